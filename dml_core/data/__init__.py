@@ -1,0 +1,1 @@
+"""Datasets: official files in, one packed store out; transforms and samplers."""

@@ -1,0 +1,29 @@
+"""What a person got wrong, said in one line: what, where, and what to do. The command line prints it and exits with 2."""
+
+
+class DmlError(Exception):
+    """Base of every error that a person can mend. Its text is one line: what is wrong, where, and what to do."""
+
+
+class ConfigError(DmlError):
+    """A setting that is unknown, of the wrong type, or does not fit another setting."""
+
+
+class DataError(DmlError):
+    """A dataset that is missing, damaged, or not what its publisher describes."""
+
+
+class TrainingError(DmlError):
+    """A training run that cannot start or cannot go on (a loss that is not finite, too few resources)."""
+
+
+class EvaluationError(DmlError):
+    """Embeddings or labels that cannot be scored."""
+
+
+class StoreError(DmlError):
+    """A store (folder or object store) that cannot be read or written."""
+
+
+class TrackingError(DmlError):
+    """A tracking server that cannot be used for what was asked of it."""

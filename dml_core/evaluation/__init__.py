@@ -1,0 +1,1 @@
+"""Metrics of the field as pure functions of arrays."""

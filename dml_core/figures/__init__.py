@@ -1,0 +1,1 @@
+"""Plots and galleries made from arrays."""

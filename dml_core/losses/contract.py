@@ -1,0 +1,79 @@
+"""What the training loop may ask of a loss, and what a loss may ask of the loop.
+
+Shapes: N samples of the batch that the loss sees, D embedding dimensions, C classes, K centres per class.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Generator, Tensor, nn
+
+from dml_core.config import Config
+
+
+class LossConfig(Config):
+    """Base of every loss's options (margins, scales). What is known only at run time (classes, sizes) is no option."""
+
+
+class LossOutput(NamedTuple):
+    """`total`, the scalar to minimise, and its named parts (detached scalars, for curves)."""
+
+    total: Tensor
+    parts: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a loss needs of the loop.
+
+    Attributes:
+        sampler: "k_by_n" where batches must hold several images of each of several classes, else "any".
+        global_batch: the loss compares samples (or depends on the whole batch): it sees all workers' embeddings.
+        initial_embeddings: `initialise` is called with the training set's embeddings before the first epoch.
+    """
+
+    sampler: Literal["any", "k_by_n"] = "any"
+    global_batch: bool = False
+    initial_embeddings: bool = False
+
+
+class Loss(nn.Module):
+    """Base of every loss: single-process mathematics over the embeddings that it is given.
+
+    A loss owns its centres or classifier as parameters; they train in the optimiser's `loss` group. It returns the mean over
+    the N samples, plus regularisers. Nothing in it depends on the number of workers: the loop gathers and averages.
+    """
+
+    Config: ClassVar[type[LossConfig]] = LossConfig
+
+    def __init__(self, config: LossConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes = num_classes
+        self.embedding_dim = embedding_dim
+
+    @property
+    def needs(self) -> Needs:
+        """What this loss, as configured, needs of the loop."""
+        return Needs()
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """Factor on every group's learning rate in the present epoch (heated-up softmax lowers it when it heats)."""
+        return 1.0
+
+    def start_epoch(self, epoch: int, num_epochs: int) -> None:
+        """Called before each epoch (0-based); all epoch-dependent state derives from these two, so a resumed run is the same."""
+
+    def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
+        """Called once before training with the training set's embeddings where `needs.initial_embeddings`."""
+
+    def forward(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None = None) -> LossOutput:
+        """The loss of one batch.
+
+        Args:
+            embeddings_ND: the head's training output, not normalised unless the head does so.
+            labels_N: int64 class indices in [0, C).
+            generator: CPU generator seeded from (seed, epoch, step), for losses that draw.
+        """
+        raise TypeError(f"{type(self).__name__} does not implement forward")

@@ -1,0 +1,1 @@
+"""Backbones, pooling and embedding heads."""

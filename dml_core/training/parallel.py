@@ -1,0 +1,92 @@
+"""One global batch over several workers, with the gradients of one process.
+
+Each worker embeds its shard of the global batch. A loss that compares samples sees the gathered global batch; a loss over centres
+sees the shard, weighted so that the average over workers is the loss of the global batch. In both cases averaging the gradients over
+the workers (which is what DistributedDataParallel does) gives exactly the gradient that one process would have computed.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Generator, Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dml_core.losses.contract import Loss, LossOutput
+
+
+def world_size() -> int:
+    """Number of workers in the process group; 1 where there is none."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This worker's rank; 0 where there is no process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
+    """Sizes of the workers' contiguous shards of a global batch: as equal as can be, the larger ones first."""
+    quotient, remainder = divmod(num_samples, num_workers)
+    return [quotient + (worker < remainder) for worker in range(num_workers)]
+
+
+def gather_with_gradients(shard: Tensor, sizes: list[int]) -> Tensor:
+    """All workers' shards, concatenated in rank order, with gradients to this worker's own shard.
+
+    Every worker then computes the same loss of the global batch, so the gradient of the own shard is known without communication;
+    it is multiplied by the number of workers because gradients are averaged over workers afterwards.
+
+    Args:
+        shard: (n_rank, ...), n_rank = sizes[rank].
+        sizes: shard size of every worker; they may differ.
+    """
+    if world_size() == 1:
+        return shard
+    gathered: Tensor = _Gather.apply(shard, sizes)
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shard: Tensor, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        padded = shard.new_zeros(max(sizes), *shard.shape[1:])
+        padded[: shard.shape[0]] = shard
+        received = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(received, padded)
+        return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return torch.split(gradient, ctx.sizes)[rank()] * len(ctx.sizes), None
+
+
+class TrainingSystem(nn.Module):
+    """Model and loss as one module: what DistributedDataParallel wraps and what a checkpoint holds."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, images: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None = None) -> LossOutput:
+        """Loss of the global batch as seen by this worker; the average over workers of its gradient is the global gradient.
+
+        Args:
+            images: this worker's shard, (n_rank, channels, height, width).
+            labels_N: labels of the whole global batch, in rank order.
+            sizes: shard size of every worker.
+            generator: the same draws on every worker.
+        """
+        embeddings = self.model(images)
+        if self.loss.needs.global_batch:
+            gathered: LossOutput = self.loss(gather_with_gradients(embeddings, sizes), labels_N, generator)
+            return gathered
+        share = sizes[rank()] * len(sizes) / labels_N.shape[0]
+        if share == 0:
+            untouched = sum((p.sum() for p in self.loss.parameters()), embeddings.sum()) * 0.0
+            return LossOutput(untouched, {})
+        output: LossOutput = self.loss(embeddings, torch.split(labels_N, sizes)[rank()], generator)
+        return LossOutput(output.total * share, {name: part * share for name, part in output.parts.items()})

@@ -1,0 +1,1 @@
+"""The chain of a run, and the command line that starts it."""
