@@ -3,12 +3,15 @@
 Shapes: N samples of the batch that the loss sees, D embedding dimensions, C classes, K centres per class.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Generator, Tensor, nn
 
 from dml_core.config import Config
+from dml_core.errors import ConfigError, DataError
 
 
 class LossConfig(Config):
@@ -37,17 +40,22 @@ class Needs:
     initial_embeddings: bool = False
 
 
-class Loss(nn.Module):
+class Loss(nn.Module, ABC):
     """Base of every loss: single-process mathematics over the embeddings that it is given.
 
     A loss owns its centres or classifier as parameters; they train in the optimiser's `loss` group. It returns the mean over
     the N samples, plus regularisers. Nothing in it depends on the number of workers: the loop gathers and averages.
+
+    Raises:
+        ConfigError: fewer than two classes.
     """
 
     Config: ClassVar[type[LossConfig]] = LossConfig
 
     def __init__(self, config: LossConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__()
+        if num_classes < 2:
+            raise ConfigError(f"a loss needs at least two classes to tell apart, the training set has {num_classes}: add classes")
         self.config = config
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
@@ -69,11 +77,31 @@ class Loss(nn.Module):
         """Called once before training with the training set's embeddings where `needs.initial_embeddings`."""
 
     def forward(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None = None) -> LossOutput:
-        """The loss of one batch.
+        """The loss of one batch, computed in float32 or better also under autocast.
 
         Args:
             embeddings_ND: the head's training output, not normalised unless the head does so.
             labels_N: int64 class indices in [0, C).
             generator: CPU generator seeded from (seed, epoch, step), for losses that draw.
         """
-        raise TypeError(f"{type(self).__name__} does not implement forward")
+        assert embeddings_ND.shape == (labels_N.shape[0], self.embedding_dim)
+        half = embeddings_ND.dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(embeddings_ND.device.type, enabled=False):
+            return self.compute(embeddings_ND.float() if half else embeddings_ND, labels_N, generator)
+
+    @abstractmethod
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """The paper's mathematics: `forward`'s arguments, embeddings at least float32, no autocast."""
+
+
+def check_labels(labels_N: Tensor, num_classes: int) -> None:
+    """Refuse a training set's labels that no loss could index its classes with; called once before training.
+
+    Raises:
+        DataError: labels are not int64 or leave [0, num_classes).
+    """
+    if labels_N.dtype != torch.int64:
+        raise DataError(f"training labels must be int64 class indices, found {labels_N.dtype}: convert them")
+    outside = labels_N[(labels_N < 0) | (labels_N >= num_classes)]
+    if outside.numel():
+        raise DataError(f"training label {int(outside[0])} is outside 0..{num_classes - 1}: number the classes from 0 without gaps")

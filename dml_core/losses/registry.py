@@ -11,6 +11,7 @@ LOSSES: dict[str, str] = {
     "softmax": "dml_core.losses.softmax:Softmax",
     "normalised_softmax": "dml_core.losses.normalised_softmax:NormalisedSoftmax",
     "softtriple": "dml_core.losses.softtriple:SoftTriple",
+    "hardtriple": "dml_core.losses.hardtriple:HardTriple",
 }
 
 

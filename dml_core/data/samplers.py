@@ -1,0 +1,113 @@
+"""Which images form which global batch: seeded, and the same whatever the number of workers.
+
+A sampler knows no workers: it returns the index arrays of the global batches of one epoch, and each worker takes its contiguous
+shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dml_core.config import Config
+from dml_core.errors import ConfigError
+from dml_core.losses.contract import Needs
+
+Indices = NDArray[np.int64]
+
+
+class SamplerConfig(Config):
+    """Options.
+
+    Attributes:
+        kind: "shuffled", or "k_by_n": k classes with n images of each in every batch.
+        batch_size: images of a shuffled global batch.
+        drop_last: leave out the incomplete last batch of a shuffled epoch.
+        num_classes_per_batch: k.
+        num_samples_per_class: n.
+    """
+
+    kind: Literal["shuffled", "k_by_n"] = "shuffled"
+    batch_size: int = Field(default=32, ge=1)
+    drop_last: bool = False
+    num_classes_per_batch: int = Field(default=32, ge=2)
+    num_samples_per_class: int = Field(default=8, ge=2)
+
+
+def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int) -> list[Indices]:
+    """The global batches of one epoch as the configuration asks for them.
+
+    Raises:
+        ConfigError: a "k_by_n" sampler over fewer than k classes, or a shuffled one that would drop every image.
+    """
+    if config.kind == "shuffled":
+        return shuffled_batches(len(labels_N), config.batch_size, seed, epoch, config.drop_last)
+    return class_balanced_batches(labels_N, config.num_classes_per_batch, config.num_samples_per_class, seed, epoch)
+
+
+def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, drop_last: bool) -> list[Indices]:
+    """Every image once, in random order; the last batch is shorter where the sizes do not divide, or left out on request.
+
+    Raises:
+        ConfigError: `drop_last` with fewer images than one batch holds.
+    """
+    if drop_last and num_samples < batch_size:
+        raise ConfigError(f"sampler: drop_last with batch_size {batch_size} drops all {num_samples} images: lower batch_size")
+    order = np.random.default_rng((seed, epoch)).permutation(num_samples)
+    batches = np.split(order, range(batch_size, num_samples, batch_size))
+    return batches[:-1] if drop_last and num_samples % batch_size else batches
+
+
+def class_balanced_batches(
+    labels_N: Indices, num_classes_per_batch: int, num_samples_per_class: int, seed: int, epoch: int
+) -> list[Indices]:
+    """Batches of k classes with n images of each, an image of a class beside its fellows.
+
+    Rules: an epoch has round(num_samples / (k n)) batches, at least one, so that it is as long as a shuffled epoch. The classes of
+    the epoch follow one another in shuffled rounds over all classes, so that no class comes a second time before all have come
+    once, except that a class already in a batch is put off to the next one. Images of a class are drawn without replacement; a
+    class with fewer than n images repeats them, each floor(n / size) or ceil(n / size) times.
+
+    Raises:
+        ConfigError: fewer than k classes.
+    """
+    random = np.random.default_rng((seed, epoch))
+    classes, counts = np.unique(labels_N, return_counts=True)
+    if len(classes) < num_classes_per_batch:
+        raise ConfigError(
+            f"sampler: num_classes_per_batch is {num_classes_per_batch}, the training set has {len(classes)} classes: lower it"
+        )
+    members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
+    num_batches = max(1, round(len(labels_N) / (num_classes_per_batch * num_samples_per_class)))
+    waiting: list[int] = []
+    batches = []
+    for _ in range(num_batches):
+        chosen = _next_classes(waiting, len(classes), num_classes_per_batch, random)
+        batches.append(np.concatenate([_draw(members[c], num_samples_per_class, random) for c in chosen]))
+    return batches
+
+
+def check_sampler(config: SamplerConfig, needs: Needs, loss_name: str) -> None:
+    """Refuse a sampler that cannot give a loss the batches it needs; called before training.
+
+    Raises:
+        ConfigError: the loss compares images of one class and the sampler does not put several into a batch.
+    """
+    if needs.sampler == "k_by_n" and config.kind != "k_by_n":
+        raise ConfigError(f"loss '{loss_name}' needs several images of a class in a batch, sampler.kind is '{config.kind}': set 'k_by_n'")
+
+
+def _next_classes(waiting: list[int], num_classes: int, num_wanted: int, random: np.random.Generator) -> list[int]:
+    """Take the first distinct classes from the queue, which is refilled round by round; those put off stay at its head."""
+    if len(waiting) < num_wanted:
+        waiting.extend(random.permutation(num_classes).tolist())
+    chosen = list(dict.fromkeys(waiting))[:num_wanted]
+    for taken in chosen:
+        waiting.remove(taken)
+    return chosen
+
+
+def _draw(members: Indices, num_wanted: int, random: np.random.Generator) -> Indices:
+    rounds = [random.permutation(members) for _ in range(-(-num_wanted // len(members)))]
+    return np.concatenate(rounds)[:num_wanted]

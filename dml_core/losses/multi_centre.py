@@ -1,0 +1,83 @@
+"""What SoftTriple and HardTriple share: K unit-length centres per class, the margin, the regulariser (Qian et al., ICCV 2019, eq. 8-10).
+
+Shapes: N samples, D embedding dimensions, C classes, K centres per class, P = K(K-1)/2 pairs of centres of one class.
+"""
+
+from abc import abstractmethod
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput
+
+ROOT_EPSILON = 1e-5  # added under eq. 9's root by the released code: keeps the gradient finite where two centres have merged
+
+
+class MultiCentreConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        num_centres: K, centres per class (published 10; 2 on SOP; 20 in Figure 3).
+        scale: lambda of eq. 8 (not published; 20 in the released code).
+        margin: delta of eq. 8 (published 0.01).
+        regulariser_weight: tau of eq. 10 (published 0.2; 0 on SOP). Without effect where K = 1.
+    """
+
+    num_centres: int = Field(default=10, ge=1)
+    scale: float = Field(default=20.0, gt=0.0)
+    margin: float = Field(default=0.01, ge=0.0)
+    regulariser_weight: float = Field(default=0.2, ge=0.0)
+
+
+class MultiCentre(Loss):
+    """Cross-entropy of similarities to classes of several centres, with a margin, plus eq. 9's regulariser."""
+
+    config: MultiCentreConfig
+
+    def __init__(self, config: MultiCentreConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        bound = (num_classes * config.num_centres) ** -0.5  # as released; the norm sets how far one optimiser step turns a centre
+        self.centres_CKD = nn.Parameter(torch.empty(num_classes, config.num_centres, embedding_dim).uniform_(-bound, bound))
+
+    @abstractmethod
+    def class_similarity(self, sim_NCK: Tensor) -> Tensor:
+        """Similarity to each class, (N, C), from the similarities to its centres."""
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over the batch of eq. 6 or 8, plus tau times the mean regulariser (eq. 10)."""
+        unit_CKD = functional.normalize(self.centres_CKD, dim=-1)
+        sim_NCK = (functional.normalize(embeddings_ND) @ unit_CKD.flatten(0, 1).T).view(-1, *unit_CKD.shape[:2])
+        logits_NC = self.config.scale * self.class_similarity(sim_NCK)
+        own_N1 = labels_N[:, None]
+        margin_N1 = torch.full_like(own_N1, -self.config.scale * self.config.margin, dtype=logits_NC.dtype)
+        softmax = functional.cross_entropy(logits_NC.scatter_add(1, own_N1, margin_N1), labels_N)
+        if self.config.regulariser_weight == 0 or self.config.num_centres == 1:
+            return LossOutput(softmax, {"softmax": softmax.detach()})
+        regulariser = centre_spread(unit_CKD)
+        total = softmax + self.config.regulariser_weight * regulariser
+        return LossOutput(total, {"softmax": softmax.detach(), "regulariser": regulariser.detach()})
+
+    @torch.no_grad()
+    def num_unique_centres(self, tolerance: float = 0.1) -> Tensor:
+        """Unique centres of each class (Figure 3), (C,): centres linked by distances below `tolerance` count as one.
+
+        The paper does not state its rule; `tolerance` is a distance between unit vectors, assumed.
+        """
+        unit_CKD = functional.normalize(self.centres_CKD, dim=-1)
+        linked_CKK = torch.cdist(unit_CKD, unit_CKD) < tolerance
+        for _ in range(self.config.num_centres.bit_length()):  # doubles the length of the chains that are followed
+            linked_CKK = (linked_CKK.float() @ linked_CKK.float()) > 0
+        return (1.0 / linked_CKK.sum(dim=-1)).sum(dim=-1).round().long()
+
+
+def centre_spread(unit_CKD: Tensor) -> Tensor:
+    """Sum over classes of eq. 9 over C K (K - 1): half the mean distance of two centres of one class; scalar.
+
+    No matrix over all C K centres is made, only the (C, K, K) cosines within the classes.
+    """
+    num_classes, num_centres, _ = unit_CKD.shape
+    first_P, second_P = torch.triu_indices(num_centres, num_centres, offset=1, device=unit_CKD.device)
+    cos_CP = (unit_CKD @ unit_CKD.transpose(1, 2))[:, first_P, second_P]
+    return (2.0 + ROOT_EPSILON - 2.0 * cos_CP).sqrt().sum() / (num_classes * num_centres * (num_centres - 1))

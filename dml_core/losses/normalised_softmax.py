@@ -1,0 +1,40 @@
+"""Normalised softmax (Qian et al., "SoftTriple Loss", ICCV 2019, eq. 3): one unit-length centre per class.
+
+Proposition 1 of the paper: this is a triplet loss over (sample, own centre, other centre), smoothed by an entropy.
+Shapes: N samples, D embedding dimensions, C classes.
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput
+
+
+class NormalisedSoftmaxConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        scale: lambda of eq. 3. Not published; 20 is what SoftTriple's released code uses for its own lambda.
+    """
+
+    scale: float = Field(default=20.0, gt=0.0)
+
+
+class NormalisedSoftmax(Loss):
+    """-log(exp(lambda w_y.x) / sum_j exp(lambda w_j.x)) with unit-length w and x."""
+
+    Config = NormalisedSoftmaxConfig
+    config: NormalisedSoftmaxConfig
+
+    def __init__(self, config: NormalisedSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        bound = num_classes**-0.5  # the released SoftTriple's, at one centre per class; the norm sets how far one step turns a centre
+        self.centres_CD = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over the batch of eq. 3."""
+        sim_NC = functional.normalize(embeddings_ND) @ functional.normalize(self.centres_CD).T
+        total = functional.cross_entropy(self.config.scale * sim_NC, labels_N)
+        return LossOutput(total, {"softmax": total.detach()})

@@ -1,0 +1,39 @@
+"""Softmax cross-entropy over a linear classifier, the baseline of all five papers (SoftTriple section 3, heated-up softmax eq. 1-2).
+
+Shapes: N samples, D embedding dimensions, C classes.
+"""
+
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput
+
+
+class SoftmaxConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        bias: whether the classifier has b_m (heated-up softmax eq. 1: yes; SoftTriple's and SGSL's equations: no).
+        label_smoothing: epsilon; the target is (1 - eps) on the true class plus eps / C on every class.
+    """
+
+    bias: bool = True
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class Softmax(Loss):
+    """-log(exp(z_y) / sum_m exp(z_m)) with z = W f + b, neither W nor f normalised."""
+
+    Config = SoftmaxConfig
+    config: SoftmaxConfig
+
+    def __init__(self, config: SoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean cross-entropy of the batch."""
+        logits_NC = self.classifier(embeddings_ND)
+        total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
+        return LossOutput(total, {"softmax": total.detach()})

@@ -1,0 +1,33 @@
+"""SoftTriple loss (Qian et al., ICCV 2019, eq. 7-10): several centres per class with a soft assignment to them.
+
+Shapes: N samples, C classes, K centres per class.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dml_core.losses.multi_centre import MultiCentre, MultiCentreConfig
+
+
+class SoftTripleConfig(MultiCentreConfig):
+    """Options beside those of `MultiCentreConfig`.
+
+    Attributes:
+        gamma: temperature of the assignment to a class's centres (published 0.1).
+    """
+
+    gamma: float = Field(default=0.1, gt=0.0)
+
+
+class SoftTriple(MultiCentre):
+    """S'_ic = sum_k softmax_k(x.w_c^k / gamma) x.w_c^k in the loss of eq. 8."""
+
+    Config = SoftTripleConfig
+    config: SoftTripleConfig
+
+    def class_similarity(self, sim_NCK: Tensor) -> Tensor:
+        """The relaxed similarity S' of section 3.1, (N, C)."""
+        if sim_NCK.shape[2] == 1:
+            return sim_NCK.squeeze(2)
+        return (torch.softmax(sim_NCK / self.config.gamma, dim=2) * sim_NCK).sum(dim=2)

@@ -1,0 +1,69 @@
+"""What the tests of the losses walk over: every registered loss with small options, and the batches that go wrong most easily."""
+
+import torch
+
+from dml_core.losses.registry import LOSSES, build_loss
+
+NUM_CLASSES = 5
+DIM = 5  # equal, so that one-hot centroids fit
+
+# Options that reach every branch of every registered loss; a name without an entry here runs with its defaults.
+VARIANTS = {
+    "softmax": [{}, {"bias": False, "label_smoothing": 0.1}],
+    "normalised_softmax": [{"scale": 8.0}],
+    "softtriple": [{"num_centres": 3}, {"num_centres": 3, "regulariser_weight": 0.0, "margin": 0.1}, {"num_centres": 1}],
+    "hardtriple": [{"num_centres": 3}],
+}
+CASES = [(name, options) for name in LOSSES for options in VARIANTS.get(name, [{}])]
+
+
+def case_id(case):
+    name, options = case
+    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def build(case, seed=0, num_classes=NUM_CLASSES, dim=DIM):
+    """The case's loss in float64, its parameters drawn from `seed`."""
+    name, options = case
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build_loss(name, options, num_classes, dim).double()
+
+
+def random_batch(num_samples=10, seed=0, dim=DIM):
+    """Embeddings of ordinary length with labels of two or more samples a class."""
+    random = torch.Generator().manual_seed(seed)
+    embeddings_ND = torch.randn(num_samples, dim, generator=random, dtype=torch.float64)
+    return embeddings_ND, torch.arange(num_samples) % NUM_CLASSES
+
+
+def duplicate_batch():
+    """Every image twice, the copies of one class beside each other, and one copy under another label."""
+    embeddings_ND, _ = random_batch(5)
+    return embeddings_ND.repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1, 2, 2, 0, 0, 3, 4])
+
+
+def collinear_batch():
+    """All embeddings on one line through the origin, on both sides of it."""
+    direction_D = torch.linspace(0.2, 1.0, DIM, dtype=torch.float64)
+    factors_N = torch.tensor([0.5, 1.0, 2.0, -1.0, -0.5, 3.0, 1.5, -2.0, 0.25, -3.0], dtype=torch.float64)
+    return factors_N[:, None] * direction_D, torch.arange(10) % NUM_CLASSES
+
+
+def single_class_batch():
+    """No negative pair."""
+    return random_batch(6, seed=3)[0], torch.full((6,), 2)
+
+
+def distinct_classes_batch():
+    """No positive pair."""
+    return random_batch(5, seed=4)
+
+
+BATCHES = {
+    "random": random_batch,
+    "duplicate": duplicate_batch,
+    "collinear": collinear_batch,
+    "single_class": single_class_batch,
+    "distinct_classes": distinct_classes_batch,
+}
