@@ -1,0 +1,62 @@
+"""Settings of the evaluator; light to import."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from dml_core.config import Config
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class KMeansConfig(Config):
+    """k-means as it is run for NMI, AMI and F1.
+
+    Attributes:
+        num_iterations: Lloyd iterations of each run.
+        num_runs: runs from different first centres; the one with the lowest inertia counts.
+    """
+
+    num_iterations: Positive = 25
+    num_runs: Positive = 1
+
+
+class BootstrapConfig(Config):
+    """Percentile intervals by resampling.
+
+    Attributes:
+        num_replicates: resampled data sets per interval.
+        confidence: probability mass of the interval.
+    """
+
+    num_replicates: Positive = 1000
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
+
+
+class EvaluationConfig(Config):
+    """What is measured and how.
+
+    Attributes:
+        recall_at: the K of Recall@K.
+        metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
+        clustering: run k-means and report NMI, AMI and F1.
+        kmeans: its settings.
+        bootstrap: intervals over queries and over classes; none where it is left out.
+        max_block_bytes: memory that one block of similarities and the state of one group of queries may take, each.
+        device: where the similarities are computed; a device that is absent is an error.
+    """
+
+    recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    clustering: bool = True
+    kmeans: KMeansConfig = KMeansConfig()
+    bootstrap: BootstrapConfig | None = None
+    max_block_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
+    device: Literal["cpu", "cuda"] = "cpu"
+
+    @field_validator("recall_at")
+    @classmethod
+    def _increasing(cls, recall_at: tuple[int, ...]) -> tuple[int, ...]:
+        if not recall_at or list(recall_at) != sorted(set(recall_at)):
+            raise ValueError(f"must be increasing and not empty, found {list(recall_at)}")
+        return recall_at

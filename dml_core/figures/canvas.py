@@ -1,0 +1,40 @@
+"""The one look of all figures. Only matplotlib's object interface is used: figures can be made by several threads at once."""
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, black last.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#000000")
+RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
+DOTS_PER_INCH = 150
+
+
+def new_figure(width_inches: float = 6.4, height_inches: float = 4.2) -> Figure:
+    """An empty figure that draws to memory and needs no screen."""
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """A figure with one plain set of axes: light grid, no box."""
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def write_png(figure: Figure, path: Path) -> Path:
+    """Write the figure whole or not at all, without a date, so that the same arrays give the same bytes; returns `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.part")
+    metadata: dict[str, Any] = {"Software": None}
+    figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata)
+    return partial.replace(path)

@@ -1,0 +1,78 @@
+"""Histograms of the similarities of positive and of negative pairs: how well they are told apart, whatever the threshold.
+
+Shapes: N samples, D dimensions, P pairs.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.geometry import Metric, as_points, as_similarities, squared_distances
+from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
+from dml_core.figures.canvas import COLOURS, single_axes, write_png
+
+NUM_BINS = 80
+
+
+def plot_similarity_histogram(
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    path: Path,
+    title: str = "Similarities of pairs",
+    metric: Metric = "cosine",
+    num_pairs: int = 100_000,
+    seed: int = 0,
+) -> Path:
+    """Densities of the similarities of random positive and negative pairs; returns `path`.
+
+    Args:
+        embeddings: (N, D).
+        labels: (N,).
+        path: the PNG.
+        title: above the plot.
+        metric: cosines, or negative distances.
+        num_pairs: pairs of each kind, drawn with replacement.
+        seed: of the draw.
+
+    Raises:
+        EvaluationError: no two samples of one class, or a single class.
+    """
+    points = as_points(checked_embeddings(embeddings), metric)
+    codes_N, _ = label_codes(checked_labels(labels, len(points)))
+    similarities = {
+        name: as_similarities(squared_distances(points, first_P, points, second_P), metric)
+        for name, (first_P, second_P) in sample_pairs(codes_N, num_pairs, seed).items()
+    }
+    figure, axes = single_axes(title, "cosine similarity" if metric == "cosine" else "negative distance", "density")
+    everything = np.concatenate(list(similarities.values()))
+    bins = np.linspace(everything.min(), everything.max() + 1e-6, NUM_BINS + 1).tolist()
+    for (name, values_P), colour in zip(similarities.items(), COLOURS, strict=False):
+        axes.hist(values_P, bins=bins, density=True, alpha=0.55, color=colour, label=f"{name} pairs, mean {values_P.mean():.2f}")
+    axes.legend(frameon=False)
+    return write_png(figure, path)
+
+
+def sample_pairs(codes_N: NDArray[np.int64], num_pairs: int, seed: int) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Random "positive" and "negative" pairs, two index arrays (P,) each: a random sample, then a random other one of its class or
+    of the other classes. A sample is never paired with itself.
+
+    Raises:
+        EvaluationError: no class has two samples, or there is a single class.
+    """
+    generator = np.random.default_rng(seed)
+    order_N = np.argsort(codes_N, kind="stable")
+    sorted_N = codes_N[order_N]
+    start_N = np.searchsorted(sorted_N, sorted_N, side="left")
+    size_N = np.searchsorted(sorted_N, sorted_N, side="right") - start_N
+    with_positive = np.flatnonzero(size_N > 1)
+    if len(with_positive) == 0 or size_N[0] == len(codes_N):
+        raise EvaluationError("a histogram of pairs needs at least two classes, one of them with two samples or more")
+    anchor_P = generator.choice(with_positive, num_pairs)
+    other_P = start_N[anchor_P] + generator.integers(0, size_N[anchor_P] - 1)
+    positives = anchor_P, other_P + (other_P >= anchor_P)
+    anchor_P = generator.integers(0, len(codes_N), num_pairs)
+    other_P = generator.integers(0, len(codes_N) - size_N[anchor_P])
+    negatives = anchor_P, other_P + np.where(other_P >= start_N[anchor_P], size_N[anchor_P], 0)
+    return {name: (order_N[a], order_N[b]) for name, (a, b) in (("positive", positives), ("negative", negatives))}
