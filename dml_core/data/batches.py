@@ -1,0 +1,92 @@
+"""Index arrays to stacked tensors, in this process or through torch's DataLoader; the tensors are the same either way."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from dml_core.data.contract import Box
+from dml_core.data.transforms import TransformConfig, test_view, train_view
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+View = Callable[[Tensor, Box | None, int], Tensor]
+Batch = tuple[Tensor, Indices]
+
+
+class ImageSource(Protocol):
+    """What a batch needs of a dataset; `PackedDataset` is one."""
+
+    def image(self, index: int) -> Tensor:
+        """uint8 (3, H, W)."""
+
+    def box(self, index: int) -> Box | None:
+        """(left, top, right, bottom) or None."""
+
+
+@dataclass(frozen=True)
+class TrainView:
+    """Training views of one epoch: a picklable function of (image, box, index)."""
+
+    config: TransformConfig
+    seed: int
+    epoch: int
+
+    def __call__(self, image: Tensor, box: Box | None, index: int) -> Tensor:
+        """See `transforms.train_view`."""
+        return train_view(image, self.config, self.seed, self.epoch, index, box)
+
+
+@dataclass(frozen=True)
+class TestView:
+    """Test views: a picklable function of (image, box, index)."""
+
+    config: TransformConfig
+
+    def __call__(self, image: Tensor, box: Box | None, index: int) -> Tensor:
+        """See `transforms.test_view`."""
+        return test_view(image, self.config, box)
+
+
+def iterate_batches(dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int) -> Iterator[Batch]:
+    """Yield (images, indices) for each index array: images is float32 (n, 3, H, W), n = len(indices), which may be 0.
+
+    Args:
+        dataset: where images come from.
+        batches: dataset indices of each batch, in order.
+        view: `TrainView` or `TestView`; it must give one size for all images of a batch.
+        num_loader_workers: processes that decode ahead; 0 works in this process.
+    """
+    source = _Batches(dataset, batches, view)
+    if num_loader_workers == 0:
+        for number in range(len(batches)):
+            yield source[number]
+    else:
+        # The sampler yields the number of a whole batch, so a loader worker returns it stacked and nothing is collated again.
+        yield from DataLoader(source, batch_size=None, shuffle=False, num_workers=num_loader_workers, collate_fn=_as_it_is)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+class _Batches(Dataset[Batch]):
+    def __init__(self, dataset: ImageSource, batches: Sequence[Indices], view: View) -> None:
+        self.dataset = dataset
+        self.batches = batches
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Batch:
+        indices = self.batches[number]
+        # An empty shard still has the shape of the others; image 0 shows it.
+        views = [self._view(int(index)) for index in indices] or [self._view(0)]
+        return torch.stack(views)[: len(indices)], indices
+
+    def _view(self, index: int) -> Tensor:
+        return self.view(self.dataset.image(index), self.dataset.box(index), index)

@@ -1,0 +1,39 @@
+"""IDX, the format of MNIST and its successors: a magic number, the sizes, and bytes in row-major order, gzipped or not.
+
+Format: two zero bytes, a type byte (8: unsigned bytes), the number of dimensions, then one big-endian 32-bit size per dimension.
+"""
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dml_core.errors import DataError
+
+_UNSIGNED_BYTES = 8
+
+
+def find_idx(folder: Path, stem: str) -> Path | None:
+    """`stem` or `stem.gz` in `folder`, or None."""
+    return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
+
+
+def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The array of one IDX file of unsigned bytes.
+
+    Raises:
+        DataError: the file is damaged, or is not IDX of unsigned bytes with as many bytes as its sizes say.
+    """
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error):
+        raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
+    header_end = 4 + 4 * data[3] if len(data) > 4 else 0
+    if header_end <= 4 or data[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
+        raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch the file again")
+    shape = tuple(int(size) for size in np.frombuffer(data[4:header_end], dtype=">u4"))
+    if len(data) != header_end + int(np.prod(shape)):
+        raise DataError(f"{path}: has {len(data) - header_end} bytes where {shape} are announced; fetch the file again")
+    return np.frombuffer(data, dtype=np.uint8, offset=header_end).reshape(shape)

@@ -1,0 +1,69 @@
+"""`dataset.json` of a packed dataset: what is in the store, and the hashes that identify it."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from dml_core.config import Config
+from dml_core.errors import DataError
+
+FORMAT_VERSION: Literal[1] = 1
+INFO_FILE = "dataset.json"
+IMAGES_FILE = "images.arrow"
+MANIFEST_FILE = "manifest.parquet"
+
+
+class RoleInfo(Config):
+    """Images and classes of one role."""
+
+    num_images: int
+    num_classes: int
+
+
+class DatasetInfo(Config):
+    """What `prepare` made.
+
+    Attributes:
+        name: the dataset's name in the registry.
+        options: the dataset's options, defaults included.
+        roles: counts per role.
+        num_classes: classes of all roles together.
+        images_sha256: hash of `images.arrow`.
+        manifest_sha256: hash of `manifest.parquet`.
+    """
+
+    format_version: Literal[1] = FORMAT_VERSION
+    name: str
+    options: dict[str, Any]
+    roles: dict[str, RoleInfo]
+    num_classes: int
+    images_sha256: str
+    manifest_sha256: str
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash (16 hexadecimal digits) of images, labels, roles and boxes: the dataset's identity."""
+        return hashlib.sha256(f"{self.images_sha256} {self.manifest_sha256}".encode()).hexdigest()[:16]
+
+
+def read_info(folder: Path) -> DatasetInfo:
+    """Read `dataset.json` of a prepared folder.
+
+    Raises:
+        DataError: the folder holds no prepared dataset, or one of another format version.
+    """
+    path = folder / INFO_FILE
+    try:
+        return DatasetInfo.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{folder}: no prepared dataset; run `dml data prepare`") from None
+    except ValidationError:
+        raise DataError(f"{path}: not a dataset.json of format {FORMAT_VERSION}; run `dml data prepare` again") from None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

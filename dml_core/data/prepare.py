@@ -1,0 +1,133 @@
+"""Pack a raw folder into `images.arrow` (original bytes, memory-mapped later), `manifest.parquet` and `dataset.json`.
+
+The result depends on the raw files and the options alone: no time, no host, no absolute path, so the same input gives the same
+bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dml_core.data.contract import Manifest, Row, role_counts
+from dml_core.data.decode import decode_rgb
+from dml_core.data.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info
+from dml_core.data.registry import parse_dataset
+from dml_core.errors import DataError, StoreError
+
+__all__ = ["DatasetInfo", "prepare", "read_info"]
+
+IMAGES_SCHEMA = pa.schema([pa.field("image", pa.binary(), nullable=False)])
+MANIFEST_SCHEMA = pa.schema(
+    [
+        ("index", pa.int64()),
+        ("path", pa.string()),
+        ("label", pa.int64()),
+        ("label_name", pa.string()),
+        ("role", pa.string()),
+        ("box", pa.list_(pa.float64())),
+    ]
+)
+_NUM_ROWS_PER_BATCH = 128
+Progress = Callable[[int, int], None]
+
+
+def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetInfo:
+    """Read, check and pack a dataset; `out` is replaced as a whole.
+
+    Args:
+        dataset_name: a name of the registry.
+        raw: the folder with the publisher's files.
+        out: the packed dataset's folder.
+        options: the dataset's options.
+        progress: called with (images done, images in all) as packing goes on.
+
+    Raises:
+        ConfigError: unknown dataset or option.
+        DataError: raw files missing or damaged; an unreadable image is named, none is skipped.
+        StoreError: `out` cannot be written.
+    """
+    dataset = parse_dataset(dataset_name, options)
+    manifest = dataset.read(raw)
+    partial = out.parent / f".{out.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_images(manifest, partial / IMAGES_FILE, progress)
+        _write_manifest(manifest.rows, partial / MANIFEST_FILE)
+        info = _describe(dataset_name, dataset.model_dump(mode="json"), manifest.rows, partial)
+        (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        _publish(partial, out)
+    except OSError as error:
+        raise StoreError(f"{out}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return info
+
+
+def label_indices(rows: list[Row]) -> dict[int, int]:
+    """The publisher's class numbers, in order, as 0 to C-1 over the whole dataset."""
+    return {label: index for index, label in enumerate(sorted({row.label for row in rows}))}
+
+
+def _write_images(manifest: Manifest, path: Path, progress: Progress | None) -> None:
+    """One record batch at a time, so that memory is bounded; threads, because reading and decoding release the interpreter lock."""
+    rows = manifest.rows
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, IMAGES_SCHEMA) as writer, ThreadPoolExecutor() as pool:
+        for start in range(0, len(rows), _NUM_ROWS_PER_BATCH):
+            batch = rows[start : start + _NUM_ROWS_PER_BATCH]
+            images = list(pool.map(lambda row: _checked_bytes(manifest, row), batch))
+            writer.write_batch(pa.record_batch([pa.array(images, pa.binary())], schema=IMAGES_SCHEMA))
+            if progress:
+                progress(start + len(batch), len(rows))
+
+
+def _checked_bytes(manifest: Manifest, row: Row) -> bytes:
+    data = manifest.read_bytes(row)
+    try:
+        decode_rgb(data)
+    except ValueError as error:
+        raise DataError(f"{row.path}: cannot be decoded ({error}); restore the file from the archive") from None
+    return data
+
+
+def _write_manifest(rows: list[Row], path: Path) -> None:
+    indices = label_indices(rows)
+    columns = {
+        "index": range(len(rows)),
+        "path": [row.path for row in rows],
+        "label": [indices[row.label] for row in rows],
+        "label_name": [row.label_name for row in rows],
+        "role": [row.role for row in rows],
+        "box": [row.box for row in rows],
+    }
+    pq.write_table(pa.table(columns, schema=MANIFEST_SCHEMA), path)
+
+
+def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path) -> DatasetInfo:
+    return DatasetInfo(
+        name=name,
+        options=options,
+        roles={role: RoleInfo(num_images=c.num_images, num_classes=c.num_classes) for role, c in role_counts(rows).items()},
+        num_classes=len(label_indices(rows)),
+        images_sha256=file_sha256(folder / IMAGES_FILE),
+        manifest_sha256=file_sha256(folder / MANIFEST_FILE),
+    )
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """Make the files durable, then let the new folder take the old one's place."""
+    for path in partial.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    replaced = out.parent / f".{out.name}.replaced"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if out.exists():
+        out.rename(replaced)
+    partial.rename(out)
+    shutil.rmtree(replaced, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""Names of the datasets. A name leads to a module and a class, imported only when it is used: a dataset depends on its own file alone."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import parse, unknown_name
+from dml_core.data.contract import DatasetConfig
+
+DATASETS: dict[str, str] = {
+    "cub200": "dml_core.data.cub200:Cub200",
+    "fashion-mnist": "dml_core.data.fashion_mnist:FashionMnist",
+    "synthetic": "dml_core.data.synthetic:Synthetic",
+}
+
+
+def dataset_class(name: str) -> type[DatasetConfig]:
+    """The class behind a dataset's name.
+
+    Raises:
+        ConfigError: no such dataset; the nearest name is given.
+    """
+    if name not in DATASETS:
+        raise unknown_name("dataset", name, list(DATASETS))
+    module_name, class_name = DATASETS[name].split(":")
+    found: type[DatasetConfig] = getattr(import_module(module_name), class_name)
+    return found
+
+
+def parse_dataset(name: str, options: Mapping[str, Any], where: str = "dataset") -> DatasetConfig:
+    """The named dataset with its options.
+
+    Raises:
+        ConfigError: unknown dataset, unknown option, or an option outside its range.
+    """
+    return parse(dataset_class(name), options, f"{where} '{name}'")
+
+
+def materialise(name: str, options: Mapping[str, Any], raw: Path) -> None:
+    """Make sure that the raw files of the named dataset are in `raw`, never overwriting what a person put there.
+
+    Raises:
+        ConfigError: unknown dataset or option.
+        DataError: the files are not there and cannot be had without a person; the line says what to do.
+    """
+    parse_dataset(name, options).materialise(raw)

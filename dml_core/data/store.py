@@ -1,0 +1,108 @@
+"""Reading a packed dataset: one role of it, as images, labels and boxes.
+
+The Arrow file is memory-mapped, so all workers of a machine share one copy of it in the page cache and opening it reads nothing.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from dml_core.data.contract import Box
+from dml_core.data.decode import decode_rgb
+from dml_core.data.info import IMAGES_FILE, MANIFEST_FILE, read_info
+from dml_core.errors import ConfigError, DataError
+
+
+class PackedDataset:
+    """The images of one role, in packing order.
+
+    It opens its files when they are first used and pickles as its arguments, so it can be sent to a worker process or be
+    inherited by a forked one.
+
+    Args:
+        folder: what `prepare` wrote.
+        role: "train", "test", "query" or "gallery".
+
+    Raises:
+        DataError: no prepared dataset there.
+        ConfigError: the dataset has no such role.
+    """
+
+    def __init__(self, folder: Path, role: str) -> None:
+        roles = read_info(folder).roles
+        if role not in roles:
+            raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(roles)})")
+        self.folder = folder
+        self.role = role
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "role": self.role}
+
+    @cached_property
+    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(N,) class indices of this role, 0 to C_role - 1, in the order of the dataset's own class indices."""
+        indices: np.ndarray[Any, np.dtype[np.int64]] = np.unique(self._label_column, return_inverse=True)[1].astype(np.int64)
+        return indices
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Name of each of the role's classes, by class index."""
+        first = np.unique(self._label_column, return_index=True)[1]
+        return [str(name) for name in self._rows["label_name"].take(first).to_pylist()]
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """(N,) names of the images in the raw dataset."""
+        return [str(path) for path in self._rows["path"].to_pylist()]
+
+    def raw_bytes(self, index: int) -> bytes:
+        """The image as it was in the raw dataset, encoded."""
+        data: bytes = self._images[int(self._positions[index])].as_py()
+        return data
+
+    def image(self, index: int) -> Tensor:
+        """uint8 (3, height, width), RGB.
+
+        Raises:
+            DataError: the bytes do not decode, so the store was damaged after it was written.
+        """
+        try:
+            return decode_rgb(self.raw_bytes(index))
+        except ValueError as error:
+            raise DataError(f"{self.folder}: image {index} of {self.role} is {error}; run `dml data prepare` again") from None
+
+    def box(self, index: int) -> Box | None:
+        """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""
+        return self._boxes[index]
+
+    @cached_property
+    def _rows(self) -> Any:
+        table = pq.read_table(self.folder / MANIFEST_FILE, memory_map=True)
+        return table.filter(pc.equal(table["role"], self.role))
+
+    @cached_property
+    def _label_column(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        found: np.ndarray[Any, np.dtype[np.int64]] = self._rows["label"].to_numpy()
+        return found
+
+    @cached_property
+    def _positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        found: np.ndarray[Any, np.dtype[np.int64]] = self._rows["index"].to_numpy()
+        return found
+
+    @cached_property
+    def _boxes(self) -> list[Box | None]:
+        return [None if box is None else (box[0], box[1], box[2], box[3]) for box in self._rows["box"].to_pylist()]
+
+    @cached_property
+    def _images(self) -> Any:
+        return pa.ipc.open_file(pa.memory_map(str(self.folder / IMAGES_FILE))).read_all()["image"]

@@ -1,0 +1,174 @@
+"""Packing: what comes out is what went in, the same every time, whole or not at all."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dml_core.config import ConfigError
+from dml_core.data import prepare as prepare_module
+from dml_core.data.contract import DatasetConfig, Row
+from dml_core.data.prepare import prepare, read_info
+from dml_core.data.registry import materialise
+from dml_core.errors import DataError, StoreError
+from tests.data.conftest import OPTIONS
+
+FILES = ("images.arrow", "manifest.parquet", "dataset.json")
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "raw"
+    materialise("synthetic", OPTIONS, folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+def first_image(raw: Path) -> Path:
+    return sorted((raw / "CUB_200_2011" / "images").rglob("*.jpg"))[0]
+
+
+def test_same_raw_files_give_the_same_bytes(raw: Path, tmp_path: Path) -> None:
+    prepare("synthetic", raw, tmp_path / "a", OPTIONS)
+    prepare("synthetic", raw, tmp_path / "b", OPTIONS)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_one_changed_image_changes_the_fingerprint(raw: Path, packed_synthetic: Path, tmp_path: Path) -> None:
+    path = first_image(raw)
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert prepare("synthetic", raw, tmp_path / "out", OPTIONS).fingerprint != read_info(packed_synthetic).fingerprint
+
+
+def test_info_says_what_was_packed(packed_synthetic: Path) -> None:
+    info = read_info(packed_synthetic)
+    assert {role: (c.num_images, c.num_classes) for role, c in info.roles.items()} == {"train": (15, 3), "test": (15, 3)}
+    assert info.num_classes == 6
+    assert info.options["seed"] == OPTIONS["seed"]
+    assert info.options["num_modes"] == 4, "defaults are written out"
+
+
+def test_manifest_has_original_order_names_and_boxes(packed_synthetic: Path, raw_synthetic: Path) -> None:
+    table = pq.read_table(packed_synthetic / "manifest.parquet").to_pydict()
+    root = raw_synthetic / "CUB_200_2011"
+    assert table["path"] == [line.split()[1] for line in (root / "images.txt").read_text().splitlines()]
+    assert table["label"] == [index // 5 for index in range(30)]
+    x, y, width, height = (float(n) for n in (root / "bounding_boxes.txt").read_text().splitlines()[7].split()[1:])
+    assert table["box"][7] == [x, y, x + width, y + height]
+
+
+def test_progress_ends_with_all_images(raw: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS, progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (30, 30)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an image", b"\xff\xd8 neither", b"\x89PNG nor this"])
+def test_unreadable_image_is_named_and_nothing_is_left(raw: Path, tmp_path: Path, damage: bytes) -> None:
+    first_image(raw).write_bytes(damage)
+    with pytest.raises(DataError, match=first_image(raw).name):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_truncated_jpeg_is_refused(raw: Path, tmp_path: Path) -> None:
+    path = first_image(raw)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match="truncated"):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+
+
+def test_failure_leaves_the_former_dataset(raw: Path, tmp_path: Path) -> None:
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    before = contents(tmp_path / "out")
+    first_image(raw).write_bytes(b"")
+    with pytest.raises(DataError):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert contents(tmp_path / "out") == before
+
+
+def test_a_former_dataset_and_a_killed_attempt_are_replaced(raw: Path, tmp_path: Path) -> None:
+    for leftover in ("out", ".out.partial", ".out.replaced"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / "dataset.json").write_text("{}")
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw"]
+    assert read_info(tmp_path / "out").num_classes == 6
+
+
+def test_full_disk_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare_module, "_write_manifest", full)
+    with pytest.raises(StoreError, match="No space left on device"):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def test_unwritable_place(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be written"):
+        prepare("synthetic", raw, tmp_path / "file" / "out", OPTIONS)
+
+
+def test_unknown_dataset_and_option_name_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'synthetic'"):
+        prepare("syntetic", tmp_path, tmp_path / "out", {})
+    with pytest.raises(ConfigError, match="did you mean 'num_classes'"):
+        prepare("synthetic", tmp_path, tmp_path / "out", {"num_clases": 3})
+
+
+def test_missing_and_foreign_packed_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prepared dataset"):
+        read_info(tmp_path)
+    (tmp_path / "dataset.json").write_text(json.dumps({"format_version": 0}))
+    with pytest.raises(DataError, match="format 1"):
+        read_info(tmp_path)
+
+
+class Listed(DatasetConfig):
+    """A dataset whose rows the test states."""
+
+    listed: tuple[tuple[str, int, str, str], ...]
+
+    def rows(self, raw: Path) -> list[Row]:
+        return [Row(path, label, name, role) for path, label, name, role in self.listed]  # type: ignore[arg-type]
+
+
+GOOD = (("a1", 1, "a", "train"), ("a2", 1, "a", "train"), ("b1", 2, "b", "test"), ("b2", 2, "b", "test"))
+
+
+def test_good_rows_pass(tmp_path: Path) -> None:
+    assert len(Listed(listed=GOOD).read(tmp_path).rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (("a1", 1, "a", "train"), "listed 2 times"),
+        (("../a3", 1, "a", "train"), "leads out of the folder"),
+        (("/a3", 1, "a", "train"), "leads out of the folder"),
+        (("a\udcff3", 1, "a", "train"), "not printable UTF-8"),
+        (("a3", 1, "other", "train"), "two names"),
+        (("a3", 1, "a", "test"), "must be disjoint"),
+        (("c1", 3, "c", "test"), "has one image in test"),
+        (("c1", 3, "c", "train"), "has one image in train"),
+        (("c1", 3, "c", "query"), "in query but not in gallery"),
+    ],
+)
+def test_rules_of_every_dataset(tmp_path: Path, extra: tuple[str, int, str, str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Listed(listed=(*GOOD, extra)).read(tmp_path)
+
+
+def test_no_images_and_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no images"):
+        Listed(listed=()).read(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        Listed(listed=()).read(tmp_path / "nowhere")
