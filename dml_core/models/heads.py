@@ -1,0 +1,187 @@
+"""Embedding heads: from a pooled feature to what the loss sees (`forward`) and to the test embedding (`embed`).
+
+Shapes: N samples, F backbone features, D what the loss sees, E test embedding dimensions, C classes.
+"""
+
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dml_core.config import Config
+from dml_core.errors import ConfigError
+
+READ_BY_KIND = {
+    "identity": set[str](),
+    "linear": {"embedding_dim", "bias", "normalise_in_training"},
+    "bn": {"embedding_dim"},
+    "two_layer": {"embedding_dim", "test_layer"},
+    "bn_neck": {"embedding_dim", "learn_scale", "learn_shift", "num_bn_relu"},
+}
+
+
+class HeadConfig(Config):
+    """Options; a value set for one that the kind does not read is refused.
+
+    Attributes:
+        kind: "identity"; "linear" (SoftTriple, tuplet margin; heated-up softmax's LN and HLN with `normalise_in_training`); "bn"
+            (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
+        embedding_dim: E; None leaves out bn_neck's projection, so that E = F (SGSL's 2048-d rows).
+        bias: a bias in the linear layer.
+        normalise_in_training: the loss sees unit-length embeddings.
+        test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
+        learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
+        learn_shift: bn_neck's BatchNorm trains its shift (SGSL: no).
+        num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
+        normalise_at_test: unit-length test embeddings.
+    """
+
+    kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
+    embedding_dim: int | None = Field(default=64, ge=1)
+    bias: bool = True
+    normalise_in_training: bool = False
+    test_layer: Literal["second_last", "last"] = "second_last"
+    learn_scale: bool = False
+    learn_shift: bool = False
+    num_bn_relu: int = Field(default=0, ge=0)
+    normalise_at_test: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_the_kind_reads(self) -> Self:
+        fields = type(self).model_fields
+        changed = {name for name in fields if getattr(self, name) != fields[name].default}
+        unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
+        if unread:
+            raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
+        if self.embedding_dim is None and self.kind != "bn_neck":
+            raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' can do without")
+        return self
+
+
+class Head(nn.Module):
+    """Base of all heads.
+
+    Attributes:
+        output_dim: D, dimensions that the loss sees.
+        embedding_dim: E, dimensions of the test embedding.
+    """
+
+    def __init__(self, output_dim: int, embedding_dim: int, normalise_at_test: bool) -> None:
+        super().__init__()
+        self.output_dim = output_dim
+        self.embedding_dim = embedding_dim
+        self.normalise_at_test = normalise_at_test
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """What the loss sees, (N, D)."""
+        return self.test_features(features_NF)
+
+    def embed(self, features_NF: Tensor) -> Tensor:
+        """The test embedding, (N, E), float32 or better, of unit length where so configured."""
+        embeddings_NE = self.test_features(features_NF)
+        wide_NE = embeddings_NE.float() if embeddings_NE.dtype in (torch.float16, torch.bfloat16) else embeddings_NE
+        return functional.normalize(wide_NE) if self.normalise_at_test else wide_NE
+
+    def test_features(self, features_NF: Tensor) -> Tensor:
+        """The test embedding before normalisation, (N, E); here the feature itself."""
+        return features_NF
+
+
+class LinearHead(Head):
+    """One linear layer; what the loss sees may be normalised."""
+
+    def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
+        super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
+        self.linear = nn.Linear(in_features, embedding_dim, bias=config.bias)
+        self.normalise_in_training = config.normalise_in_training
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """What the loss sees, (N, D)."""
+        output_ND = self.test_features(features_NF)
+        return functional.normalize(output_ND) if self.normalise_in_training else output_ND
+
+    def test_features(self, features_NF: Tensor) -> Tensor:
+        """The linear layer's output, (N, E)."""
+        output_NE: Tensor = self.linear(features_NF)
+        return output_NE
+
+
+class BatchNormHead(Head):
+    """BN(W f) / sqrt(k), heated-up softmax's eq. 7: no scale, a learned shift, running averages and epsilon as released."""
+
+    def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
+        super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
+        self.linear = nn.Linear(in_features, embedding_dim, bias=False)
+        self.norm = nn.BatchNorm1d(embedding_dim, eps=0.001, momentum=0.05)  # TensorFlow's decay 0.95
+        self.norm.weight.requires_grad_(False)
+
+    def test_features(self, features_NF: Tensor) -> Tensor:
+        """The batch-normalised embedding, (N, E), of a norm near 1."""
+        normed_NE: Tensor = self.norm(self.linear(features_NF)) / self.embedding_dim**0.5
+        return normed_NE
+
+
+class TwoLayerHead(Head):
+    """Two linear layers of E and C outputs (discriminative loss, section 4.2); the loss sees the last one's, of unit length."""
+
+    def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int, num_classes: int) -> None:
+        last = config.test_layer == "last"
+        super().__init__(num_classes, num_classes if last else embedding_dim, config.normalise_at_test)
+        self.first = nn.Linear(in_features, embedding_dim)
+        self.second = nn.Linear(embedding_dim, num_classes)  # no ReLU between the layers: the paper mentions none (assumed)
+        self.test_at_last = last
+
+    def forward(self, features_NF: Tensor) -> Tensor:
+        """Unit-length output of the last layer, (N, C)."""
+        return functional.normalize(self.second(self.first(features_NF)))
+
+    def test_features(self, features_NF: Tensor) -> Tensor:
+        """Output of the layer that gives the test embedding, (N, E)."""
+        output_NE: Tensor = self.forward(features_NF) if self.test_at_last else self.first(features_NF)
+        return output_NE
+
+
+class BatchNormNeck(Head):
+    """Optional projection, then BatchNorm: SGSL's neck, with Figure 4's BatchNorm-ReLU pairs before the BatchNorm if asked for."""
+
+    def __init__(self, config: HeadConfig, in_features: int) -> None:
+        dim = config.embedding_dim or in_features
+        super().__init__(dim, dim, config.normalise_at_test)
+        layers: list[nn.Module] = []
+        if config.embedding_dim is not None:
+            projection = nn.Linear(in_features, dim, bias=False)
+            nn.init.kaiming_normal_(projection.weight, mode="fan_out")  # as released
+            layers.append(projection)
+        for _ in range(config.num_bn_relu):
+            layers += [nn.BatchNorm1d(dim), nn.ReLU()]
+        last = nn.BatchNorm1d(dim)
+        last.weight.requires_grad_(config.learn_scale)
+        last.bias.requires_grad_(config.learn_shift)
+        self.layers = nn.Sequential(*layers, last)
+
+    def test_features(self, features_NF: Tensor) -> Tensor:
+        """The last BatchNorm's output, (N, E)."""
+        output_NE: Tensor = self.layers(features_NF)
+        return output_NE
+
+
+def build_head(config: HeadConfig, in_features: int, num_classes: int | None = None) -> Head:
+    """Build the configured head over `in_features` backbone features.
+
+    Raises:
+        ConfigError: a two-layer head without the number of classes.
+    """
+    if config.kind == "identity":
+        return Head(in_features, in_features, config.normalise_at_test)
+    if config.kind == "bn_neck":
+        return BatchNormNeck(config, in_features)
+    assert config.embedding_dim is not None
+    if config.kind == "linear":
+        return LinearHead(config, in_features, config.embedding_dim)
+    if config.kind == "bn":
+        return BatchNormHead(config, in_features, config.embedding_dim)
+    if num_classes is None:
+        raise ConfigError("head kind 'two_layer' has one output per class: give the number of classes")
+    return TwoLayerHead(config, in_features, config.embedding_dim, num_classes)

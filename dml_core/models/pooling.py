@@ -1,0 +1,74 @@
+"""Pooling of a feature map to one vector: average, maximum, their sum, and GeM (Radenovic et al., 2018; SGSL's pooling).
+
+Shapes: N images, C channels, H x W positions.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from dml_core.config import Config
+
+CLAMP = 1e-6  # GeM's smallest activation, as SGSL's released code has it: negative activations count as this
+
+
+class PoolingConfig(Config):
+    """Options.
+
+    Attributes:
+        kind: "average", "max", "average_max" (their sum, as in Proxy-Anchor's code) or "gem".
+        gem_power: GeM's p (SGSL's released code 3).
+        learn_gem_power: p is a parameter that starts at `gem_power`.
+    """
+
+    kind: Literal["average", "max", "average_max", "gem"] = "average"
+    gem_power: float = Field(default=3.0, gt=0.0)
+    learn_gem_power: bool = False
+
+
+def build_pooling(config: PoolingConfig) -> nn.Module:
+    """A module from feature maps (N, C, H, W) to vectors (N, C)."""
+    if config.kind == "gem":
+        return GeM(config.gem_power, config.learn_gem_power)
+    kinds = {"average": AveragePooling, "max": MaxPooling, "average_max": AverageMaxPooling}
+    return kinds[config.kind]()
+
+
+class AveragePooling(nn.Module):
+    """Mean over the positions."""
+
+    def forward(self, maps_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C)."""
+        return maps_NCHW.mean(dim=(2, 3))
+
+
+class MaxPooling(nn.Module):
+    """Maximum over the positions."""
+
+    def forward(self, maps_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C)."""
+        return maps_NCHW.amax(dim=(2, 3))
+
+
+class AverageMaxPooling(nn.Module):
+    """Mean plus maximum over the positions."""
+
+    def forward(self, maps_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C)."""
+        return maps_NCHW.mean(dim=(2, 3)) + maps_NCHW.amax(dim=(2, 3))
+
+
+class GeM(nn.Module):
+    """Generalised mean: (mean of x^p)^(1/p) over the positions; p = 1 is the average, large p the maximum."""
+
+    def __init__(self, power: float, learn_power: bool) -> None:
+        super().__init__()
+        self.power = nn.Parameter(torch.tensor(power), requires_grad=learn_power)
+
+    def forward(self, maps_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C), computed in float32 or better: x^p leaves float16's range from 40 on."""
+        with torch.autocast(maps_NCHW.device.type, enabled=False):
+            wide_NCHW = maps_NCHW.float() if maps_NCHW.dtype in (torch.float16, torch.bfloat16) else maps_NCHW
+            return wide_NCHW.clamp_min(CLAMP).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power)

@@ -1,0 +1,48 @@
+"""Pooling against hand calculations and limits."""
+
+import pytest
+import torch
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError
+from dml_core.models.pooling import PoolingConfig, build_pooling
+
+MAPS = torch.tensor([[[[1.0, 2.0], [3.0, 6.0]], [[-1.0, -5.0], [0.0, 2.0]]]])  # 1 image, 2 channels, 2 x 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("average", [3.0, -1.0]),
+        ("max", [6.0, 2.0]),
+        ("average_max", [9.0, 1.0]),
+        ("gem", [(252 / 4) ** (1 / 3), (8 / 4) ** (1 / 3)]),  # (1 + 8 + 27 + 216) / 4; negatives count as 0
+    ],
+)
+def test_pooling_by_hand(kind, expected):
+    torch.testing.assert_close(build_pooling(PoolingConfig(kind=kind))(MAPS), torch.tensor([expected]))
+
+
+def test_gem_is_the_average_at_one_and_near_the_maximum_at_a_large_power():
+    maps = torch.rand(2, 3, 4, 4, dtype=torch.float64) + 0.5
+    average, largest = maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))
+    torch.testing.assert_close(build_pooling(PoolingConfig(kind="gem", gem_power=1.0)).double()(maps), average)
+    torch.testing.assert_close(build_pooling(PoolingConfig(kind="gem", gem_power=200.0)).double()(maps), largest, rtol=0.03, atol=0)
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_gem_power_is_learned_only_on_request(learn):
+    pooling = build_pooling(PoolingConfig(kind="gem", learn_gem_power=learn))
+    pooling(MAPS.clone().requires_grad_()).sum().backward()
+    assert (pooling.power.grad is not None) == learn
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gem_stays_finite_where_half_precision_powers_would_not(dtype):
+    pooled = build_pooling(PoolingConfig(kind="gem"))(torch.full((1, 1, 2, 2), 100.0, dtype=dtype))
+    torch.testing.assert_close(pooled, torch.tensor([[100.0]]))
+
+
+def test_unknown_pooling_is_refused():
+    with pytest.raises(ConfigError, match="kind"):
+        parse(PoolingConfig, {"kind": "median"}, "pooling")
