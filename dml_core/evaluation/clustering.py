@@ -17,12 +17,12 @@ from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_s
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from dml_core.evaluation.config import KMeansConfig
-from dml_core.evaluation.geometry import Points, centred
+from dml_core.evaluation.geometry import Points, centred, origin
 
 
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
     """Cluster of each point, (N,), and the inertia (sum of squared distances to the own centre); the same on every run of a machine."""
-    points_ND, _ = centred(points)
+    points_ND = centred(points, origin(points))
     clusterer = faiss.Kmeans(
         points_ND.shape[1],
         num_clusters,

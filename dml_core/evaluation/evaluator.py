@@ -11,9 +11,10 @@ from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
-from dml_core.evaluation.ranking import score_queries
 from dml_core.evaluation.retrieval import per_query_metrics
 from dml_core.evaluation.separability import class_separability
+from dml_core.evaluation.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.tiles import usable_device
 
 __all__ = ["EvaluationConfig", "evaluate"]
 
@@ -50,7 +51,9 @@ def evaluate(
         raise EvaluationError(f"embeddings have {gallery_ND.shape[1]} dimensions but query embeddings {queries_QD.shape[1]}")
     codes_N, query_codes_Q = label_codes(labels_N, query_labels_Q)
     gallery, queries = as_points(gallery_ND, config.metric), as_points(queries_QD, config.metric)
-    scores = score_queries(gallery, codes_N, queries, query_codes_Q, exclude_self)
+    resources = Resources(config.max_block_bytes, usable_device(config.device))
+    self_index = np.arange(len(gallery)) if exclude_self else None
+    scores = score_queries([Shard(lambda: gallery, codes_N, 0)], queries, query_codes_Q, self_index, resources)
     if not scores.is_scored.any():
         raise EvaluationError("no query has a positive: every class has a single sample in the gallery, so nothing can be found")
     values: dict[str, float | int] = {name: float(np.mean(v)) for name, v in per_query_metrics(scores, config.recall_at).items()}

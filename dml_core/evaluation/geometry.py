@@ -8,6 +8,7 @@ the same number; exact duplicates always do.
 Shapes: N points, D dimensions, P pairs.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from dml_core.evaluation.inputs import refuse_rows
 
 Metric = Literal["cosine", "euclidean"]
-BYTES_PER_PAIR_BLOCK = 8 * 2**20
+BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
 
 
@@ -60,12 +61,26 @@ def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
 def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, right_P: NDArray[np.int64]) -> NDArray[np.float32]:
     """Squared distance of each pair (left[left_P[p]], right[right_P[p]]), shape (P,)."""
     distances_P = np.empty(len(left_P), dtype=np.float32)
-    num_pairs = max(1, BYTES_PER_PAIR_BLOCK // (8 * left.raw.shape[1]))
-    for start in range(0, len(left_P), num_pairs):
-        block = slice(start, start + num_pairs)
-        differences_PD = left.rows(left_P[block]) - right.rows(right_P[block])
-        distances_P[block] = np.square(differences_PD, out=differences_PD).sum(axis=1)
+    num_pairs = max(1, BYTES_AT_ONCE // (8 * left.raw.shape[1]))
+    for pairs in blocks(len(left_P), num_pairs):
+        distances_P[pairs] = _squared_norms(left.rows(left_P[pairs]) - right.rows(right_P[pairs]))
     return distances_P
+
+
+def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points, right_J: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Squared distance of every pair of the indexed points, (I, J): the same numbers as `squared_distances`, with fewer rows fetched."""
+    distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
+    for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE):
+        right_JD = right.rows(right_J[columns])
+        for rows in blocks(len(left_I), max(1, BYTES_AT_ONCE // right_JD.nbytes)):
+            distances_IJ[rows, columns] = _squared_norms(left.rows(left_I[rows])[:, None] - right_JD)
+    return distances_IJ
+
+
+def _squared_norms(differences: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Over the last axis, which is contiguous: numpy adds each row up in the same order wherever the row stands."""
+    norms: NDArray[np.float32] = np.square(differences, out=differences).sum(axis=-1).astype(np.float32)
+    return norms
 
 
 def as_similarities(squared_distances: NDArray[np.float32], metric: Metric) -> NDArray[np.float32]:
@@ -74,32 +89,43 @@ def as_similarities(squared_distances: NDArray[np.float32], metric: Metric) -> N
     return values.astype(np.float32)
 
 
-def centred(points: Points) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Points moved to where float32 serves them best, (N, D), and the origin that was taken from them, (D,).
-
-    Distances between embeddings far from zero would drown in the rounding of float32; moving all by one vector changes no distance.
-    """
-    origin_D = np.zeros(points.raw.shape[1])
-    if points.metric == "euclidean":
-        origin_D = points.raw.mean(axis=0, dtype=np.float64)
-    centred_ND = np.empty(points.raw.shape, dtype=np.float32)
-    for start in range(0, len(points), NUM_ROWS_AT_ONCE):
-        rows = slice(start, start + NUM_ROWS_AT_ONCE)
-        centred_ND[rows] = points.rows(rows) - origin_D
-    return centred_ND, origin_D
+def origin(points: Points) -> NDArray[np.float64]:
+    """A point (D,) in the middle: distances between embeddings far from zero would drown in the rounding of float32."""
+    if points.metric == "cosine":
+        return np.zeros(points.raw.shape[1])
+    mean_D: NDArray[np.float64] = points.raw.mean(axis=0, dtype=np.float64)
+    return mean_D
 
 
-def rounding_error(norm_sums: NDArray[Any], num_dimensions: int) -> NDArray[np.float64]:
-    """Bound on the error of |a|^2 + |b|^2 - 2 ab in float32 against the exact distance, whatever the order of the sums.
+def centred(points: Points, origin_D: NDArray[np.float64], index: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
+    """Points (the indexed ones) in float32 with `origin_D` as their zero, which changes no distance; (N, D)."""
+    num_rows = len(points) if index is None else len(index)
+    centred_ND = np.empty((num_rows, points.raw.shape[1]), dtype=np.float32)
+    for rows in blocks(num_rows, NUM_ROWS_AT_ONCE):
+        centred_ND[rows] = points.rows(rows if index is None else index[rows]) - origin_D
+    return centred_ND
 
-    Higham, Accuracy and Stability of Numerical Algorithms, section 3.1: a sum of D products is off by at most D u / (1 - D u) times the
-    sum of their magnitudes, u = 2^-24; the magnitudes add up to at most (|a| + |b|)^2. The 8 covers the rounding of the inputs, of the
-    three terms' sum, and of the exact distance itself.
+
+def blocks(num_rows: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of at most `size` rows that cover `num_rows` rows."""
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def rounding_error(metric: Metric, norms: NDArray[Any], largest_norm: float, num_dimensions: int) -> NDArray[np.float64]:
+    """Bound on the error of a pair's nearness in float32, whatever the order of the sums; twice as much for the squared distance.
+
+    Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products is off by at most D u / (1 - D u)
+    times the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most
+    |a| |b|, or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms, of the exact distance and of the bounds.
 
     Args:
-        norm_sums: |a| + |b|.
+        metric: cosine (of vectors of norm 1) or euclidean.
+        norms: |a| of the queries.
+        largest_norm: the largest |b|.
         num_dimensions: D.
     """
-    relative = (num_dimensions + 8) * 2.0**-24
-    bound: NDArray[np.float64] = relative / (1 - relative) * np.square(norm_sums, dtype=np.float64)
-    return bound
+    relative = (num_dimensions + 16) * 2.0**-24
+    queries = norms.astype(np.float64)
+    magnitudes: NDArray[np.float64] = np.ones_like(queries) if metric == "cosine" else np.square(queries + largest_norm) / 2
+    return relative / (1 - relative) * magnitudes

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import Metric, Points, as_points, as_similarities, centred, rounding_error, squared_distances
+from dml_core.evaluation.geometry import Metric, Points, as_points, as_similarities, centred, origin, rounding_error, squared_distances
 from dml_core.evaluation.inputs import checked_embeddings
 
 NUM_SPARE_CANDIDATES = 8
@@ -48,7 +48,8 @@ def nearest(
 
 
 def _search(gallery: Points, queries: Points, k: int, exclude_self: bool) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    centred_ND, origin_D = centred(gallery)
+    origin_D = origin(gallery)
+    centred_ND = centred(gallery, origin_D)
     index = faiss.IndexFlatL2(centred_ND.shape[1])
     index.add(centred_ND)
     largest_norm = float(np.linalg.norm(centred_ND, axis=1).max())
@@ -57,13 +58,13 @@ def _search(gallery: Points, queries: Points, k: int, exclude_self: bool) -> tup
     pending = np.arange(len(queries))
     num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
     while len(pending):
-        rows_QD = (queries.rows(pending) - origin_D).astype(np.float32)
+        rows_QD = centred(queries, origin_D, pending)
         found_Qm, candidates_Qm = index.search(rows_QD, num_candidates)
         indices_Qk[pending], distances_Qk[pending] = _in_order(gallery, queries, pending, candidates_Qm, k, exclude_self)
         if num_candidates == len(gallery):
             break
-        margin_Q = rounding_error(np.linalg.norm(rows_QD, axis=1) + largest_norm, rows_QD.shape[1])
-        pending = pending[found_Qm[:, -1] - margin_Q <= distances_Qk[pending, -1]]
+        error_Q = 2 * rounding_error("euclidean", np.linalg.norm(rows_QD, axis=1), largest_norm, rows_QD.shape[1])
+        pending = pending[found_Qm[:, -1] - error_Q <= distances_Qk[pending, -1]]
         num_candidates = min(len(gallery), 4 * num_candidates)
     return indices_Qk, as_similarities(distances_Qk, gallery.metric)
 

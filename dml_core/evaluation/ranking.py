@@ -1,27 +1,84 @@
-"""Ranks of every query's positives, exactly, without sorting the gallery."""
+"""Counting ranks: where each query's positives stand among its negatives, without a sorted list of neighbours.
+
+All that Recall@K, MAP@R, R-precision and MRR need are the ranks of a query's positives, and of these all but the first only as long as
+they are at most R. A negative that lies before the first positive need only be counted; one that lies between the first positive and the
+last useful one is put in its place by binary search; all others need no work. A positive whose rank has grown beyond R is useless, so
+fewer and fewer negatives need work as the gallery is swept.
+
+Shapes: Q queries (each with a positive), P positives of all queries, query by query and nearest first, E negatives.
+"""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dml_core.evaluation.geometry import Points, squared_distances
-from dml_core.evaluation.retrieval import QueryScores
 
+class RankCounter:
+    """How many negatives lie before each positive, for a set of queries.
 
-def score_queries(
-    gallery: Points, gallery_codes_N: NDArray[np.int64], queries: Points, query_codes_Q: NDArray[np.int64], exclude_self: bool
-) -> QueryScores:
-    """Scores of every query against the gallery, one query at a time."""
-    columns = np.zeros((4, len(queries)))
-    everything_N = np.arange(len(gallery))
-    for query, code in enumerate(query_codes_Q):
-        distances_N = squared_distances(gallery, everything_N, queries, np.full(len(gallery), query))
-        others_N = everything_N != query if exclude_self else np.ones(len(gallery), dtype=bool)
-        positives_R = np.sort(distances_N[others_N & (gallery_codes_N == code)])
-        negatives_M = np.sort(distances_N[gallery_codes_N != code])
-        if num_positives := len(positives_R):
-            order_R = np.arange(1, num_positives + 1)
-            ranks_R = order_R + np.searchsorted(negatives_M, positives_R, side="right")
-            within_R = ranks_R <= num_positives
-            precision = (order_R / ranks_R)[within_R].sum() / num_positives
-            columns[:, query] = num_positives, ranks_R[0], precision, within_R.mean()
-    return QueryScores(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
+    Args:
+        distances_P: squared distances of the positives, ascending within each query.
+        sizes_Q: number of positives of each query, at least 1.
+    """
+
+    def __init__(self, distances_P: NDArray[np.float32], sizes_Q: NDArray[np.int64]) -> None:
+        self.distances = distances_P
+        self.sizes = sizes_Q
+        self.starts = np.concatenate([[0], np.cumsum(sizes_Q)])
+        self.counts = np.zeros(len(distances_P), dtype=np.int64)
+        self.num_useful = sizes_Q.copy()
+
+    def bounds(self, rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Distance of the first and of the last useful positive of each query in `rows`."""
+        starts = self.starts[:-1][rows]
+        return self.distances[starts], self.distances[starts + self.num_useful[rows] - 1]
+
+    def insertion_points(self, queries_E: NDArray[np.int64], distances_E: NDArray[Any]) -> NDArray[np.int64]:
+        """Index into P of the query's first positive that is not nearer than the given distance (one past its last: none)."""
+        low_E, high_E = self.starts[queries_E], self.starts[queries_E + 1]
+        for _ in range(int(self.sizes.max()).bit_length()):
+            middle_E = (low_E + high_E) // 2
+            open_E = low_E < high_E
+            nearer_E = open_E & (self.distances[np.minimum(middle_E, len(self.distances) - 1)] < distances_E)
+            low_E = np.where(nearer_E, middle_E + 1, low_E)
+            high_E = np.where(open_E & ~nearer_E, middle_E, high_E)
+        return low_E
+
+    def add(self, rows: slice, num_before_first: NDArray[np.int64], queries_E: NDArray[np.int64], points_E: NDArray[np.int64]) -> None:
+        """Take in negatives of the queries in `rows`: those before the first positive as numbers, the others by insertion point."""
+        first, last = self.starts[rows.start], self.starts[rows.stop]
+        inside_E = points_E < self.starts[queries_E + 1]
+        self.counts[first:last] += np.bincount(points_E[inside_E] - first, minlength=last - first)
+        self.counts[self.starts[:-1][rows]] += num_before_first
+        ranks = self._ranks(rows)
+        is_useful = ranks <= self.sizes[rows].repeat(self.sizes[rows])
+        num_useful = np.add.reduceat(is_useful, self.starts[:-1][rows] - first, dtype=np.int64)
+        self.num_useful[rows] = np.minimum(self.num_useful[rows], np.maximum(num_useful, 1))
+
+    def forget_counts(self) -> None:
+        """Start counting anew, knowing which positives are useless: what a part of the gallery has shown, the whole confirms."""
+        self.counts[:] = 0
+
+    def scores(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """First rank, average precision at R and R-precision of each query, once every negative has been taken in."""
+        everything = slice(0, len(self.sizes))
+        order_P, ranks_P = self._order(everything), self._ranks(everything)
+        is_within_P = (ranks_P <= self.sizes.repeat(self.sizes)) & (order_P <= self.num_useful.repeat(self.sizes))
+        starts = self.starts[:-1]
+        precision_Q = np.add.reduceat(np.where(is_within_P, order_P / ranks_P, 0.0), starts) / self.sizes
+        return ranks_P[starts], precision_Q, np.add.reduceat(is_within_P, starts, dtype=np.float64) / self.sizes
+
+    def _order(self, rows: slice) -> NDArray[np.int64]:
+        """1, 2, ... for the positives of each query in `rows`."""
+        first, last = self.starts[rows.start], self.starts[rows.stop]
+        order: NDArray[np.int64] = np.arange(first, last) - self.starts[:-1][rows].repeat(self.sizes[rows]) + 1
+        return order
+
+    def _ranks(self, rows: slice) -> NDArray[np.int64]:
+        """Ranks by the negatives taken in so far."""
+        first, last = self.starts[rows.start], self.starts[rows.stop]
+        sums = np.concatenate([[0], np.cumsum(self.counts[first:last])])
+        before_query = sums[self.starts[:-1][rows] - first]
+        ranks: NDArray[np.int64] = sums[1:] - before_query.repeat(self.sizes[rows]) + self._order(rows)
+        return ranks

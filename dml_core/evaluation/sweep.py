@@ -1,0 +1,153 @@
+"""The exact evaluator's sweep: every query against every gallery item, in tiles, within a bound on memory.
+
+float32 tiles decide all that their rounding error lets them decide; the pairs that are too close to call are measured again by
+`geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of threads
+and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
+
+The gallery comes in shards, of which one is in memory at a time; a gallery in memory is a single shard.
+
+Shapes: N gallery items, Q queries, P positives of all queries, E entries of a tile.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dml_core.evaluation.geometry import Points, all_squared_distances, blocks, origin, rounding_error, squared_distances
+from dml_core.evaluation.ranking import RankCounter
+from dml_core.evaluation.retrieval import QueryScores
+from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, full_precision, part, tile
+
+NUM_SAMPLE_ITEMS = 256
+BYTES_PER_POSITIVE = 64
+BYTES_PER_ENTRY = 8
+LARGEST_TILE = 4096
+
+
+class Shard(NamedTuple):
+    """A part of the gallery: how to get its points, the classes of its items, and the gallery index of its first item."""
+
+    load: Callable[[], Points]
+    codes: NDArray[np.int64]
+    first_index: int
+
+
+class Resources(NamedTuple):
+    """Bytes that a tile and that the state of a group of queries may take, each; and where tiles are computed."""
+
+    max_block_bytes: int
+    device: torch.device
+
+
+def score_queries(
+    gallery: Sequence[Shard], queries: Points, codes_Q: NDArray[np.int64], self_index_Q: NDArray[np.int64] | None, resources: Resources
+) -> QueryScores:
+    """Scores of every query, in order.
+
+    Args:
+        gallery: its shards, in order.
+        queries: (Q, D).
+        codes_Q: their classes, numbered as the gallery's.
+        self_index_Q: gallery index of each query, which is left out of what it is compared with; None if queries are no gallery items.
+        resources: memory and device.
+    """
+    num_codes = 1 + max(int(codes.max()) for codes in [codes_Q, *(shard.codes for shard in gallery)])
+    class_sizes = sum((np.bincount(shard.codes, minlength=num_codes) for shard in gallery), np.zeros(num_codes, dtype=np.int64))
+    num_positives_Q = class_sizes[codes_Q] - (self_index_Q is not None)
+    groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
+    is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1
+    origin_D = origin(queries)
+    first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
+    with full_precision():
+        for index in groups:
+            group = as_side(queries, index, codes_Q[index], origin_D, resources.device)
+            distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
+            counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
+            _sweep([group] if is_symmetric else (_side(shard, origin_D, resources) for shard in gallery), group, counter, resources)
+            first_rank[index], average_precision[index], r_precision[index] = counter.scores()
+    return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
+
+
+def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_bytes: int) -> list[NDArray[np.int64]]:
+    """Queries in the order of their classes, in groups whose state takes at most `max_bytes` (or a single query, if it needs more)."""
+    order_Q = np.argsort(codes_Q, kind="stable")
+    ends_Q = np.cumsum(BYTES_PER_POSITIVE * np.maximum(num_positives_Q[order_Q], 1))
+    groups, start = [], 0
+    while start < len(order_Q):
+        used = ends_Q[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends_Q, used + max_bytes, side="right")))
+        groups.append(order_Q[start:stop])
+        start = stop
+    return groups
+
+
+def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources) -> Side:
+    index = np.argsort(shard.codes, kind="stable")
+    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device)
+
+
+def _positive_distances(
+    gallery: Sequence[Shard], queries: Side, class_sizes: NDArray[np.int64], self_index_Q: NDArray[np.int64] | None
+) -> NDArray[np.float32]:
+    """Distances of each query's positives, query by query and ascending; a query without a positive has a stand-in at 0.
+
+    Hardly anything lies before the stand-in, so such a query costs next to nothing, and its score is never looked at.
+    """
+    sizes_Q = np.maximum(class_sizes[queries.codes], 1)
+    starts = np.concatenate([[0], np.cumsum(sizes_Q)])
+    distances = np.full(starts[-1], np.inf, dtype=np.float32)
+    num_filled = np.zeros_like(class_sizes)
+    for shard in gallery:
+        points, order = shard.load(), np.argsort(shard.codes, kind="stable")
+        for code, rows, columns in common_classes(queries.codes, shard.codes[order]):
+            block = all_squared_distances(queries.points, queries.index[rows], points, order[columns])
+            if self_index_Q is not None:
+                block[self_index_Q[rows, None] == shard.first_index + order[columns]] = np.inf
+            of_class = distances[starts[rows.start] : starts[rows.stop]].reshape(len(block), -1)
+            of_class[:, num_filled[code] : num_filled[code] + block.shape[1]] = block
+            num_filled[code] += block.shape[1]
+    distances = distances[np.lexsort((distances, np.arange(len(sizes_Q)).repeat(sizes_Q)))]
+    distances[starts[:-1][np.isinf(distances[starts[:-1]])]] = 0
+    return distances[np.isfinite(distances)]
+
+
+def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources: Resources) -> None:
+    """Take in every pair of a query and an item of `sides`; where the side is `queries` itself, each tile serves both its sides."""
+    size = min(LARGEST_TILE, math.isqrt(resources.max_block_bytes // BYTES_PER_ENTRY))
+    buffer = torch.empty(size * size, device=resources.device)
+    for number, items in enumerate(sides):
+        if number == 0:
+            sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
+            for rows in blocks(len(queries.codes), size):
+                _take_in(counter, rows, part(queries, rows), sample, tile(part(queries, rows), sample, buffer), axis=0)
+            counter.forget_counts()
+        for rows in blocks(len(queries.codes), size):
+            left = part(queries, rows)
+            for columns in blocks(len(items.codes), size):
+                if items is queries and columns.start < rows.start:
+                    continue
+                right = part(items, columns)
+                near = tile(left, right, buffer)
+                _take_in(counter, rows, left, right, near, axis=0)
+                if items is queries and columns.start > rows.start:
+                    _take_in(counter, columns, right, left, near, axis=1)
+
+
+def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
+    """Count the items of one tile against the queries `rows`, which run along `axis` of the tile."""
+    metric, num_dimensions = queries.points.metric, queries.vectors.shape[1]
+    error_Q = rounding_error(metric, queries.norms, float(items.norms.max()), num_dimensions)
+    first_Q, last_Q = (OFFSET[metric] - distances_Q / 2 for distances_Q in counter.bounds(rows))
+    found = compare(near, (first_Q + error_Q).astype(np.float32), (last_Q - error_Q).astype(np.float32), axis)
+    local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
+    queries_E, distances_E = local_E + rows.start, 2 * (OFFSET[metric] - found.nearness.astype(np.float64))
+    points_E = counter.insertion_points(queries_E, distances_E - 2 * error_Q[local_E])
+    unsure = np.flatnonzero(points_E != counter.insertion_points(queries_E, distances_E + 2 * error_Q[local_E]))
+    exact = squared_distances(queries.points, queries.index[local_E[unsure]], items.points, items.index[items_E[unsure]])
+    points_E[unsure] = counter.insertion_points(queries_E[unsure], exact)
+    counter.add(rows, found.num_above, queries_E, points_E)

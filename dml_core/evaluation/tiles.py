@@ -1,0 +1,141 @@
+"""Tiles of the similarity matrix: a block of float32 products, and what lies above two bounds in it.
+
+An entry of a tile is its pair's nearness, OFFSET - d^2 / 2 as float32 finds it: larger is nearer. On the CPU the products are torch's and
+the comparisons numpy's, which counts booleans many times faster than torch does; on a GPU all but the few entries found stays there.
+
+Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.geometry import Points, centred
+
+OFFSET = {"cosine": 1.0, "euclidean": 0.0}
+LARGEST_BYTE = 255
+
+
+@dataclass(frozen=True)
+class Side:
+    """Points of one side of the tiles, sorted by class.
+
+    Attributes:
+        points: where their exact coordinates are.
+        index: row in `points` of each.
+        codes: class of each, ascending.
+        vectors: float32 coordinates (N, D) on the device.
+        norms: of the vectors.
+    """
+
+    points: Points
+    index: NDArray[np.int64]
+    codes: NDArray[np.int64]
+    vectors: Tensor
+    norms: NDArray[np.float64]
+
+
+class Found(NamedTuple):
+    """What `compare` found: the number of entries above the upper bound of each query, and the entries between its bounds."""
+
+    num_above: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    nearness: NDArray[np.float32]
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        EvaluationError: it is absent.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise EvaluationError("device 'cuda' was asked for but there is no usable GPU here; use device: cpu")
+    return torch.device(name)
+
+
+def as_side(
+    points: Points, index: NDArray[np.int64], codes: NDArray[np.int64], origin_D: NDArray[np.float64], device: torch.device
+) -> Side:
+    """The indexed points, which are in the order of their classes `codes`, ready for tiles."""
+    vectors_ND = centred(points, origin_D, index)
+    norms_N = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))
+    return Side(points, index, codes, torch.from_numpy(vectors_ND).to(device), norms_N)
+
+
+def part(side: Side, rows: slice | NDArray[np.int64]) -> Side:
+    """Some of a side's points, in ascending order."""
+    return Side(side.points, side.index[rows], side.codes[rows], side.vectors[rows], side.norms[rows])
+
+
+def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]) -> Iterator[tuple[int, slice, slice]]:
+    """Each class that both of two ascending arrays hold, and where."""
+    codes = np.intersect1d(left_codes, right_codes)
+    bounds = [np.searchsorted(array, codes, side=end).tolist() for array in (left_codes, right_codes) for end in ("left", "right")]
+    for code, left_start, left_stop, right_start, right_stop in zip(codes.tolist(), *bounds, strict=True):
+        yield code, slice(left_start, left_stop), slice(right_start, right_stop)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Products in true float32: the error bound does not hold for the shorter formats that training may have allowed."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
+    """Nearness of all pairs (I, J), in `buffer`; pairs of one class (self among them) are struck out with minus infinity."""
+    near_IJ = buffer[: len(left.codes) * len(right.codes)].view(len(left.codes), len(right.codes))
+    torch.mm(left.vectors, right.vectors.T, out=near_IJ)
+    if left.points.metric == "euclidean":
+        near_IJ -= _half_squares(left)[:, None]
+        near_IJ -= _half_squares(right)
+    for _, rows, columns in common_classes(left.codes, right.codes):
+        near_IJ[rows, columns] = -torch.inf
+    return near_IJ
+
+
+def _half_squares(side: Side) -> Tensor:
+    return torch.from_numpy((side.norms**2 / 2).astype(np.float32)).to(side.vectors.device)
+
+
+def compare(near_IJ: Tensor, upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+    """Entries above `upper` and from `lower` to `upper`, one pair of bounds for each row (`axis` 0) or column (1) of the tile."""
+    return _compare_on_cpu(near_IJ.numpy(), upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
+
+
+def _compare_on_cpu(near_IJ: NDArray[np.float32], upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+    above_IJ = near_IJ > np.expand_dims(upper, 1 - axis)
+    between_IJ = near_IJ >= np.expand_dims(lower, 1 - axis)
+    between_IJ ^= above_IJ
+    rows_E, columns_E = np.divmod(np.flatnonzero(between_IJ), near_IJ.shape[1])
+    return Found(_count(above_IJ, axis), rows_E, columns_E, near_IJ[rows_E, columns_E])
+
+
+def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
+    """Number of true entries of each row (`axis` 0) or column (1): numpy's own reductions along an axis are several times slower."""
+    if axis == 0:
+        return np.fromiter((np.count_nonzero(row) for row in is_above_IJ), np.int64, len(is_above_IJ))
+    total_J = np.zeros(is_above_IJ.shape[1], dtype=np.int64)
+    for start in range(0, len(is_above_IJ), LARGEST_BYTE):
+        total_J += np.add.reduce(is_above_IJ[start : start + LARGEST_BYTE].view(np.uint8), axis=0, dtype=np.uint8)
+    return total_J
+
+
+def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+    above_IJ = near_IJ > torch.from_numpy(upper).to(near_IJ.device).unsqueeze(1 - axis)
+    between_IJ = (near_IJ >= torch.from_numpy(lower).to(near_IJ.device).unsqueeze(1 - axis)) ^ above_IJ
+    rows_E, columns_E = between_IJ.nonzero(as_tuple=True)
+    return Found(*(part.cpu().numpy() for part in (above_IJ.sum(dim=1 - axis), rows_E, columns_E, near_IJ[rows_E, columns_E])))

@@ -1,0 +1,1 @@
+"""Tests of `dml_core.evaluation`."""

@@ -1,0 +1,136 @@
+"""The sweep against sorted lists, and what must leave its numbers alone to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dml_core.evaluation.geometry import Metric, as_points
+from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
+from dml_core.evaluation.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.tiles import full_precision
+from tests.evaluation.cases import KINDS, make_inputs
+from tests.evaluation.oracles import slow_scores
+
+CPU = torch.device("cpu")
+
+
+def as_shards(gallery: NDArray[np.float32], codes: NDArray[np.int64], metric: Metric, num_shards: int) -> list[Shard]:
+    cuts = np.array_split(np.arange(len(codes)), num_shards)
+    return [Shard(lambda rows=rows: as_points(gallery[rows], metric), codes[rows], int(rows[0])) for rows in cuts if len(rows)]
+
+
+def self_retrieval(
+    embeddings: NDArray[np.float32], codes: NDArray[np.int64], metric: Metric = "cosine", max_block_bytes: int = 2**26, num_shards: int = 1
+) -> QueryScores:
+    shards = as_shards(embeddings, codes, metric, num_shards)
+    return score_queries(shards, as_points(embeddings, metric), codes, np.arange(len(codes)), Resources(max_block_bytes, CPU))
+
+
+def rows_of(scores: QueryScores) -> NDArray[np.float64]:
+    """(R, first rank, average precision, R-precision) of each query, zeros without a positive."""
+    columns = (scores.num_positives, scores.first_rank, scores.average_precision, scores.r_precision)
+    return np.stack([np.where(scores.is_scored, column, 0) for column in columns], axis=1).astype(np.float64)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("max_block_bytes", "num_shards"), [(2**26, 1), (8 * 50, 1), (2**26, 3)], ids=["symmetric", "groups", "shards"])
+def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_block_bytes: int, num_shards: int) -> None:
+    embeddings, labels = make_inputs(kind)
+    expected = np.array(slow_scores(embeddings, labels, metric=metric))
+    np.testing.assert_allclose(rows_of(self_retrieval(embeddings, labels, metric, max_block_bytes, num_shards)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_query_and_gallery_is_that_of_sorted_lists(kind: str) -> None:
+    gallery, labels = make_inputs(kind)
+    queries, query_labels = make_inputs("duplicated", seed=1)
+    queries = np.concatenate([queries[:, : gallery.shape[1]], gallery[:5]])
+    query_labels = np.concatenate([query_labels, labels[:5]])[: len(queries)]
+    scores = score_queries(as_shards(gallery, labels, "cosine", 2), as_points(queries, "cosine"), query_labels, None, Resources(2**20, CPU))
+    np.testing.assert_allclose(rows_of(scores), np.array(slow_scores(gallery, labels, queries, query_labels)), rtol=1e-12)
+
+
+def test_a_case_worked_out_by_hand() -> None:
+    angles = np.deg2rad([0, 10, 25, 45, 80])
+    embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    scores = self_retrieval(embeddings, np.array([0, 1, 0, 0, 1]))
+    # Neighbours of the first, nearest first: 10 (wrong), 25 (right), 45 (right), 80: R = 2, ranks 2 and 3.
+    assert rows_of(scores)[0].tolist() == [2, 2, 1 / 2 / 2, 1 / 2]
+    # Neighbours of the last: 45, 25, 10 (right), 0: R = 1, rank 3.
+    assert rows_of(scores)[4].tolist() == [1, 3, 0, 0]
+    recalls = per_query_metrics(scores, (1, 2, 4))
+    assert [recalls[f"recall@{k}"].mean() for k in (1, 2, 4)] == [1 / 5, 3 / 5, 1]
+
+
+def test_all_embeddings_equal_find_nothing() -> None:
+    embeddings, labels = make_inputs("identical")
+    assert per_query_metrics(self_retrieval(embeddings, labels), (1,))["recall@1"].max() == 0
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 90, 700)
+    embeddings = (generator.standard_normal((90, 33))[codes] + 1.5 * generator.standard_normal((700, 33))).astype(np.float32)
+    embeddings[::5] = embeddings[1::5]
+    expected = rows_of(self_retrieval(embeddings, codes, metric))
+    num_threads = torch.get_num_threads()
+    for max_block_bytes, num_shards, threads in [(2**12, 1, 1), (2**15, 1, 2), (2**17, 3, 1), (2**26, 5, 2), (2**26, 1, 1)]:
+        torch.set_num_threads(threads)
+        actual = rows_of(self_retrieval(embeddings, codes, metric, max_block_bytes, num_shards))
+        np.testing.assert_array_equal(actual, expected)
+    torch.set_num_threads(num_threads)
+
+
+def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    with full_precision():
+        assert torch.get_float32_matmul_precision() == "highest"
+    assert torch.get_float32_matmul_precision() == "medium"
+    torch.set_float32_matmul_precision(before)
+
+
+inputs = st.builds(make_inputs, st.sampled_from(["random", "tied", "duplicated", "singletons"]), st.integers(0, 2**16))
+few = settings(max_examples=25, deadline=None)
+
+
+@few
+@given(inputs, st.integers(0, 2**16))
+def test_order_of_samples_and_names_of_classes_do_not_matter(arrays: tuple[NDArray[np.float32], NDArray[np.int64]], seed: int) -> None:
+    embeddings, labels = arrays
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(labels))
+    names = generator.permutation(labels.max() + 1)
+    actual = self_retrieval(embeddings[order], names[labels[order]])
+    np.testing.assert_array_equal(rows_of(actual), rows_of(self_retrieval(embeddings, labels))[order])
+
+
+@few
+@given(inputs)
+def test_recall_grows_with_k_up_to_one(arrays: tuple[NDArray[np.float32], NDArray[np.int64]]) -> None:
+    recalls = [v.mean() for name, v in per_query_metrics(self_retrieval(*arrays), (1, 2, 5, 59)).items() if name.startswith("recall")]
+    assert recalls == sorted(recalls)
+    assert recalls[-1] == 1
+
+
+@few
+@given(inputs, st.floats(10, 1e6))
+def test_distant_gallery_items_change_nothing(arrays: tuple[NDArray[np.float32], NDArray[np.int64]], distance: float) -> None:
+    embeddings, labels = arrays
+    distant = np.full((3, embeddings.shape[1]), distance * np.abs(embeddings).max(), dtype=np.float32)
+    gallery, codes = np.concatenate([distant, embeddings]), np.concatenate([np.full(3, 99), labels])
+    queries = as_points(embeddings, "euclidean")
+    index = np.arange(3, len(gallery))
+    actual = score_queries(as_shards(gallery, codes, "euclidean", 1), queries, labels, index, Resources(2**26, CPU))
+    np.testing.assert_array_equal(rows_of(actual), rows_of(self_retrieval(embeddings, labels, "euclidean")))
+
+
+def test_perfect_clusters_score_one() -> None:
+    labels = np.repeat(np.arange(6), 4)
+    metrics = per_query_metrics(self_retrieval(np.eye(6, dtype=np.float32)[labels], labels), (1,))
+    assert all(values.min() == 1 for values in metrics.values())
