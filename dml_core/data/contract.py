@@ -5,7 +5,7 @@ publisher's own files; `read` adds the checks that hold for every dataset and gi
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal
@@ -147,6 +147,40 @@ def read_lines(path: Path) -> list[str]:
     return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
+def read_numbers(texts: Sequence[str], path: Path) -> list[float]:
+    """Columns of an annotation file as numbers.
+
+    Raises:
+        DataError: one of them is not a number.
+    """
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        raise DataError(f"{path}: '{' '.join(texts)}' should be numbers; unpack the archive again") from None
+
+
+def check_no_gap(labels: set[int], where: Path) -> None:
+    """Class numbers that a publisher counts from 1 have no gap.
+
+    Raises:
+        DataError: the first missing number.
+    """
+    missing = next((number for number in range(1, len(labels) + 1) if number not in labels), None)
+    if missing is not None:
+        raise DataError(f"{where}: class numbers have a gap, {missing} is missing; unpack the archive again")
+
+
+def check_no_empty(announced: set[str], found: set[str], where: Path) -> None:
+    """Every class that a publisher names has an image.
+
+    Raises:
+        DataError: the first class, by name, that has none.
+    """
+    empty = sorted(announced - found)
+    if empty:
+        raise DataError(f"{where}: class '{empty[0]}' has no images; unpack the archive again")
+
+
 def role_counts(rows: list[Row]) -> dict[str, Counts]:
     """Images and classes per role, in order of first appearance."""
     labels: dict[str, list[int]] = {}
@@ -198,10 +232,13 @@ def _check_paths(rows: list[Row], where: Path) -> None:
 
 def _check_classes(rows: list[Row], where: Path) -> None:
     names: dict[int, str] = {}
+    numbers: dict[str, int] = {}
     parts: dict[int, bool] = {}
     for row in rows:
         if names.setdefault(row.label, row.label_name) != row.label_name:
             raise DataError(f"{where}: class {row.label} has two names, '{names[row.label]}' and '{row.label_name}'")
+        if numbers.setdefault(row.label_name, row.label) != row.label:
+            raise DataError(f"{where}: two classes have the name '{row.label_name}'; names must tell classes apart")
         if parts.setdefault(row.label, row.role == "train") != (row.role == "train"):
             raise DataError(f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint")
 

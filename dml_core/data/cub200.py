@@ -8,7 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dml_core.data.contract import Box, Counts, OfficialDataset, Role, Row, read_file, read_lines
+from dml_core.data.contract import (
+    Box,
+    Counts,
+    OfficialDataset,
+    Role,
+    Row,
+    check_no_empty,
+    check_no_gap,
+    read_file,
+    read_lines,
+    read_numbers,
+)
 from dml_core.errors import DataError
 
 FOLDER = "CUB_200_2011"
@@ -26,10 +37,11 @@ class Cub200(OfficialDataset):
         """Rows in the order of `images.txt`; class numbers are the publisher's, from 1."""
         folder = raw / FOLDER
         names = {int(number): name for number, name in _table(folder / "classes.txt", 2)}
-        if sorted(names) != list(range(1, len(names) + 1)):
-            raise DataError(f"{folder / 'classes.txt'}: class numbers are not 1 to {len(names)} without a gap")
-        classes = {image: int(number) for image, number in _table(folder / "image_class_labels.txt", 2)}
-        boxes = {image: _box(numbers) for image, *numbers in _table(folder / "bounding_boxes.txt", 5)}
+        check_no_gap(set(names), folder / "classes.txt")
+        labels = folder / "image_class_labels.txt"
+        classes = {image: int(read_numbers([number], labels)[0]) for image, number in _table(labels, 2)}
+        check_no_empty(set(names.values()), {names[number] for number in classes.values() if number in names}, folder)
+        boxes = {image: _box(numbers, folder) for image, *numbers in _table(folder / "bounding_boxes.txt", 5)}
         rows = []
         for image, path in _table(folder / "images.txt", 2):
             if image not in classes or image not in boxes:
@@ -55,7 +67,7 @@ def _table(path: Path, num_columns: int) -> list[list[str]]:
     return lines
 
 
-def _box(numbers: list[str]) -> Box:
+def _box(numbers: list[str], folder: Path) -> Box:
     """x, y, width, height as (left, top, right, bottom)."""
-    left, top, width, height = (float(number) for number in numbers)
+    left, top, width, height = read_numbers(numbers, folder / "bounding_boxes.txt")
     return left, top, left + width, top + height

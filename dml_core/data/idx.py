@@ -31,7 +31,7 @@ def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     except (OSError, EOFError, zlib.error):
         raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
     header_end = 4 + 4 * data[3] if len(data) > 4 else 0
-    if header_end <= 4 or data[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
+    if not 4 < header_end <= len(data) or data[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
         raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch the file again")
     shape = tuple(int(size) for size in np.frombuffer(data[4:header_end], dtype=">u4"))
     if len(data) != header_end + int(np.prod(shape)):

@@ -32,10 +32,10 @@ class IdxDataset(DatasetConfig):
         published_counts: the files must hold 70,000 images, 7,000 of each class where the publisher says so.
     """
 
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    num_images: ClassVar[int] = 70_000
+    class_names: ClassVar[tuple[str, ...]]
+    torchvision_class: ClassVar[str]
     debian_folder: ClassVar[str] = ""
-    torchvision_class: ClassVar[str] = ""
+    num_images: ClassVar[int] = 70_000
 
     folder: str = "auto"
     images_per_class: int | None = Field(default=None, ge=2)

@@ -9,8 +9,14 @@ from dml_core.config import parse, unknown_name
 from dml_core.data.contract import DatasetConfig
 
 DATASETS: dict[str, str] = {
+    "cars196": "dml_core.data.cars196:Cars196",
     "cub200": "dml_core.data.cub200:Cub200",
     "fashion-mnist": "dml_core.data.fashion_mnist:FashionMnist",
+    "folder": "dml_core.data.folder:Folder",
+    "inshop": "dml_core.data.inshop:Inshop",
+    "manifest": "dml_core.data.manifest:ManifestFile",
+    "mnist": "dml_core.data.mnist:Mnist",
+    "sop": "dml_core.data.sop:Sop",
     "synthetic": "dml_core.data.synthetic:Synthetic",
 }
 
