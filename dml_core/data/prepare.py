@@ -53,14 +53,18 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
         StoreError: `out` cannot be written.
     """
     dataset = parse_dataset(dataset_name, options)
-    manifest = dataset.read(raw)
+    return pack(dataset_name, dataset.model_dump(mode="json"), dataset.read(raw), out, progress)
+
+
+def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Path, progress: Progress | None = None) -> DatasetInfo:
+    """Write a manifest's images and rows as a packed dataset; the later half of `prepare`, with its errors."""
     partial = out.parent / f".{out.name}.partial"
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_images(manifest, partial / IMAGES_FILE, progress)
         _write_manifest(manifest.rows, partial / MANIFEST_FILE)
-        info = _describe(dataset_name, dataset.model_dump(mode="json"), manifest.rows, partial)
+        info = _describe(dataset_name, options, manifest.rows, partial)
         (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
         _publish(partial, out)
     except OSError as error:

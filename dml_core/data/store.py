@@ -28,24 +28,26 @@ class PackedDataset:
     Args:
         folder: what `prepare` wrote.
         role: "train", "test", "query" or "gallery".
+        classes: names of the role's classes to keep (a validation split's); None keeps all.
 
     Raises:
         DataError: no prepared dataset there.
-        ConfigError: the dataset has no such role.
+        ConfigError: the dataset has no such role, or the role no such class.
     """
 
-    def __init__(self, folder: Path, role: str) -> None:
+    def __init__(self, folder: Path, role: str, classes: tuple[str, ...] | None = None) -> None:
         roles = read_info(folder).roles
         if role not in roles:
             raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(roles)})")
         self.folder = folder
         self.role = role
+        self.classes = classes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "role": self.role}
+        return {"folder": self.folder, "role": self.role, "classes": self.classes}
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -87,7 +89,13 @@ class PackedDataset:
     @cached_property
     def _rows(self) -> Any:
         table = pq.read_table(self.folder / MANIFEST_FILE, memory_map=True)
-        return table.filter(pc.equal(table["role"], self.role))
+        rows = table.filter(pc.equal(table["role"], self.role))
+        if self.classes is None:
+            return rows
+        unknown = set(self.classes).difference(rows["label_name"].to_pylist())
+        if unknown:
+            raise ConfigError(f"{self.folder}: {self.role} has no class '{min(unknown)}'")
+        return rows.filter(pc.is_in(rows["label_name"], pa.array(self.classes)))
 
     @cached_property
     def _label_column(self) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -48,6 +48,7 @@ def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Pat
     assert all(path.startswith(test.class_names[label]) for path, label in zip(test.paths, test.labels, strict=True))
 
 
+@pytest.mark.slow
 def test_pickles_small_and_reads_in_a_spawned_process(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "train")
     image = dataset.image(3)

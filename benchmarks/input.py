@@ -1,0 +1,152 @@
+"""How fast is the training input pipeline, beside bare decoding and torchvision's ImageFolder, on the same images?
+
+    nice -n 10 .venv/bin/python benchmarks/input.py
+
+All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The bound is what
+decoding and transforming cost when they are run alone: ours must reach 0.85 of it. Then both feed one batch after another through two
+loader workers, a store as long as Stanford Online Products is opened, and one worker's own memory is read.
+"""
+
+import io
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+from dml_core.data.batches import TrainView, iterate_batches
+from dml_core.data.contract import Manifest, Row
+from dml_core.data.decode import decode_rgb
+from dml_core.data.prepare import pack, prepare
+from dml_core.data.store import PackedDataset
+from dml_core.data.transforms import TransformConfig, train_view
+
+NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
+BATCH_SIZE, NUM_REPEATS, NUM_LONG = 32, 5, 120_053
+CONFIG = TransformConfig(crop="random_resized", crop_size=224, flip=True)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        write_photographs(root / "raw")
+        prepare("folder", root / "raw", root / "packed", {})
+        dataset = PackedDataset(root / "packed", "train")
+        compare_on_one_core(dataset, root / "raw")
+        compare_with_loader_workers(dataset, root / "raw")
+        print(
+            f"one worker's own memory (anonymous pages) grows over an epoch, the first batch included, by {epoch_memory_mib(dataset):.0f} MiB"
+        )
+        time_to_first_batch(root / "long")
+
+
+def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
+    encoded = [dataset.raw_bytes(index) for index in range(len(dataset))]
+    decoded = [decode_rgb(data) for data in encoded]
+    seconds = interleaved(
+        {
+            "decode": lambda: exhaust(decode_rgb(data) for data in encoded),
+            "transform": lambda: exhaust(train_view(image, CONFIG, 0, 0, index) for index, image in enumerate(decoded)),
+            "ours": lambda: exhaust(our_batches(dataset, 0)),
+            "folder": lambda: exhaust(folder_batches(raw, len(dataset), 0)),
+        }
+    )
+    rates = {name: len(dataset) / value for name, value in seconds.items()}
+    bound = len(dataset) / (seconds["decode"] + seconds["transform"])
+    print(f"one core, {WIDTH}x{HEIGHT} JPEG of {np.mean([len(data) for data in encoded]) / 1024:.0f} KiB, images per second:")
+    print(f"  bare decoding {rates['decode']:.0f}, transforms alone {rates['transform']:.0f}, both {bound:.0f}")
+    print(f"  ours {rates['ours']:.0f}: {rates['ours'] / bound:.2f} of both (to reach: 0.85)")
+    print(f"  ImageFolder {rates['folder']:.0f}: ours is {rates['ours'] / rates['folder']:.2f} times as fast (to reach: 1)")
+
+
+def compare_with_loader_workers(dataset: PackedDataset, raw: Path) -> None:
+    seconds = interleaved(
+        {"ours": lambda: exhaust(our_batches(dataset, 2)), "folder": lambda: exhaust(folder_batches(raw, len(dataset), 2))}
+    )
+    print(
+        f"two loader workers, start included: ours is {seconds['folder'] / seconds['ours']:.2f} times as fast as ImageFolder (to reach: 1)"
+    )
+
+
+def time_to_first_batch(folder: Path) -> None:
+    """A store of as many images as Stanford Online Products has, opened and read from in a random order."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (48, 48)).save(buffer, "JPEG")
+    rows = [Row(f"class_{n // 5}/{n}.jpg", n // 5, f"class_{n // 5}", "train") for n in range(NUM_LONG)]
+    pack("folder", {}, Manifest(rows, lambda _: buffer.getvalue()), folder)
+    config = TransformConfig(crop="padded", padding=4, crop_size=48)
+    start = time.perf_counter()
+    dataset = PackedDataset(folder, "train")
+    order = np.random.default_rng(0).permutation(len(dataset))
+    next(iterate_batches(dataset, [order[:BATCH_SIZE]], TrainView(config, 0, 0), 0))
+    print(f"time to first batch of {len(dataset)} images: {time.perf_counter() - start:.2f} s (to stay under: 2)")
+
+
+def write_photographs(raw: Path) -> None:
+    """Smooth noise with fine grain, about as hard to encode as photographs are."""
+    rng = np.random.default_rng(0)
+    for label, number in itertools.product(range(2 * NUM_CLASSES), range(NUM_PER_CLASS)):
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+        grain = rng.normal(0, 12, (HEIGHT, WIDTH, 1))
+        path = raw / f"class_{label:02d}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+def our_batches(dataset: PackedDataset, num_workers: int) -> Iterator[Any]:
+    batches = np.array_split(np.arange(len(dataset)), len(dataset) // BATCH_SIZE)
+    return iterate_batches(dataset, batches, TrainView(CONFIG, 0, 0), num_workers)
+
+
+def folder_batches(raw: Path, num_images: int, num_workers: int) -> Iterator[Any]:
+    steps = [transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    images = datasets.ImageFolder(str(raw), transforms.Compose(steps))
+    return iter(DataLoader(torch.utils.data.Subset(images, range(num_images)), batch_size=BATCH_SIZE, num_workers=num_workers))
+
+
+def interleaved(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Fastest seconds of each, taken in turns, so that a busy machine troubles all of them alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(NUM_REPEATS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: min(values) for name, values in seconds.items()}
+
+
+def exhaust(items: Iterator[Any]) -> None:
+    for _ in items:
+        pass
+
+
+def epoch_memory_mib(dataset: PackedDataset) -> float:
+    """Growth of a fresh process's anonymous memory over an epoch; the mapped store is shared and not counted."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(_grown_by_an_epoch, (dataset,))
+
+
+def _grown_by_an_epoch(dataset: PackedDataset) -> float:
+    before = _anonymous_mib()
+    exhaust(our_batches(dataset, 0))
+    return _anonymous_mib() - before
+
+
+def _anonymous_mib() -> float:
+    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+if __name__ == "__main__":
+    main()

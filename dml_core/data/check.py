@@ -1,0 +1,132 @@
+"""Everything that can be said about a raw folder before it is packed: counts, unreadable images, duplicates, boxes.
+
+`prepare` stops at the first problem; `check_dataset` looks at every image and lists all of them.
+"""
+
+import hashlib
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from dml_core.data.contract import Counts, Manifest, OfficialDataset, Row, role_counts
+from dml_core.data.decode import decode_rgb
+from dml_core.data.registry import parse_dataset
+from dml_core.errors import DataError
+
+_MAX_EXAMPLES = 5
+_BOX_TOLERANCE_PIXELS = 1.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something found in some images: how many, and a few of their paths."""
+
+    what: str
+    num_images: int
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check_dataset` found.
+
+    Attributes:
+        counts: images and classes per role.
+        published: the same as published; empty where there is none.
+        notes: what is as it should be but worth knowing (grayscale, CMYK).
+        violations: what must be mended.
+    """
+
+    counts: dict[str, Counts]
+    published: dict[str, Counts]
+    notes: list[Finding]
+    violations: list[Finding]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    row: Row
+    sha256: str
+    mode: str
+    size: tuple[int, int]
+    is_readable: bool
+
+
+def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Callable[[int, int], None] | None = None) -> CheckReport:
+    """Read the annotations of a raw folder and look at every image.
+
+    Raises:
+        ConfigError: unknown dataset or option.
+        DataError: the annotations cannot be read, break a rule of every dataset, or do not have the published counts.
+    """
+    dataset = parse_dataset(name, options)
+    manifest = dataset.read(raw)
+    published = dict(dataset.published) if isinstance(dataset, OfficialDataset) and dataset.published_counts else {}
+    facts = _look_at_all(manifest, progress)
+    return CheckReport(role_counts(manifest.rows), published, _notes(facts), _violations(facts))
+
+
+def _look_at_all(manifest: Manifest, progress: Callable[[int, int], None] | None) -> list[_Facts]:
+    facts = []
+    with ThreadPoolExecutor() as pool:
+        for fact in pool.map(lambda row: _look_at(manifest, row), manifest.rows):
+            facts.append(fact)
+            if progress:
+                progress(len(facts), len(manifest.rows))
+    return facts
+
+
+def _look_at(manifest: Manifest, row: Row) -> _Facts:
+    try:
+        data = manifest.read_bytes(row)
+        decode_rgb(data)
+        with Image.open(io.BytesIO(data)) as image:
+            return _Facts(row, hashlib.sha256(data).hexdigest(), image.mode, image.size, is_readable=True)
+    except (DataError, ValueError, OSError):
+        return _Facts(row, "", "", (0, 0), is_readable=False)
+
+
+def _notes(facts: list[_Facts]) -> list[Finding]:
+    by_mode: dict[str, list[str]] = defaultdict(list)
+    for fact in facts:
+        by_mode[fact.mode].append(fact.row.path)
+    kinds = {"L": "grayscale, converted to RGB", "CMYK": "CMYK, converted to RGB"}
+    return [_finding(what, by_mode[mode]) for mode, what in kinds.items() if mode in by_mode]
+
+
+def _violations(facts: list[_Facts]) -> list[Finding]:
+    found = {
+        "unreadable": [fact.row.path for fact in facts if not fact.is_readable],
+        "same bytes in train and in another role": _leaks(facts),
+        "box outside the image": [fact.row.path for fact in facts if fact.is_readable and _box_is_outside(fact)],
+    }
+    return [_finding(what, paths) for what, paths in found.items() if paths]
+
+
+def _leaks(facts: list[_Facts]) -> list[str]:
+    """Images whose bytes are in train and in another role too."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for fact in facts:
+        if fact.is_readable:
+            groups[fact.sha256].append(fact.row)
+    roles = {sha256: {row.role for row in rows} for sha256, rows in groups.items()}
+    return [row.path for sha256, rows in groups.items() if "train" in roles[sha256] and len(roles[sha256]) > 1 for row in rows]
+
+
+def _box_is_outside(fact: _Facts) -> bool:
+    if fact.row.box is None:
+        return False
+    left, top, right, bottom = fact.row.box
+    width, height = (side + _BOX_TOLERANCE_PIXELS for side in fact.size)
+    return min(left, top) < -_BOX_TOLERANCE_PIXELS or right > width or bottom > height or left >= right or top >= bottom
+
+
+def _finding(what: str, paths: Iterable[str]) -> Finding:
+    listed = list(paths)
+    return Finding(what, len(listed), tuple(listed[:_MAX_EXAMPLES]))

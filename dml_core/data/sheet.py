@@ -1,0 +1,50 @@
+"""A contact sheet of a packed dataset: one row per class, its name, and some of its images."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageOps
+
+from dml_core.data.store import PackedDataset
+
+_TILE_PIXELS = 96
+_GAP_PIXELS = 4
+_NAME_PIXELS = 180
+_BOX_COLOUR = (255, 60, 60)
+
+
+def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, path: Path) -> None:
+    """Write a PNG with the first classes of a role, evenly spaced samples of each, and their boxes.
+
+    Raises:
+        DataError: no prepared dataset in `folder`.
+        ConfigError: it has no such role.
+    """
+    dataset = PackedDataset(folder, role)
+    shown = range(min(num_classes, len(dataset.class_names)))
+    step = _TILE_PIXELS + _GAP_PIXELS
+    sheet = Image.new("RGB", (_NAME_PIXELS + num_samples * step, len(shown) * step + _GAP_PIXELS), "white")
+    draw = ImageDraw.Draw(sheet)
+    for class_index in shown:
+        top = class_index * step + _GAP_PIXELS
+        draw.text((_GAP_PIXELS, top + _TILE_PIXELS // 2 - 6), _shortened(dataset.class_names[class_index]), fill="black")
+        members = np.flatnonzero(dataset.labels == class_index)
+        for column, position in enumerate(np.linspace(0, len(members) - 1, min(num_samples, len(members)))):
+            sheet.paste(_tile(dataset, int(members[round(position)])), (_NAME_PIXELS + column * step, top))
+    sheet.save(path, "PNG")
+
+
+def _tile(dataset: PackedDataset, index: int) -> Image.Image:
+    """The image within a square tile, its box drawn on it."""
+    image = Image.fromarray(dataset.image(index).permute(1, 2, 0).numpy())
+    scale = _TILE_PIXELS / max(image.size)
+    fitted = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))
+    box = dataset.box(index)
+    if box is not None:
+        left, top, right, bottom = (side * scale for side in box)
+        ImageDraw.Draw(fitted).rectangle((left, top, right - 1, bottom - 1), outline=_BOX_COLOUR)
+    return ImageOps.pad(fitted, (_TILE_PIXELS, _TILE_PIXELS), color="white")
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 28 else name[:27] + "…"

@@ -1,0 +1,90 @@
+"""`check` lists every problem of a raw folder; the contact sheet shows the images where they belong."""
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dml_core.data.check import CheckReport, check_dataset
+from dml_core.data.contract import Counts
+from dml_core.data.sheet import contact_sheet
+from dml_core.data.store import PackedDataset
+from dml_core.errors import DataError
+from tests.data.conftest import OPTIONS
+
+
+@pytest.fixture
+def raw(raw_synthetic: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(raw_synthetic, tmp_path / "raw"))
+
+
+def check(raw: Path) -> CheckReport:
+    return check_dataset("synthetic", raw, OPTIONS)
+
+
+def image(raw: Path, class_number: int, number: int) -> Path:
+    name = f"Species_{class_number}"
+    return raw / f"CUB_200_2011/images/{class_number:03d}.{name}/{name}_{number:04d}.jpg"
+
+
+def found(report: CheckReport) -> dict[str, tuple[str, ...]]:
+    return {finding.what: tuple(Path(path).name for path in finding.examples) for finding in report.violations}
+
+
+def test_a_sound_folder_has_no_violations(raw: Path) -> None:
+    report = check(raw)
+    assert report.violations == []
+    assert report.counts == {"train": Counts(15, 3), "test": Counts(15, 3)}
+    assert report.published == {}
+    modes = [Image.open(io.BytesIO(path.read_bytes())).mode for path in raw.rglob("*.jpg")]
+    assert [(note.what, note.num_images) for note in report.notes] == [("grayscale, converted to RGB", modes.count("L"))]
+
+
+def test_every_problem_is_listed(raw: Path) -> None:
+    image(raw, 1, 1).write_bytes(b"")
+    image(raw, 2, 1).write_bytes(image(raw, 2, 2).read_bytes()[:-30])
+    shutil.copy(image(raw, 3, 1), image(raw, 4, 1))
+    shutil.copy(image(raw, 5, 1), image(raw, 5, 2))
+    boxes = raw / "CUB_200_2011/bounding_boxes.txt"
+    lines = boxes.read_text().splitlines()
+    boxes.write_text("\n".join([*lines[:29], "30 20.0 20.0 20.0 5.0"]) + "\n")
+    report = check(raw)
+    assert found(report) == {
+        "unreadable": ("Species_1_0001.jpg", "Species_2_0001.jpg"),
+        "same bytes in train and in another role": ("Species_3_0001.jpg", "Species_4_0001.jpg"),
+        "box outside the image": ("Species_6_0005.jpg",),
+    }
+
+
+def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
+    with Image.open(image(raw, 1, 1)) as picture:
+        picture.convert("CMYK").save(image(raw, 1, 1))
+    image(raw, 1, 2).unlink()
+    report = check(raw)
+    assert "CMYK, converted to RGB" in [note.what for note in report.notes]
+    assert found(report) == {"unreadable": ("Species_1_0002.jpg",)}
+
+
+def test_published_counts_are_part_of_it(raw: Path) -> None:
+    with pytest.raises(DataError, match="published are 5864 of 100"):
+        check_dataset("cub200", raw, {})
+
+
+def test_progress_counts_all_images(raw: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    check_dataset("synthetic", raw, OPTIONS, progress=lambda *call: calls.append(call))
+    assert calls[-1] == (30, 30)
+
+
+def test_contact_sheet_has_a_row_per_class(packed_synthetic: Path, tmp_path: Path) -> None:
+    contact_sheet(packed_synthetic, "test", num_classes=2, num_samples=3, path=tmp_path / "sheet.png")
+    sheet = np.asarray(Image.open(tmp_path / "sheet.png"))
+    assert sheet.shape == (204, 480, 3)
+    dataset = PackedDataset(packed_synthetic, "test")
+    for row, column, index in ((0, 0, 0), (0, 2, 4), (1, 1, 7)):
+        picture = Image.open(io.BytesIO(dataset.raw_bytes(index))).convert("RGB").resize((96, 96))
+        tile = sheet[row * 100 + 4 :, 180 + column * 100 :][:96, :96]
+        assert np.median(np.abs(tile.astype(int) - np.asarray(picture))) <= 2, "the box is drawn over it, the rest is the image"
