@@ -1,4 +1,7 @@
-"""Names of the losses. A name leads to a module and a class, imported only when it is used: a run depends on its own loss's file alone."""
+"""Names of the losses. A name leads to a module and a class, imported only when it is used: a run depends on its own loss's file alone.
+
+`pml:<ClassName>` is any loss of pytorch-metric-learning, with that class's options.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,7 +15,21 @@ LOSSES: dict[str, str] = {
     "normalised_softmax": "dml_core.losses.normalised_softmax:NormalisedSoftmax",
     "softtriple": "dml_core.losses.softtriple:SoftTriple",
     "hardtriple": "dml_core.losses.hardtriple:HardTriple",
+    "heated_up_softmax": "dml_core.losses.heated_up_softmax:HeatedUpSoftmax",
+    "discriminative": "dml_core.losses.discriminative:Discriminative",
+    "tuplet_margin": "dml_core.losses.tuplet_margin:TupletMargin",
+    "sgsl": "dml_core.losses.sgsl:SGSL",
+    "triplet_semi_hard": "dml_core.losses.triplet_semi_hard:TripletSemiHard",
+    "triplet_batch_hard": "dml_core.losses.triplet_batch_hard:TripletBatchHard",
+    "contrastive": "dml_core.losses.contrastive:Contrastive",
+    "proxy_nca": "dml_core.losses.proxy_nca:ProxyNCA",
+    "center_loss": "dml_core.losses.center_loss:CenterLoss",
+    "ring_loss": "dml_core.losses.ring_loss:RingLoss",
+    "l2_constrained_softmax": "dml_core.losses.l2_constrained_softmax:L2ConstrainedSoftmax",
+    "combined": "dml_core.losses.combined:Combined",
 }
+PML_PREFIX = "pml:"
+PML_ADAPTER = "dml_core.losses.pml:PmlLoss"
 
 
 def loss_class(name: str) -> type[Loss]:
@@ -21,9 +38,9 @@ def loss_class(name: str) -> type[Loss]:
     Raises:
         ConfigError: no such loss; the nearest name is given.
     """
-    if name not in LOSSES:
-        raise unknown_name("loss", name, list(LOSSES))
-    module_name, class_name = LOSSES[name].split(":")
+    if name not in LOSSES and not name.startswith(PML_PREFIX):
+        raise unknown_name("loss", name, [*LOSSES, f"{PML_PREFIX}<ClassName>"])
+    module_name, class_name = LOSSES.get(name, PML_ADAPTER).split(":")
     found: type[Loss] = getattr(import_module(module_name), class_name)
     return found
 
@@ -34,6 +51,8 @@ def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss
     Raises:
         ConfigError: unknown loss, unknown option, or an option outside its range.
     """
+    if name.startswith(PML_PREFIX):
+        options = {"target": name.removeprefix(PML_PREFIX), "options": dict(options)}
     return parse(loss_class(name).Config, options, f"{where} '{name}'")
 
 
@@ -44,3 +63,14 @@ def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embeddin
         ConfigError: unknown loss or option, or options that do not fit the classes or the embedding size.
     """
     return loss_class(name)(parse_loss_options(name, options), num_classes, embedding_dim)
+
+
+def loss_modules(name: str, options: Mapping[str, Any]) -> set[str]:
+    """The modules of the named loss and, for a sum of losses, of its terms: what a training run's identity depends on.
+
+    Raises:
+        ConfigError: no such loss, here or among the terms.
+    """
+    terms = options.get("terms", ()) if name == "combined" else ()
+    own = loss_class(name).__module__
+    return {own}.union(*(loss_modules(term["name"], term.get("options", {})) for term in terms))

@@ -13,13 +13,29 @@ VARIANTS = {
     "normalised_softmax": [{"scale": 8.0}],
     "softtriple": [{"num_centres": 3}, {"num_centres": 3, "regulariser_weight": 0.0, "margin": 0.1}, {"num_centres": 1}],
     "hardtriple": [{"num_centres": 3}],
+    "heated_up_softmax": [{}, {"alpha": 8.0, "bias": False, "better_init": True}],
+    "discriminative": [{}, {"centroids": "kmeans"}],
+    "tuplet_margin": [{}, {"negatives": "all"}, {"negatives": "all", "scale": 8.0, "slack_margin": 0.0, "variance_weight": 0.0}],
+    "sgsl": [{}, {"gate": 0.0}, {"gamma": 5.0, "label_smoothing": 0.0, "weight": 2.0}],
+    "triplet_batch_hard": [{}, {"margin": 0.3}],
+    "proxy_nca": [{}, {"scale": 9.0}],
+    "l2_constrained_softmax": [{}, {"learn_radius": True, "radius": 10.0, "label_smoothing": 0.1}],
+    "combined": [
+        {
+            "terms": [
+                {"name": "softmax", "options": {"label_smoothing": 0.1}},
+                {"name": "triplet_batch_hard", "weight": 0.5},
+                {"name": "ring_loss", "weight": 2.0},
+            ]
+        }
+    ],
 }
 CASES = [(name, options) for name in LOSSES for options in VARIANTS.get(name, [{}])]
 
 
 def case_id(case):
     name, options = case
-    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
+    return "-".join([name, *(f"{key}={value}" for key, value in options.items() if key != "terms")])
 
 
 def build(case, seed=0, num_classes=NUM_CLASSES, dim=DIM):

@@ -3,7 +3,7 @@
 A reference takes the loss (for its options and centres only), the embeddings and the labels, and returns the total.
 """
 
-from math import exp, log, sqrt
+from math import atan2, cos, exp, log, sqrt
 
 import torch
 
@@ -89,6 +89,158 @@ def hardtriple(loss, embeddings, labels):
     return multi_centre(loss, embeddings, labels, max)
 
 
+def distance(u, v):
+    return norm([a - b for a, b in zip(u, v, strict=True)])
+
+
+def angle(u, v):
+    """Between 0 and pi, accurate also for equal and opposite vectors (Kahan)."""
+    u, v = unit(u), unit(v)
+    return 2 * atan2(distance(u, v), norm([a + b for a, b in zip(u, v, strict=True)]))
+
+
+def softplus(a):
+    return a + log(1 + exp(-a)) if a > 0 else log(1 + exp(a))
+
+
+def relu(a):
+    return max(a, 0.0)
+
+
+def pairs(labels, same):
+    """Ordered pairs of two different samples, of one class or of two."""
+    everyone = range(len(labels))
+    return [(i, j) for i in everyone for j in everyone if i != j and (labels[i] == labels[j]) == same]
+
+
+def negatives(labels, anchor):
+    return [n for n in range(len(labels)) if labels[n] != labels[anchor]]
+
+
+def heated_up_softmax(loss, embeddings, labels):
+    weights = [unit(w) for w in loss.classifier.weight.tolist()]
+    biases = loss.classifier.bias.tolist() if loss.config.bias else [0.0] * len(weights)
+    terms = []
+    for x, y in zip(embeddings, labels, strict=True):
+        logits = [loss.alpha * (dot(w, x) + b) for w, b in zip(weights, biases, strict=True)]
+        terms.append(cross_entropy(logits, one_hot(y, len(weights))))
+    return mean(terms)
+
+
+def discriminative(loss, embeddings, labels):
+    num_classes = loss.num_classes
+    one_hots = [one_hot(c, num_classes) for c in range(num_classes)]
+    centroids = one_hots if loss.config.centroids == "one_hot" else loss.centroids_CD.tolist()
+    terms = []
+    for x, y in zip(embeddings, labels, strict=True):
+        others = sum(distance(x, centroids[m]) for m in range(num_classes) if m != y)
+        terms.append(distance(x, centroids[y]) - others / (3 * (num_classes - 1)))
+    return mean(terms)
+
+
+def tuplet_margin(loss, embeddings, labels):
+    """Eq. 13 with every negative, or with the negatives that the loss drew; eq. 15 to 17."""
+    config = loss.config
+    positive, negative = pairs(labels, True), pairs(labels, False)
+    if not positive or not negative:
+        return 0.0
+    drawn = drawn_negatives(labels, positive)
+    terms = []
+    for p, (a, b) in enumerate(positive):
+        near = config.scale * cos(angle(embeddings[a], embeddings[b]) - config.slack_margin)
+        chosen = drawn[p] if config.negatives == "random" else negatives(labels, a)
+        exponents = [config.scale * cosine(embeddings[a], embeddings[n]) - near for n in chosen]
+        top = max(0.0, *exponents)
+        terms.append(top + log(exp(-top) + sum(exp(e - top) for e in exponents)))
+    cos_positive = [cosine(embeddings[i], embeddings[j]) for i, j in positive]
+    cos_negative = [cosine(embeddings[i], embeddings[j]) for i, j in negative]
+    spread_positive = mean(relu((1 - config.variance_epsilon) * mean(cos_positive) - c) ** 2 for c in cos_positive)
+    spread_negative = mean(relu(c - (1 + config.variance_epsilon) * mean(cos_negative)) ** 2 for c in cos_negative)
+    return mean(terms) + config.variance_weight * (spread_positive + spread_negative)
+
+
+def drawn_negatives(labels, positive):
+    """What `random_negatives` draws from a generator seeded with 0: column g of row p is the place within class g."""
+    classes = sorted(set(labels))
+    draws = torch.rand(len(positive), len(classes), generator=torch.Generator().manual_seed(0)).tolist()
+    chosen = []
+    for (anchor, _), row in zip(positive, draws, strict=True):
+        members = [[i for i, y in enumerate(labels) if y == c] for c in classes]
+        chosen.append([m[int(u * len(m))] for c, m, u in zip(classes, members, row, strict=True) if c != labels[anchor]])
+    return chosen
+
+
+def sgsl(loss, embeddings, labels):
+    config, weights = loss.config, loss.weight_CD.tolist()
+    num_classes = len(weights)
+    smoothed, stopped = [], []
+    for x, y in zip(embeddings, labels, strict=True):
+        target = [1 - config.label_smoothing if c == y else config.label_smoothing / (num_classes - 1) for c in range(num_classes)]
+        smoothed.append(cross_entropy([dot(w, x) for w in weights], target))
+        others = log(sum(exp(config.gamma * cosine(w, x)) for c, w in enumerate(weights) if c != y)) / config.gamma
+        stopped.append(softplus(others - cosine(weights[y], x)))
+    return mean(smoothed) + (config.weight * mean(stopped) if mean(smoothed) <= config.gate else 0.0)
+
+
+def triplet_semi_hard(loss, embeddings, labels):
+    terms = []
+    for a, p in pairs(labels, True):
+        near = distance(unit(embeddings[a]), unit(embeddings[p])) ** 2
+        far = [distance(unit(embeddings[a]), unit(embeddings[n])) ** 2 for n in negatives(labels, a)]
+        if far:
+            beyond = [d for d in far if d > near + 1e-12]
+            terms.append(relu(near - (min(beyond) if beyond else max(far)) + loss.config.margin))
+    return mean(terms) if terms else 0.0
+
+
+def triplet_batch_hard(loss, embeddings, labels):
+    terms = []
+    for a, y in enumerate(labels):
+        near = [distance(embeddings[a], embeddings[p]) for p in range(len(labels)) if labels[p] == y and p != a]
+        far = [distance(embeddings[a], embeddings[n]) for n in negatives(labels, a)]
+        if near and far:
+            excess = max(near) - min(far)
+            terms.append(softplus(excess) if loss.config.margin is None else relu(excess + loss.config.margin))
+    return mean(terms) if terms else 0.0
+
+
+def contrastive(loss, embeddings, labels):
+    terms = [distance(unit(embeddings[i]), unit(embeddings[j])) ** 2 for i, j in pairs(labels, True)]
+    terms += [relu(loss.config.margin - distance(unit(embeddings[i]), unit(embeddings[j]))) ** 2 for i, j in pairs(labels, False)]
+    return mean(terms) / 2 if terms else 0.0
+
+
+def proxy_nca(loss, embeddings, labels):
+    proxies = [unit(p) for p in loss.proxies_CD.tolist()]
+    terms = []
+    for x, y in zip(embeddings, labels, strict=True):
+        near = [exp(-loss.config.scale * distance(unit(x), p) ** 2) for p in proxies]
+        terms.append(-log(near[y] / (sum(near) - near[y])))
+    return mean(terms)
+
+
+def center_loss(loss, embeddings, labels):
+    centres = loss.centres_CD.tolist()
+    return loss.config.weight / 2 * mean(distance(x, centres[y]) ** 2 for x, y in zip(embeddings, labels, strict=True))
+
+
+def ring_loss(loss, embeddings, labels):
+    return loss.config.weight / 2 * mean((norm(x) - loss.radius.item()) ** 2 for x in embeddings)
+
+
+def l2_constrained_softmax(loss, embeddings, labels):
+    weights, biases, radius = loss.classifier.weight.tolist(), loss.classifier.bias.tolist(), loss.radius.item()
+    terms = []
+    for x, y in zip(embeddings, labels, strict=True):
+        logits = [radius * dot(w, unit(x)) + b for w, b in zip(weights, biases, strict=True)]
+        terms.append(cross_entropy(logits, one_hot(y, len(weights), loss.config.label_smoothing)))
+    return mean(terms)
+
+
+def combined(loss, embeddings, labels):
+    return sum(t.weight * REFERENCES[t.name](part, embeddings, labels) for t, part in zip(loss.config.terms, loss.losses, strict=True))
+
+
 def reference(name, loss, embeddings_ND, labels_N):
     """The named reference's total as a float64 tensor."""
     return torch.tensor(REFERENCES[name](loss, embeddings_ND.tolist(), labels_N.tolist()), dtype=torch.float64)
@@ -99,4 +251,16 @@ REFERENCES = {
     "normalised_softmax": normalised_softmax,
     "softtriple": softtriple,
     "hardtriple": hardtriple,
+    "heated_up_softmax": heated_up_softmax,
+    "discriminative": discriminative,
+    "tuplet_margin": tuplet_margin,
+    "sgsl": sgsl,
+    "triplet_semi_hard": triplet_semi_hard,
+    "triplet_batch_hard": triplet_batch_hard,
+    "contrastive": contrastive,
+    "proxy_nca": proxy_nca,
+    "center_loss": center_loss,
+    "ring_loss": ring_loss,
+    "l2_constrained_softmax": l2_constrained_softmax,
+    "combined": combined,
 }

@@ -1,0 +1,88 @@
+"""A weighted sum of registered losses, for the rows that train "softmax + X" (SGSL's Table 3; center loss and ring loss everywhere).
+
+Shapes: N samples, D embedding dimensions.
+"""
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+
+from dml_core.config import Config
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.losses.registry import build_loss
+
+
+class Term(Config):
+    """One loss of the sum: its registered name, its options, its weight."""
+
+    name: str
+    weight: float = Field(default=1.0, gt=0.0)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class CombinedConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        terms: the losses to add up.
+    """
+
+    terms: tuple[Term, ...] = Field(min_length=1)
+
+
+class Combined(Loss):
+    """sum_t weight_t loss_t, each term with its own centres or classifier.
+
+    Raises:
+        ConfigError: a term's name or options are wrong.
+    """
+
+    Config = CombinedConfig
+    config: CombinedConfig
+
+    def __init__(self, config: CombinedConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        self.losses = nn.ModuleList(build_loss(term.name, term.options, num_classes, embedding_dim) for term in config.terms)
+
+    @property
+    def needs(self) -> Needs:
+        """What any of the terms needs."""
+        needs = [loss.needs for loss in self._terms]
+        return Needs(
+            sampler="k_by_n" if any(need.sampler == "k_by_n" for need in needs) else "any",
+            global_batch=any(need.global_batch for need in needs),
+            initial_embeddings=any(need.initial_embeddings for need in needs),
+        )
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """The smallest of the terms' factors."""
+        return min(loss.learning_rate_factor for loss in self._terms)
+
+    def start_epoch(self, epoch: int, num_epochs: int) -> None:
+        """Pass the epoch on to every term."""
+        for loss in self._terms:
+            loss.start_epoch(epoch, num_epochs)
+
+    def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
+        """Pass the embeddings on to the terms that need them."""
+        for loss in self._terms:
+            if loss.needs.initial_embeddings:
+                loss.initialise(embeddings_ND, labels_N)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """The weighted sum; a term's parts are named `<term>.<part>`."""
+        outputs = [loss.compute(embeddings_ND, labels_N, generator) for loss in self._terms]
+        weighted = [term.weight * output.total for term, output in zip(self.config.terms, outputs, strict=True)]
+        parts = {
+            f"{term.name}.{part}": value
+            for term, output in zip(self.config.terms, outputs, strict=True)
+            for part, value in output.parts.items()
+        }
+        return LossOutput(torch.stack(weighted).sum(), parts)
+
+    @property
+    def _terms(self) -> list[Loss]:
+        return [loss for loss in self.losses if isinstance(loss, Loss)]

@@ -1,0 +1,44 @@
+"""Contrastive loss (Hadsell et al., CVPR 2006, eq. 4) over all pairs of a batch, on unit-length embeddings.
+
+Shapes: N samples, D embedding dimensions, P unordered pairs.
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+
+class ContrastiveConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        margin: m, the distance beyond which a negative pair costs nothing; unit vectors lie at most 2 apart (assumed 1).
+    """
+
+    margin: float = Field(default=1.0, gt=0.0, le=2.0)
+
+
+class Contrastive(Loss):
+    """d^2 / 2 for a pair of one class, [m - d]_+^2 / 2 for a pair of two classes."""
+
+    Config = ContrastiveConfig
+    config: ContrastiveConfig
+
+    @property
+    def needs(self) -> Needs:
+        """Pairs of one class within the global batch."""
+        return Needs(sampler="k_by_n", global_batch=True)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over all pairs; exactly 0 for a single sample."""
+        if len(labels_N) < 2:
+            return LossOutput(embeddings_ND.sum() * 0.0, {})
+        first_P, second_P = torch.triu_indices(len(labels_N), len(labels_N), offset=1, device=labels_N.device)
+        distance_P = torch.pdist(functional.normalize(embeddings_ND))
+        same_P = labels_N[first_P] == labels_N[second_P]
+        terms_P = torch.where(same_P, distance_P.square(), functional.relu(self.config.margin - distance_P).square())
+        total = 0.5 * terms_P.mean()
+        return LossOutput(total, {"contrastive": total.detach()})

@@ -1,0 +1,83 @@
+"""Discriminative loss (Do et al., "A Theoretically Sound Upper Bound on the Triplet Loss", CVPR 2019, eq. 6-8): fixed class centroids.
+
+The head gives the unit-length output of the paper's last layer (kind `two_layer`). Shapes: N samples, D dimensions, C classes.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from dml_core.errors import ConfigError
+from dml_core.losses.centroids import kmeans_centroids
+from dml_core.losses.contract import Loss, LossConfig, LossOutput
+
+
+class DiscriminativeConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        centroids: "one_hot" (published; all distances sqrt 2) or "kmeans" (Table 3).
+        centroid_seed: seed of the K-means centroids.
+    """
+
+    centroids: Literal["one_hot", "kmeans"] = "one_hot"
+    centroid_seed: int = 0
+
+
+class Discriminative(Loss):
+    """||x - c_y|| - sum_{m != y} ||x - c_m|| / (3 (C - 1)), eq. 8 without its constant G, which only scales the learning rate.
+
+    Raises:
+        ConfigError: the last layer's size is not the number of classes.
+    """
+
+    Config = DiscriminativeConfig
+    config: DiscriminativeConfig
+
+    def __init__(self, config: DiscriminativeConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        if embedding_dim != num_classes:
+            raise ConfigError(
+                f"loss 'discriminative': its centroids have one dimension per class ({num_classes}), "
+                f"the head's output has {embedding_dim}: use head kind 'two_layer'"
+            )
+        if config.centroids == "kmeans":
+            self.register_buffer("centroids_CD", kmeans_centroids(num_classes, embedding_dim, config.centroid_seed))
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over the batch of eq. 8."""
+        if self.config.centroids == "one_hot":  # no C x C identity is made: x's dot products with it are x
+            total = bound_terms(embeddings_ND, embeddings_ND, labels_N).mean()
+        else:
+            total = centroid_terms(embeddings_ND, labels_N, self.get_buffer("centroids_CD")).mean()
+        return LossOutput(total, {"discriminative": total.detach()})
+
+
+def centroid_terms(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor) -> Tensor:
+    """Eq. 8's summand of each sample, (N,)."""
+    return bound_terms(embeddings_ND, embeddings_ND @ centroids_CD.T, labels_N, centroids_CD.square().sum(dim=1))
+
+
+def bound_terms(embeddings_ND: Tensor, dot_NC: Tensor, labels_N: Tensor, squared_norm_C: Tensor | float = 1.0) -> Tensor:
+    """Eq. 8's summand of each sample, (N,), from its dot products with the centroids and their squared norms."""
+    squared_NC = embeddings_ND.square().sum(dim=1, keepdim=True) + squared_norm_C - 2.0 * dot_NC
+    # Below the rounding error of the subtraction a distance is not known; its gradient is then taken as zero instead of infinite.
+    distance_NC = squared_NC.clamp_min(torch.finfo(squared_NC.dtype).eps).sqrt()
+    own_N = distance_NC.gather(1, labels_N[:, None]).squeeze(1)
+    return own_N - (distance_NC.sum(dim=1) - own_N) / (3 * (dot_NC.shape[1] - 1))
+
+
+def triplet_upper_bound(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor) -> Tensor:
+    """L_d of eq. 8 with its constant G: at least the sum of ||x_i - x_j|| - ||x_i - x_k|| over all triplets (eq. 5, Lemma 3.1).
+
+    Args:
+        embeddings_ND: N samples, N / C of each class.
+        labels_N: class indices in [0, C).
+        centroids_CD: unit-length centroids.
+    """
+    num_samples, num_classes = len(labels_N), len(centroids_CD)
+    per_class = num_samples // num_classes
+    assert torch.equal(torch.bincount(labels_N, minlength=num_classes), torch.full((num_classes,), per_class))
+    constant = 3 * (num_classes - 1) * (per_class - 1) * per_class
+    return constant * centroid_terms(embeddings_ND, labels_N, centroids_CD).sum()

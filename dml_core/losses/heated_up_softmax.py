@@ -1,0 +1,86 @@
+"""Heated-up softmax (Zhang et al., "Heated-Up Softmax Embedding", 2018, eq. 1-3 and section 3.2): a temperature raised near the end.
+
+The head gives the embedding as the variant has it: l2-normalised (LN, HLN) or batch-normalised over sqrt(k) (BN, HBN). Variant SM is
+the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M classes.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+
+class HeatedUpSoftmaxConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        alpha: reciprocal temperature at the start (published 16).
+        heated_alpha: reciprocal temperature when heated (published 4); None never heats (variants LN and BN).
+        heat_from: share of the epochs trained before heating (released code: 61 of 80; the paper: "until convergence").
+        schedule: "step" changes alpha and learning rate at once; "gentle" moves both geometrically over the heated epochs (the paper
+            tried a gentle increase and does not state its course: assumed).
+        heated_learning_rate_factor: factor on the learning rate when heated (published 0.1).
+        bias: a learned b_m added to w_m.f (eq. 1 and the released code have it; section 3 sets it aside).
+        better_init: start the classifier at the normalised class means of the untrained embeddings (released code, on SOP).
+    """
+
+    alpha: float = Field(default=16.0, gt=0.0)
+    heated_alpha: float | None = Field(default=4.0, gt=0.0)
+    heat_from: float = Field(default=61 / 80, ge=0.0, le=1.0)
+    schedule: Literal["step", "gentle"] = "step"
+    heated_learning_rate_factor: float = Field(default=0.1, gt=0.0, le=1.0)
+    bias: bool = True
+    better_init: bool = False
+
+
+class HeatedUpSoftmax(Loss):
+    """Cross-entropy of alpha (w_m.f + b_m) with unit-length w_m."""
+
+    Config = HeatedUpSoftmaxConfig
+    config: HeatedUpSoftmaxConfig
+
+    def __init__(self, config: HeatedUpSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
+        self._heat = 0.0  # 0: not heated, 1: fully heated
+
+    @property
+    def needs(self) -> Needs:
+        """The training set's embeddings where the classifier starts at the class means."""
+        return Needs(initial_embeddings=self.config.better_init)
+
+    @property
+    def alpha(self) -> float:
+        """The reciprocal temperature of the present epoch."""
+        start = self.config.alpha
+        return float(start * ((self.config.heated_alpha or start) / start) ** self._heat)
+
+    @property
+    def learning_rate_factor(self) -> float:
+        """1 before heating, the configured factor when heated."""
+        return float(self.config.heated_learning_rate_factor**self._heat)
+
+    def start_epoch(self, epoch: int, num_epochs: int) -> None:
+        """Heat once `heat_from` of the epochs are over."""
+        num_cold_epochs = round(self.config.heat_from * num_epochs)
+        num_heated = epoch + 1 - num_cold_epochs
+        if self.config.heated_alpha is None or num_heated <= 0:
+            self._heat = 0.0
+        else:
+            self._heat = 1.0 if self.config.schedule == "step" else num_heated / (num_epochs - num_cold_epochs)
+
+    @torch.no_grad()
+    def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
+        """Set each w_m to the direction of its class's mean embedding."""
+        sums_CD = torch.zeros_like(self.classifier.weight).index_add_(0, labels_N, embeddings_ND.to(self.classifier.weight))
+        self.classifier.weight.copy_(functional.normalize(sums_CD))
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over the batch of eq. 2."""
+        logits_NC = functional.linear(embeddings_ND, functional.normalize(self.classifier.weight), self.classifier.bias)
+        total = functional.cross_entropy(self.alpha * logits_NC, labels_N)
+        return LossOutput(total, {"softmax": total.detach()})

@@ -1,0 +1,43 @@
+"""L2-constrained softmax (Ranjan et al., 2017, eq. 2): the embedding on a sphere of fixed or learned radius, the classifier free.
+
+Shapes: N samples, D embedding dimensions, C classes.
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput
+
+
+class L2ConstrainedSoftmaxConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        radius: alpha, the norm that every embedding gets, or starts with if it is learned (assumed 40).
+        learn_radius: learn alpha as a parameter.
+        label_smoothing: epsilon, spread over all C classes (0 in the paper; SGSL's Table 3 adds it to every softmax).
+    """
+
+    radius: float = Field(default=40.0, gt=0.0)
+    learn_radius: bool = False
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+
+
+class L2ConstrainedSoftmax(Loss):
+    """Cross-entropy of W (alpha x / ||x||) + b."""
+
+    Config = L2ConstrainedSoftmaxConfig
+    config: L2ConstrainedSoftmaxConfig
+
+    def __init__(self, config: L2ConstrainedSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        self.classifier = nn.Linear(embedding_dim, num_classes)
+        self.radius = nn.Parameter(torch.tensor(config.radius), requires_grad=config.learn_radius)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean cross-entropy of the batch."""
+        logits_NC = self.classifier(self.radius * functional.normalize(embeddings_ND))
+        total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
+        return LossOutput(total, {"softmax": total.detach()})

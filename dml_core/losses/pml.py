@@ -1,0 +1,128 @@
+"""Any of pytorch-metric-learning's losses over labelled batches, by class name (`pml:<ClassName>`), with an optional miner.
+
+Options are the class's own, by name. One that is itself an object (miner, distance, reducer, embedding_regularizer,
+weight_regularizer) is a mapping of `name` and its options: `{miner: {name: BatchHardMiner}, margin: 0.1}`.
+"""
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from pydantic import Field, model_validator
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from torch import Generator, Tensor, nn
+
+from dml_core.config import unknown_name
+from dml_core.errors import ConfigError
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+CLASSES = {  # kind of object, also the name of the option that takes one: where the library keeps them, and their base
+    "loss": (losses, losses.BaseMetricLossFunction),
+    "miner": (miners, miners.BaseMiner),
+    "distance": (distances, distances.BaseDistance),
+    "reducer": (reducers, reducers.BaseReducer),
+    "embedding_regularizer": (regularizers, regularizers.BaseRegularizer),
+    "weight_regularizer": (regularizers, regularizers.BaseRegularizer),
+}
+# A base class, and two losses that take no labels.
+UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss)
+RUN_TIME = frozenset({"num_classes", "embedding_size"})  # given by the run, not by its configuration
+
+
+class PmlConfig(LossConfig):
+    """What follows `pml:` and the options beside it, checked against the signatures.
+
+    Attributes:
+        target: class name within pytorch_metric_learning.losses.
+        options: its keyword arguments.
+    """
+
+    target: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        try:
+            _check("loss", self.target, self.options, also=frozenset({"miner"}))
+            for kind in CLASSES.keys() & self.options.keys():
+                part = self.options[kind]
+                if not isinstance(part, Mapping) or "name" not in part:
+                    raise ValueError(f"option '{kind}' is a mapping of 'name' and options, found {part!r}")
+                _check(kind, part["name"], _without_name(part))
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+
+class PmlLoss(Loss):
+    """The named loss and miner behind our contract: float32 under autocast, the run's own random draws, the global batch.
+
+    Raises:
+        ConfigError: the library refuses the values.
+    """
+
+    Config = PmlConfig
+    config: PmlConfig
+
+    def __init__(self, config: PmlConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        target = _named("loss", config.target)
+        sizes = {"num_classes": num_classes, "embedding_size": embedding_dim}
+        self.has_classes = bool(sizes.keys() & _parameters(target))
+        try:
+            options = {key: _built(key, value) if key in CLASSES else value for key, value in config.options.items()}
+            self.miner: nn.Module | None = options.pop("miner", None)
+            self.loss: nn.Module = target(**options, **{key: size for key, size in sizes.items() if key in _parameters(target)})
+        except (TypeError, ValueError, AssertionError) as error:
+            raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {error or type(error).__name__}") from None
+
+    @property
+    def needs(self) -> Needs:
+        """The global batch; several images a class, unless the loss has a classifier and no miner."""
+        return Needs(sampler="any" if self.has_classes and self.miner is None else "k_by_n", global_batch=True)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """The library's loss, reduced as its reducer says."""
+        seed = int(torch.randint(2**31, (), generator=generator))
+        with torch.random.fork_rng():  # the library draws from torch's global state, which differs between workers
+            torch.manual_seed(seed)
+            indices = self.miner(embeddings_ND, labels_N) if self.miner is not None else None
+            total: Tensor = self.loss(embeddings_ND, labels_N, indices)
+        return LossOutput(total, {self.config.target: total.detach()})
+
+
+def _named(kind: str, name: str) -> Any:
+    """The library's class of that kind and name."""
+    module, base = CLASSES[kind]
+    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)}
+    known = {key: value for key, value in classes.items() if value not in (base, *UNUSABLE)}
+    if name not in known:
+        raise unknown_name(f"pytorch-metric-learning {kind}", name, list(known))
+    return known[name]
+
+
+def _parameters(found: type) -> set[str]:
+    """Keyword arguments of a class, with those that it hands on to its bases."""
+    own = [base for base in found.__mro__ if base.__module__.startswith("pytorch_metric_learning")]
+    parameters = [parameter for base in own for parameter in inspect.signature(base.__init__).parameters.values()]  # type: ignore[misc]
+    return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD} - {"self"}
+
+
+def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str] = frozenset()) -> None:
+    """Refuse an unknown class, an unknown option, and an option that the run itself provides."""
+    known = (_parameters(_named(kind, name)) | also) - (RUN_TIME if kind == "loss" else frozenset())
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"{name} has no option '{option}'{hint} (it has: {', '.join(sorted(known))})")
+
+
+def _built(kind: str, part: Mapping[str, Any]) -> Any:
+    return _named(kind, part["name"])(**_without_name(part))
+
+
+def _without_name(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if key != "name"}

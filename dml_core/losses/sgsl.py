@@ -1,0 +1,64 @@
+"""SGSL, the stop-gradient softmax loss (Yang et al., AAAI 2023, eq. 5-7 and 10), added to a label-smoothed softmax.
+
+Shapes: N samples, D embedding dimensions, C classes.
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from dml_core.errors import ConfigError
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+
+class SGSLConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        gamma: scale within the log-sum-exp over the other classes (published 30).
+        weight: beta of eq. 10 (published 1).
+        gate: SGSL counts only in batches whose softmax loss is at most this (published 3; math.inf always).
+        label_smoothing: epsilon, spread over the other C - 1 classes (released code: 0.4 on CUB and Cars, 0.1 on SOP and In-shop).
+    """
+
+    gamma: float = Field(default=30.0, gt=0.0)
+    weight: float = Field(default=1.0, ge=0.0)
+    gate: float = Field(default=3.0, ge=0.0)
+    label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0)
+
+
+class SGSL(Loss):
+    """Softmax on W f, plus softplus(LSE^gamma over j != y of cos(W_j, f), minus cos(W_y, f)) without a gradient to W."""
+
+    Config = SGSLConfig
+    config: SGSLConfig
+
+    def __init__(self, config: SGSLConfig, num_classes: int, embedding_dim: int) -> None:
+        super().__init__(config, num_classes, embedding_dim)
+        # torch spreads its epsilon over all C classes; this one leaves (1 - eps) to the true class and eps to the others.
+        self.smoothing = config.label_smoothing * num_classes / (num_classes - 1)
+        if self.smoothing > 1.0:
+            raise ConfigError(f"loss 'sgsl': label_smoothing {config.label_smoothing} favours the wrong of {num_classes} classes: lower it")
+        self.weight_CD = nn.Parameter(torch.empty(num_classes, embedding_dim).normal_(std=0.001))  # as released
+
+    @property
+    def needs(self) -> Needs:
+        """The global batch: the gate depends on its mean loss (the released code gates each GPU by itself)."""
+        return Needs(global_batch=True)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Eq. 7 with eq. 10's weight."""
+        softmax = functional.cross_entropy(embeddings_ND @ self.weight_CD.T, labels_N, label_smoothing=self.smoothing)
+        sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma)
+        gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)
+        total = softmax + self.config.weight * gated
+        return LossOutput(total, {"softmax": softmax.detach(), "sgsl": gated.detach()})
+
+
+def stop_gradient_softmax(embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float) -> Tensor:
+    """Eq. 6, mean over the batch; the gradient reaches the embeddings only."""
+    cos_NC = functional.normalize(embeddings_ND) @ functional.normalize(weight_CD.detach()).T
+    own_N1 = labels_N[:, None]
+    others_N = (gamma * cos_NC).scatter(1, own_N1, -torch.inf).logsumexp(dim=1) / gamma
+    return functional.softplus(others_N - cos_NC.gather(1, own_N1).squeeze(1)).mean()

@@ -1,0 +1,47 @@
+"""Batch-hard triplet loss (Hermans et al., "In Defense of the Triplet Loss", 2017, eq. 5), with a hinge or the soft margin.
+
+Euclidean distances, not squared, of the embeddings as they are (normalise them in the head if wanted). Shapes: N samples, D dimensions.
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+
+class TripletBatchHardConfig(LossConfig):
+    """Options.
+
+    Attributes:
+        margin: m of the hinge; None takes the soft margin ln(1 + exp(.)), the paper's best (SoftMargin in SGSL's Table 3).
+    """
+
+    margin: float | None = Field(default=None, gt=0.0)
+
+
+class TripletBatchHard(Loss):
+    """Each anchor against its farthest positive and its nearest negative of the batch."""
+
+    Config = TripletBatchHardConfig
+    config: TripletBatchHardConfig
+
+    @property
+    def needs(self) -> Needs:
+        """Pairs of one class within the global batch."""
+        return Needs(sampler="k_by_n", global_batch=True)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Mean over the anchors that have a positive and a negative; exactly 0 where none has."""
+        same_NN = labels_N[:, None] == labels_N
+        anchor_N = (same_NN.sum(dim=1) > 1) & (~same_NN).any(dim=1)
+        if not anchor_N.any():
+            return LossOutput(embeddings_ND.sum() * 0.0, {})
+        distance_NN = torch.cdist(embeddings_ND, embeddings_ND)
+        hardest_positive_N = distance_NN.masked_fill(~same_NN, -torch.inf).amax(dim=1)
+        hardest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
+        excess = (hardest_positive_N - hardest_negative_N)[anchor_N]
+        margin = self.config.margin
+        total = (functional.softplus(excess) if margin is None else functional.relu(excess + margin)).mean()
+        return LossOutput(total, {"triplet": total.detach()})

@@ -1,0 +1,106 @@
+"""1, 2 and 4 workers with the same global batches: the same gradients, losses and weights for every registered loss.
+
+All losses go through one set of processes per worker count, as `TrainingSystem` under DistributedDataParallel, over global batches of
+8, of 7 (uneven shards) and of 3 (a worker without images).
+"""
+
+import copy
+import multiprocessing
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from loss_cases import CASES, DIM, NUM_CLASSES, build, case_id
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dml_core.losses.contract import Needs
+from dml_core.training.parallel import TrainingSystem, shard_sizes
+
+pytestmark = pytest.mark.slow
+
+BATCH_SIZES = [7, 3, 8, 7, 8, 3, 7, 8, 7, 3]
+GATE_BETWEEN_SHARDS = ("sgsl", {"gate": 1.6097})
+PML = ("pml:TripletMarginLoss", {"triplets_per_anchor": 2})
+TRAINED = [*CASES, GATE_BETWEEN_SHARDS, PML]
+# SGSL needs the global batch for its gate alone: another gate, which no shard disagrees about, is the same without gathering.
+UNGATHERED = [case for case in TRAINED if build(case).needs.global_batch and (case[0] != "sgsl" or case is GATE_BETWEEN_SHARDS)]
+
+
+def batch(step):
+    """The global batch of a step: images (N, 6) and labels with pairs of one class."""
+    random = torch.Generator().manual_seed(100 + step)
+    num_samples = BATCH_SIZES[step]
+    return torch.randn(num_samples, 6, generator=random, dtype=torch.float64), torch.arange(num_samples) // 2 % NUM_CLASSES
+
+
+def system(case, gathered):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM)).double()
+    loss = build(case)
+    if not gathered:
+        loss.__class__ = type("Ungathered", (type(loss),), {"needs": Needs()})
+    return TrainingSystem(model, loss)
+
+
+def train(case, rank, num_workers, gathered=True):
+    """Losses and gradients of the first two steps, and everything that has been learned after the last."""
+    trained = system(case, gathered)
+    module = DistributedDataParallel(trained) if num_workers > 1 else trained
+    seen = {}
+    for step in range(len(BATCH_SIZES)):
+        images, labels_N = batch(step)
+        sizes = shard_sizes(len(labels_N), num_workers)
+        trained.zero_grad()
+        shard = torch.split(images, sizes)[rank]
+        total = module(shard, labels_N, sizes, torch.Generator().manual_seed(step)).total
+        total.backward()
+        if step < 2:
+            seen |= {f"step {step} {name}": p.grad.clone() for name, p in trained.named_parameters() if p.grad is not None}
+            seen[f"step {step} loss"] = averaged(total.detach(), num_workers)
+        with torch.no_grad():
+            for parameter in trained.parameters():
+                parameter -= 0.1 * (0.0 if parameter.grad is None else parameter.grad)
+    return seen | {f"trained {name}": value.clone() for name, value in copy.deepcopy(trained).state_dict().items()}
+
+
+def averaged(value, num_workers):
+    if num_workers > 1:
+        dist.all_reduce(value)
+    return value / num_workers
+
+
+def worker(rank, num_workers, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_workers)
+    results = {
+        "gathered": [train(case, rank, num_workers) for case in TRAINED],
+        "ungathered": [train(case, rank, num_workers, gathered=False) for case in UNGATHERED],
+    }
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def by_rank(request, tmp_path_factory):
+    """What each worker of a group of 2 or 4 saw and learned."""
+    folder = tmp_path_factory.mktemp("workers")
+    # Processes forked from one that has imported everything: on a busy machine eight imports of torch take minutes.
+    multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo", "dml_core.losses.pml", "dml_core.losses.centroids"])
+    mp.start_processes(worker, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
+
+
+@pytest.mark.parametrize("case", TRAINED, ids=case_id)
+def test_any_number_of_workers_learns_the_same(case, by_rank):
+    alone = train(case, 0, 1)
+    for result in by_rank:
+        torch.testing.assert_close(result["gathered"][TRAINED.index(case)], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", UNGATHERED, ids=case_id)
+def test_without_gathering_the_test_above_would_fail(case, by_rank):
+    alone = train(case, 0, 1)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(by_rank[0]["ungathered"][UNGATHERED.index(case)], alone, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,105 @@
+"""`pml:<ClassName>`: any of pytorch-metric-learning's losses by name, its options checked, its draws the run's own."""
+
+import inspect
+
+import pytest
+import torch
+from loss_cases import DIM, NUM_CLASSES, random_batch
+from loss_references import distance, dot, log, mean, negatives, pairs, relu, unit
+from loss_references import exp as e
+from pytorch_metric_learning import losses
+
+from dml_core.errors import ConfigError
+from dml_core.losses.contract import Needs
+from dml_core.losses.registry import build_loss
+
+EMBEDDINGS, LABELS = random_batch()
+NOT_OF_LABELLED_BATCHES = {"GenericPairLoss", "VICRegLoss", "ManifoldLoss"}  # a base class, and two losses that take no labels
+SMALL = {
+    "HistogramLoss": {"n_bins": 10},
+    "P2SGradLoss": {"descriptors_dim": DIM},
+    "DynamicSoftMarginLoss": {"num_bins": 5},
+    "RankedListLoss": {"margin": 0.4, "Tn": 10.0},
+}
+ALL = sorted(
+    name
+    for name, found in vars(losses).items()
+    if inspect.isclass(found) and issubclass(found, losses.BaseMetricLossFunction) and found is not losses.BaseMetricLossFunction
+)
+
+
+def test_the_library_has_losses_to_walk():
+    assert len(ALL) > 25
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - NOT_OF_LABELLED_BATCHES))
+def test_every_loss_of_the_library_runs_by_its_name(name):
+    loss = build_loss(f"pml:{name}", SMALL.get(name, {}), NUM_CLASSES, DIM)
+    embeddings_ND = EMBEDDINGS.float().requires_grad_()
+    total = loss(embeddings_ND, LABELS, torch.Generator().manual_seed(0)).total
+    total.backward()
+    assert torch.isfinite(total)
+    assert torch.isfinite(embeddings_ND.grad).all()
+
+
+def test_lifted_structure_is_equation_4_of_song_et_al():
+    """J = 1 / (2 |P|) sum over positive pairs of [log(sum of exp(1 - d) over both anchors' negatives) + d_ij]_+^2."""
+    x, y = [unit(v) for v in EMBEDDINGS.tolist()], LABELS.tolist()
+    terms = []
+    for i, j in pairs(y, True):
+        pushed = sum(e(1 - distance(x[a], x[n])) for a in (i, j) for n in negatives(y, a))
+        terms.append(relu(log(pushed) + distance(x[i], x[j])) ** 2)
+    total = build_loss("pml:LiftedStructureLoss", {}, NUM_CLASSES, DIM)(EMBEDDINGS, LABELS).total
+    torch.testing.assert_close(total, torch.tensor(mean(terms) / 2, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+def test_n_pairs_is_sohn_s_loss_with_its_norm_regulariser():
+    """One anchor and one positive a class, in the batch's order; dot products of the embeddings as they are."""
+    options = {"distance": {"name": "DotProductSimilarity", "normalize_embeddings": False}}
+    x = EMBEDDINGS.tolist()
+    logits = [[dot(x[a], x[p + NUM_CLASSES]) for p in range(NUM_CLASSES)] for a in range(NUM_CLASSES)]
+    expected = mean(log(sum(e(value) for value in row)) - row[a] for a, row in enumerate(logits))
+    total = build_loss("pml:NPairsLoss", options, NUM_CLASSES, DIM)(EMBEDDINGS, LABELS).total
+    torch.testing.assert_close(total, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+def test_a_miner_and_a_distance_come_by_name():
+    options = {"margin": 0.3, "miner": {"name": "BatchHardMiner"}, "distance": {"name": "LpDistance", "power": 2}}
+    loss = build_loss("pml:TripletMarginLoss", options, NUM_CLASSES, DIM)
+    assert (type(loss.miner).__name__, loss.loss.distance.power, loss.loss.margin) == ("BatchHardMiner", 2, 0.3)
+    unmined = build_loss("pml:TripletMarginLoss", {"margin": 0.3, "distance": {"name": "LpDistance", "power": 2}}, NUM_CLASSES, DIM)
+    assert loss(EMBEDDINGS, LABELS).total != unmined(EMBEDDINGS, LABELS).total
+
+
+def test_draws_come_from_the_run_s_generator_and_leave_the_global_state_alone():
+    loss = build_loss("pml:TripletMarginLoss", {"triplets_per_anchor": 1}, NUM_CLASSES, DIM)
+    state = torch.get_rng_state()
+    first, again, other = (loss(EMBEDDINGS, LABELS, torch.Generator().manual_seed(seed)).total for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first == again
+    assert first != other
+
+
+def test_what_the_adapter_asks_of_the_loop():
+    assert build_loss("pml:TripletMarginLoss", {}, NUM_CLASSES, DIM).needs == Needs(sampler="k_by_n", global_batch=True)
+    assert build_loss("pml:ArcFaceLoss", {}, NUM_CLASSES, DIM).needs == Needs(sampler="any", global_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("TripletMarginLos", {}, "did you mean 'TripletMarginLoss'"),
+        ("VICRegLoss", {}, "unknown pytorch-metric-learning loss 'VICRegLoss'"),
+        ("TripletMarginLoss", {"margn": 0.1}, "did you mean 'margin'"),
+        ("ArcFaceLoss", {"num_classes": 3}, "has no option 'num_classes'"),
+        ("TripletMarginLoss", {"miner": {"name": "BatchHardMine"}}, "did you mean 'BatchHardMiner'"),
+        ("TripletMarginLoss", {"miner": {"name": "TripletMarginMiner", "margni": 1}}, "did you mean 'margin'"),
+        ("TripletMarginLoss", {"miner": "BatchHardMiner"}, "is a mapping of 'name' and options"),
+        ("TupletMarginLoss", {"distance": {"name": "LpDistance"}}, "refuses its options"),
+        ("P2SGradLoss", {}, "refuses its options"),
+    ],
+)
+def test_wrong_names_and_options_are_refused_in_one_line(name, options, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        build_loss(f"pml:{name}", options, NUM_CLASSES, DIM)
+    assert "\n" not in str(refusal.value)
