@@ -1,0 +1,61 @@
+"""Heated-up softmax: when it heats, what heating changes, and where its classifier starts."""
+
+import pytest
+import torch
+from loss_cases import build
+from torch.nn import functional
+
+from dml_core.losses.contract import Needs
+
+
+def course(num_epochs, **options):
+    """(alpha, learning-rate factor) of every epoch."""
+    loss = build(("heated_up_softmax", options))
+    values = []
+    for epoch in range(num_epochs):
+        loss.start_epoch(epoch, num_epochs)
+        values.append((loss.alpha, loss.learning_rate_factor))
+    return values
+
+
+def test_released_schedule_is_61_cold_and_19_heated_epochs_of_80():
+    assert course(80) == [(16.0, 1.0)] * 61 + [(4.0, 0.1)] * 19
+
+
+def test_without_a_heated_alpha_nothing_changes():
+    assert course(80, heated_alpha=None) == [(16.0, 1.0)] * 80
+
+
+def test_gentle_schedule_ends_where_the_step_ends_in_equal_ratios():
+    values = course(8, schedule="gentle", heat_from=0.5)
+    assert values[:4] == [(16.0, 1.0)] * 4
+    expected = [(16 * 0.25 ** (i / 4), 0.1 ** (i / 4)) for i in (1, 2, 3, 4)]
+    torch.testing.assert_close(torch.tensor(values[4:]), torch.tensor(expected))
+
+
+def test_the_epoch_alone_decides_so_a_resumed_run_is_the_same():
+    loss = build(("heated_up_softmax", {}))
+    for epoch in (70, 10, 61):
+        loss.start_epoch(epoch, 80)
+        assert loss.alpha == (4.0 if epoch >= 61 else 16.0)
+
+
+def test_alpha_scales_the_logits():
+    loss, embeddings_ND, labels_N = build(("heated_up_softmax", {"bias": False})), torch.eye(5).double(), torch.arange(5)
+    logits_NC = functional.normalize(loss.classifier.weight).T
+    for epoch, alpha in ((0, 16.0), (79, 4.0)):
+        loss.start_epoch(epoch, 80)
+        torch.testing.assert_close(loss(embeddings_ND, labels_N).total, functional.cross_entropy(alpha * logits_NC, labels_N))
+
+
+def test_better_init_points_each_weight_at_its_class_mean():
+    loss = build(("heated_up_softmax", {"better_init": True}))
+    embeddings_ND, labels_N = torch.randn(20, 5).double(), torch.arange(20) % 5
+    loss.initialise(embeddings_ND, labels_N)
+    means_CD = torch.stack([embeddings_ND[labels_N == c].mean(0) for c in range(5)])
+    torch.testing.assert_close(loss.classifier.weight.detach(), functional.normalize(means_CD))
+
+
+@pytest.mark.parametrize("better_init", [True, False])
+def test_embeddings_are_asked_for_only_by_better_init(better_init):
+    assert build(("heated_up_softmax", {"better_init": better_init})).needs == Needs(initial_embeddings=better_init)

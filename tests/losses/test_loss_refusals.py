@@ -1,0 +1,92 @@
+"""What a person gets wrong is refused before training, in one line that says what and where."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from loss_cases import CASES, build, case_id
+
+from dml_core.data.samplers import SamplerConfig, check_sampler
+from dml_core.errors import ConfigError, DataError
+from dml_core.losses.contract import check_labels
+from dml_core.losses.registry import LOSSES, build_loss
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("softtripel", {}, "unknown loss 'softtripel'; did you mean 'softtriple'"),
+        ("softtriple", {"num_centres": 0}, "num_centres"),
+        ("softtriple", {"margin": -0.01}, "margin"),
+        ("softtriple", {"scale": "20"}, "scale"),
+        ("softtriple", {"num_centers": 3}, "did you mean 'num_centres'"),
+        ("softtriple", {"gamma": 0.0}, "gamma"),
+        ("hardtriple", {"gamma": 0.1}, "unknown key 'gamma'"),
+        ("softmax", {"label_smoothing": 1.0}, "label_smoothing"),
+        ("heated_up_softmax", {"alpha": 0.0}, "alpha"),
+        ("heated_up_softmax", {"heat_from": 1.5}, "heat_from"),
+        ("tuplet_margin", {"slack_margin": -0.1}, "slack_margin"),
+        ("tuplet_margin", {"slack_margin": 5.73}, "slack_margin"),
+        ("tuplet_margin", {"negatives": "hard"}, "negatives"),
+        ("contrastive", {"margin": 2.5}, "margin"),
+        ("triplet_semi_hard", {"margin": 0.0}, "margin"),
+        ("sgsl", {"gamma": -30.0}, "gamma"),
+        ("sgsl", {"label_smoothing": 0.9}, "lower it"),
+        ("combined", {"terms": []}, "terms"),
+        ("combined", {"terms": [{"name": "softmax", "options": {"bais": True}}]}, "did you mean 'bias'"),
+        ("combined", {}, "key 'terms' is missing"),
+    ],
+)
+def test_wrong_names_and_options(name, options, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        build_loss(name, options, 5, 5)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_fewer_than_two_classes(case):
+    with pytest.raises(ConfigError, match="at least two classes"):
+        build(case, num_classes=1, dim=1)
+
+
+def test_embedding_size_that_does_not_fit_the_centroids():
+    with pytest.raises(ConfigError, match=r"one dimension per class \(98\), the head's output has 64: use head kind 'two_layer'"):
+        build_loss("discriminative", {}, 98, 64)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(torch.tensor([0, 5]), "label 5 is outside 0..4"), (torch.tensor([-1, 0]), "label -1"), (torch.tensor([0.0]), "must be int64")],
+)
+def test_labels_out_of_range(labels, message):
+    with pytest.raises(DataError, match=message):
+        check_labels(labels, 5)
+
+
+def test_labels_in_range_are_let_through():
+    check_labels(torch.tensor([0, 4, 4]), 5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_loss_over_pairs_is_refused_a_shuffled_sampler(case):
+    needs = build(case).needs
+    check_sampler(SamplerConfig(kind="k_by_n"), needs, case[0])
+    if needs.sampler == "k_by_n":
+        with pytest.raises(ConfigError, match="set 'k_by_n'"):
+            check_sampler(SamplerConfig(kind="shuffled"), needs, case[0])
+    else:
+        check_sampler(SamplerConfig(kind="shuffled"), needs, case[0])
+
+
+def test_a_loss_imports_neither_the_other_losses_nor_their_libraries():
+    code = (
+        "import sys; from dml_core.losses.registry import build_loss; build_loss('softmax', {}, 5, 5);"
+        "print(*(m for m in sys.modules if m.startswith(('dml_core.losses.', 'sklearn', 'pytorch_metric_learning'))))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) == {f"dml_core.losses.{name}" for name in ("registry", "contract", "softmax")}
+
+
+def test_every_registered_name_leads_to_a_file_of_that_name():
+    assert {name: path.split(":")[0] for name, path in LOSSES.items()} == {name: f"dml_core.losses.{name}" for name in LOSSES}
