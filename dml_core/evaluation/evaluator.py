@@ -1,22 +1,29 @@
 """Every metric of a set of embeddings, as one flat mapping of fractions and counts.
 
-The rules (self, ties, queries without a positive, averages) are stated in `retrieval`, `clustering` and `docs/evaluation.md`.
+The rules (self, ties, queries without a positive, averages) are stated in `retrieval`, `clustering` and docs/evaluation.md.
+
+Shapes: N gallery items, Q queries, D dimensions.
 """
 
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
-from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
-from dml_core.evaluation.retrieval import per_query_metrics
-from dml_core.evaluation.separability import class_separability
+from dml_core.evaluation.confidence import bootstrap_means, percentile_interval
+from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
+from dml_core.evaluation.geometry import as_points, load_points
+from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
+from dml_core.evaluation.retrieval import QueryScores, class_recalls, concatenate, per_query_metrics
+from dml_core.evaluation.separability import class_distances, class_separability
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
 from dml_core.evaluation.tiles import usable_device
 
-__all__ = ["EvaluationConfig", "evaluate"]
+__all__ = ["EmbeddingShard", "EvaluationConfig", "evaluate", "evaluate_shards", "recall_by_class"]
 
 
 def evaluate(
@@ -29,6 +36,8 @@ def evaluate(
 ) -> dict[str, float | int]:
     """All metrics that `config` asks for.
 
+    Clustering, separability and class distances are over all samples: gallery and queries together.
+
     Args:
         embeddings: (N, D) floats: the gallery, and the queries too where none are given (each left out of its own gallery by index).
         labels: (N,) integers or strings.
@@ -40,26 +49,93 @@ def evaluate(
     Raises:
         EvaluationError: embeddings or labels that cannot be scored, no query with a positive, or a device that is absent.
     """
-    if (query_embeddings is None) != (query_labels is None):
-        raise EvaluationError("query embeddings and query labels go together; give both or neither")
     gallery_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels, len(gallery_ND))
-    exclude_self = query_embeddings is None
-    queries_QD = gallery_ND if query_embeddings is None else checked_embeddings(query_embeddings, "query embeddings")
-    query_labels_Q = None if query_labels is None else checked_labels(query_labels, len(queries_QD), "query labels")
-    if queries_QD.shape[1] != gallery_ND.shape[1]:
-        raise EvaluationError(f"embeddings have {gallery_ND.shape[1]} dimensions but query embeddings {queries_QD.shape[1]}")
-    codes_N, query_codes_Q = label_codes(labels_N, query_labels_Q)
-    gallery, queries = as_points(gallery_ND, config.metric), as_points(queries_QD, config.metric)
-    resources = Resources(config.max_block_bytes, usable_device(config.device))
-    self_index = np.arange(len(gallery)) if exclude_self else None
-    scores = score_queries([Shard(lambda: gallery, codes_N, 0)], queries, query_codes_Q, self_index, resources)
+    gallery = [EmbeddingShard(lambda: gallery_ND, labels_N)]
+    if query_embeddings is None or query_labels is None:
+        if query_embeddings is not None or query_labels is not None:
+            raise EvaluationError("query embeddings and query labels go together; give both or neither")
+        values = evaluate_shards(gallery, config, seed=seed)
+        samples_SD, sample_labels_S = gallery_ND, labels_N
+    else:
+        queries_QD = checked_embeddings(query_embeddings, "query embeddings")
+        query_labels_Q = checked_labels(query_labels, len(queries_QD), "query labels")
+        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed)
+        samples_SD, sample_labels_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate([labels_N, query_labels_Q])
+    return values | _class_structure(samples_SD, label_codes([sample_labels_S])[1][0], config, seed)
+
+
+def evaluate_shards(
+    gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None = None, seed: int = 0
+) -> dict[str, float | int]:
+    """The exact retrieval metrics of a gallery that need not fit in memory; the queries are the gallery where none are given.
+
+    In memory are one query shard and one gallery shard, each with a float32 copy, besides what `config.max_block_bytes` allows. The
+    gallery is read twice for each query shard.
+
+    Raises:
+        EvaluationError: as `evaluate`.
+    """
+    scores, codes_Q, _ = _retrieve(gallery, config, queries)
     if not scores.is_scored.any():
-        raise EvaluationError("no query has a positive: every class has a single sample in the gallery, so nothing can be found")
-    values: dict[str, float | int] = {name: float(np.mean(v)) for name, v in per_query_metrics(scores, config.recall_at).items()}
-    values |= {"num_queries": len(queries), "num_queries_without_positive": int((~scores.is_scored).sum())}
-    classes_N = np.unique(codes_N, return_inverse=True)[1]
-    values |= class_separability(as_points(gallery_ND, "euclidean"), classes_N)
+        raise EvaluationError("no query has another sample of its class in the gallery, so nothing can be found; check the labels")
+    metrics = per_query_metrics(scores, config.recall_at)
+    values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
+    values["recall@1_class_mean"] = float(class_recalls(scores, codes_Q)[1].mean())
+    if config.bootstrap is not None:
+        values |= _intervals(metrics, codes_Q[scores.is_scored], config.bootstrap, seed)
+    return values | {"num_queries": len(codes_Q), "num_queries_without_positive": int((~scores.is_scored).sum())}
+
+
+def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, float]:
+    """Recall@1 of each class that has a query with a positive, by label.
+
+    Raises:
+        EvaluationError: as `evaluate`.
+    """
+    scores, codes_Q, names = _retrieve([gallery], config, None if queries is None else [queries])
+    codes, recalls = class_recalls(scores, codes_Q)
+    return dict(zip(names[codes].tolist(), recalls.tolist(), strict=True))
+
+
+def _retrieve(
+    gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None
+) -> tuple[QueryScores, NDArray[np.int64], NDArray[Any]]:
+    """Scores of all queries, their codes, and the label behind each code."""
+    resources = Resources(config.max_block_bytes, usable_device(config.device))
+    is_self = queries is None
+    query_shards = gallery if queries is None else queries
+    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
+    first_indices = np.cumsum([0, *(len(part) for part in codes)]).tolist()
+    query_codes = codes if is_self else codes[len(gallery) :]
+    shards = [
+        Shard(partial(load_points, shard, config.metric), part, first)
+        for shard, part, first in zip(gallery, codes, first_indices, strict=False)
+    ]
+    scores = []
+    for number, (shard, codes_Q) in enumerate(zip(query_shards, query_codes, strict=True)):
+        points = load_points(shard, config.metric)
+        self_index_Q = first_indices[number] + np.arange(len(points)) if is_self else None
+        scores.append(score_queries(shards, points, codes_Q, self_index_Q, resources))
+    return concatenate(scores), np.concatenate(query_codes), names
+
+
+def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], config: BootstrapConfig, seed: int) -> dict[str, float]:
+    """Ends of each metric's interval over queries (`_low`, `_high`) and over classes (`_class_low`, `_class_high`)."""
+    values_SM = np.stack(list(metrics.values()), axis=1)
+    ends: dict[str, float] = {}
+    for over, units_S in (("", np.arange(len(codes_S))), ("class_", codes_S)):
+        means_BM = bootstrap_means(values_SM, units_S, config.num_replicates, seed)
+        for end, values_M in zip(("low", "high"), percentile_interval(means_BM, config.confidence), strict=True):
+            ends |= {f"{name}_{over}{end}": float(value) for name, value in zip(metrics, values_M, strict=True)}
+    return ends
+
+
+def _class_structure(embeddings_ND: NDArray[Any], codes_N: NDArray[np.int64], config: EvaluationConfig, seed: int) -> dict[str, float]:
+    """Separability of the embeddings as they are; class distances and clusters as the metric sees them."""
+    points = as_points(embeddings_ND, config.metric)
+    values = class_separability(as_points(embeddings_ND, "euclidean"), codes_N) | class_distances(points, codes_N)
     if config.clustering:
-        values |= clustering_metrics(classes_N, kmeans(gallery, int(classes_N.max()) + 1, config.kmeans, seed)[0])
+        clusters_N, _ = kmeans(points, int(codes_N.max()) + 1, config.kmeans, seed)
+        values |= clustering_metrics(codes_N, clusters_N)
     return values

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dml_core.evaluation.inputs import refuse_rows
+from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, refuse_rows
 
 Metric = Literal["cosine", "euclidean"]
 BYTES_AT_ONCE = 2**20
@@ -56,6 +56,17 @@ def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
     norms_N = np.sqrt(np.einsum("nd,nd->n", embeddings_ND, embeddings_ND, dtype=np.float64))
     refuse_rows(norms_N == 0, "zero embeddings, which have no cosine,", "use metric euclidean or mend the network")
     return Points(embeddings_ND, norms_N, metric)
+
+
+def load_points(shard: EmbeddingShard, metric: Metric) -> Points:
+    """The points of a shard.
+
+    Raises:
+        EvaluationError: embeddings or labels that cannot be scored.
+    """
+    embeddings_ND = checked_embeddings(shard.load())
+    checked_labels(shard.labels, len(embeddings_ND))
+    return as_points(embeddings_ND, metric)
 
 
 def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, right_P: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -3,7 +3,8 @@
 Shapes: N samples, D embedding dimensions.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,18 @@ from numpy.typing import ArrayLike, NDArray
 from dml_core.errors import EvaluationError
 
 NUM_ROWS_SHOWN = 5
+
+
+class EmbeddingShard(NamedTuple):
+    """A part of a set of embeddings that stays where it is until it is needed.
+
+    Attributes:
+        load: gives the (n, D) embeddings; called each time that the shard is needed, and only one result is kept.
+        labels: (n,), which are in memory for all shards.
+    """
+
+    load: Callable[[], ArrayLike]
+    labels: ArrayLike
 
 
 def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArray[Any]:
@@ -30,35 +43,33 @@ def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArr
     return values_ND
 
 
-def checked_labels(labels: ArrayLike, num_samples: int, name: str = "labels") -> NDArray[Any]:
-    """`labels` as an (N,) array of integers or strings.
+def checked_labels(labels: ArrayLike, num_samples: int | None = None, name: str = "labels") -> NDArray[Any]:
+    """`labels` as an array (N,) of integers or strings.
 
     Raises:
-        EvaluationError: another shape or type, or not one label for each of the `num_samples` samples.
+        EvaluationError: another shape or type, or not one label for each of the `num_samples` samples, where that is given.
     """
     values_N = np.asarray(labels)
     if values_N.dtype == object:
         values_N = np.asarray(values_N.tolist())
     if values_N.ndim != 1 or values_N.dtype.kind not in "iuUS":
         raise EvaluationError(f"{name}: expected one integer or string per sample, found {values_N.dtype} of shape {values_N.shape}")
-    if len(values_N) != num_samples:
+    if num_samples is not None and len(values_N) != num_samples:
         raise EvaluationError(f"{name}: {len(values_N)} labels for {num_samples} embeddings; one is needed for each")
     return values_N
 
 
-def label_codes(labels_N: NDArray[Any], query_labels_Q: NDArray[Any] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Labels as indices into their sorted union: of the gallery (N,) and of the queries (Q,), the gallery itself where there are none.
+def label_codes(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
+    """The distinct labels of several arrays, ascending, and each array as indices into them.
 
     Raises:
-        EvaluationError: the one has integers and the other strings.
+        EvaluationError: some labels are integers and others strings.
     """
-    if query_labels_Q is None:
-        codes_N = np.unique(labels_N, return_inverse=True)[1]
-        return codes_N, codes_N
-    if (labels_N.dtype.kind in "iu") != (query_labels_Q.dtype.kind in "iu"):
-        raise EvaluationError(f"labels are {labels_N.dtype} but query labels are {query_labels_Q.dtype}; give both the same type")
-    codes = np.unique(np.concatenate([labels_N, query_labels_Q]), return_inverse=True)[1]
-    return codes[: len(labels_N)], codes[len(labels_N) :]
+    kinds = {array.dtype.kind for array in arrays}
+    if len(kinds & set("iu")) and len(kinds & set("US")):
+        raise EvaluationError("some labels are integers and others strings (gallery and queries?); give all the same type")
+    names, codes = np.unique(np.concatenate(arrays), return_inverse=True)
+    return names, np.split(codes.astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1])
 
 
 def refuse_rows(bad_N: NDArray[np.bool_], problem: str, advice: str) -> None:

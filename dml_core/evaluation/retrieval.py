@@ -10,7 +10,8 @@ average precision at R of (1/1) / 2 = 1/2 (Musgrave et al. 2020, A Metric Learni
 Shapes: Q queries.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,3 +49,15 @@ def per_query_metrics(scores: QueryScores, recall_at: tuple[int, ...]) -> dict[s
         "r_precision": scores.r_precision[scores.is_scored],
         "mrr": 1.0 / first_rank_S,
     }
+
+
+def class_recalls(scores: QueryScores, codes_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Codes of the classes that have a scored query, ascending, and Recall@1 of each."""
+    codes, class_S = np.unique(codes_Q[scores.is_scored], return_inverse=True)
+    hits = np.bincount(class_S, weights=scores.first_rank[scores.is_scored] == 1)
+    return codes, hits / np.bincount(class_S)
+
+
+def concatenate(parts: Sequence[QueryScores]) -> QueryScores:
+    """Scores of several sets of queries as one."""
+    return QueryScores(*(np.concatenate(columns) for columns in zip(*(astuple(part) for part in parts), strict=True)))

@@ -3,8 +3,11 @@
 Shapes: N samples, D dimensions, C classes, K centres per class.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks
 
@@ -21,13 +24,44 @@ def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.
 def class_separability(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:
     """CSC = trace(S_b) / trace(S_w) and its traces (SGSL, eq. 9), classes weighted by their share of the samples.
 
-    Without any scatter within classes CSC has no value and is left out.
+    The published traces are of embeddings that are not normalised, so `points` should be Euclidean. Where nothing scatters within
+    classes CSC has no value and is left out.
     """
     means_CD, sizes_C = class_means(points, codes_N)
     shares_C = sizes_C / sizes_C.sum()
     between = float(shares_C @ np.square(means_CD - shares_C @ means_CD).sum(axis=1))
-    within = 0.0
-    for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
-        within += float(np.square(points.rows(rows) - means_CD[codes_N[rows]]).sum()) / len(points)
+    within = float(_squared_distances_to(means_CD, points, codes_N).mean())
     traces = {"csc_trace_between": between, "csc_trace_within": within}
     return {"csc": between / within, **traces} if within > 0 else traces
+
+
+def class_distances(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:
+    """Root mean square distance from a sample to its class's mean, and between the means of two classes (left out for a single class).
+
+    Every sample counts the same in the first and every class in the second.
+    """
+    means_CD, sizes_C = class_means(points, codes_N)
+    distances = {"intra_class_distance": float(np.sqrt(_squared_distances_to(means_CD, points, codes_N).mean()))}
+    num_classes = len(sizes_C)
+    if num_classes > 1:
+        # The mean over pairs of |a - b|^2 is twice the variance, C / (C - 1) of it as no class is paired with itself.
+        spread = float(np.square(means_CD - means_CD.mean(axis=0)).sum(axis=1).mean())
+        distances["inter_class_distance"] = float(np.sqrt(2 * spread * num_classes / (num_classes - 1)))
+    return distances
+
+
+def num_unique_centres(centres_CKD: NDArray[np.floating[Any]], max_distance: float = 0.1) -> NDArray[np.int64]:
+    """How many different centres each class keeps, (C,), as in SoftTriple's figure 3.
+
+    Centres are compared as unit vectors; two that are no farther apart than `max_distance`, directly or over others between them, count
+    as one. The paper states no threshold; 0.1 (an angle of 5.7 degrees) is assumed.
+    """
+    units_CKD = centres_CKD / np.linalg.norm(centres_CKD, axis=2, keepdims=True)
+    differences_CKK = np.linalg.norm(units_CKD[:, :, None] - units_CKD[:, None], axis=3)
+    return np.array([connected_components(is_near, directed=False)[0] for is_near in differences_CKK <= max_distance], dtype=np.int64)
+
+
+def _squared_distances_to(means_CD: NDArray[np.float64], points: Points, codes_N: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of each point to its class's mean, (N,)."""
+    parts = [np.square(points.rows(rows) - means_CD[codes_N[rows]]).sum(axis=1) for rows in blocks(len(points), NUM_ROWS_AT_ONCE)]
+    return np.concatenate(parts)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dml_core.errors import EvaluationError
 from dml_core.evaluation.geometry import Points, all_squared_distances, blocks, origin, rounding_error, squared_distances
 from dml_core.evaluation.ranking import RankCounter
 from dml_core.evaluation.retrieval import QueryScores
@@ -104,6 +105,8 @@ def _positive_distances(
     num_filled = np.zeros_like(class_sizes)
     for shard in gallery:
         points, order = shard.load(), np.argsort(shard.codes, kind="stable")
+        if points.raw.shape[1] != queries.points.raw.shape[1]:
+            raise EvaluationError(f"embeddings of {queries.points.raw.shape[1]} and {points.raw.shape[1]} dimensions cannot be compared")
         for code, rows, columns in common_classes(queries.codes, shard.codes[order]):
             block = all_squared_distances(queries.points, queries.index[rows], points, order[columns])
             if self_index_Q is not None:

@@ -40,7 +40,7 @@ def plot_similarity_histogram(
         EvaluationError: no two samples of one class, or a single class.
     """
     points = as_points(checked_embeddings(embeddings), metric)
-    codes_N, _ = label_codes(checked_labels(labels, len(points)))
+    codes_N = label_codes([checked_labels(labels, len(points))])[1][0]
     similarities = {
         name: as_similarities(squared_distances(points, first_P, points, second_P), metric)
         for name, (first_P, second_P) in sample_pairs(codes_N, num_pairs, seed).items()

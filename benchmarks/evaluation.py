@@ -1,0 +1,137 @@
+"""How fast is the evaluator, and how much memory does it take? Every figure is a ratio against a named peer in the same run.
+
+    python benchmarks/evaluation.py retrieval --size sop     # exact Recall@{1,10,100,1000} + MAP@R beside FAISS top-1000 and PML
+    python benchmarks/evaluation.py clustering --size sop    # k-means beside scikit-learn's KMeans
+    python benchmarks/evaluation.py whole --size cub         # every metric
+    python benchmarks/evaluation.py million                  # a gallery of a million items, exact and approximate
+
+The embeddings are generated: Gaussian classes of unequal sizes, wide enough that a fraction of the nearest neighbours is wrong.
+"""
+
+import argparse
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
+from dml_core.evaluation.clustering import kmeans
+from dml_core.evaluation.config import EvaluationConfig, KMeansConfig
+from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
+from dml_core.evaluation.geometry import as_points
+
+Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
+SIZES = {"sop": (60_502, 11_316, 2.6), "cub": (5_924, 100, 4.0), "tiny": (2_000, 300, 2.6)}  # samples, classes, width of a class
+PAGE_BYTES = 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=["retrieval", "clustering", "whole", "million"])
+    parser.add_argument("--size", choices=SIZES, default="sop")
+    parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
+    arguments = parser.parse_args()
+    print(
+        f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {Path('/proc/loadavg').read_text()[:14]}"
+    )
+    if arguments.question == "million":
+        million(arguments.gallery)
+    else:
+        questions = {"retrieval": retrieval, "clustering": clustering, "whole": whole}
+        questions[arguments.question](generate(*SIZES[arguments.size], num_dimensions=512), SIZES[arguments.size][1])
+
+
+def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0) -> Arrays:
+    generator = np.random.default_rng(seed)
+    labels_N = np.concatenate([np.arange(num_classes).repeat(2), generator.integers(0, num_classes, num_samples - 2 * num_classes)])
+    generator.shuffle(labels_N)
+    centres_CD = generator.standard_normal((num_classes, num_dimensions), dtype=np.float32)
+    embeddings_ND = centres_CD[labels_N]
+    embeddings_ND += np.float32(width) * generator.standard_normal(embeddings_ND.shape, dtype=np.float32)
+    embeddings_ND /= np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
+    return embeddings_ND, labels_N
+
+
+def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
+    """The result and the seconds of `work`; prints them with the largest resident memory beyond what there was before."""
+    before, peak, is_done = _resident_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_done.wait(0.02):
+            peak[0] = max(peak[0], _resident_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    is_done.set()
+    watcher.join()
+    print(f"{name}: {seconds:.2f} s, peak memory {max(peak[0] - before, 0) / 2**20:.0f} MiB beyond the embeddings")
+    return result, seconds
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def retrieval(arrays: Arrays, _num_classes: int) -> None:
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    embeddings, labels = arrays
+    config = EvaluationConfig(recall_at=(1, 10, 100, 1000), clustering=False)
+    values, ours = measured(
+        "ours, Recall@{1,10,100,1000} and MAP@R", lambda: evaluate_shards([EmbeddingShard(lambda: embeddings, labels)], config)
+    )
+    print({name: round(value, 5) for name, value in values.items()})
+    index = faiss.IndexFlatIP(embeddings.shape[1])
+    index.add(embeddings)
+    _, theirs = measured("FAISS IndexFlatIP, top 1000", lambda: index.search(embeddings, min(1000, len(embeddings))))
+    print(f"ratio to FAISS: {ours / theirs:.3f}")
+    calculator = AccuracyCalculator(include=("precision_at_1", "mean_average_precision_at_r"), k="max_bin_count")
+    tensors = torch.from_numpy(embeddings), torch.from_numpy(labels)
+    values, theirs = measured("AccuracyCalculator, P@1 and MAP@R only", lambda: calculator.get_accuracy(*tensors))
+    print(values, f"ratio to AccuracyCalculator: {ours / theirs:.3f}", sep="\n")
+
+
+def clustering(arrays: Arrays, num_classes: int) -> None:
+    from sklearn.cluster import KMeans
+
+    embeddings, _ = arrays
+    config = KMeansConfig()
+    points = as_points(embeddings, "cosine")
+    (_, inertia), ours = measured("ours", lambda: kmeans(points, num_classes, config, seed=0))
+    print(f"inertia {inertia:.2f}")
+    peer = KMeans(num_classes, n_init=1, max_iter=config.num_iterations, tol=0, random_state=0)
+    _, theirs = measured("scikit-learn KMeans", lambda: peer.fit(embeddings))
+    print(f"inertia {peer.inertia_:.2f} after {peer.n_iter_} iterations")
+    print(f"ratio of times: {ours / theirs:.3f}, of inertias: {inertia / peer.inertia_:.4f}")
+
+
+def whole(arrays: Arrays, _num_classes: int) -> None:
+    values, _ = measured("every metric", lambda: evaluate(*arrays, EvaluationConfig()))
+    print({name: round(value, 4) for name, value in values.items()})
+
+
+def million(num_items: int) -> None:
+    embeddings, labels = generate(num_items + 10_000, num_items // 10, 1.6, num_dimensions=64)
+    gallery, queries = (
+        EmbeddingShard(lambda: embeddings[10_000:], labels[10_000:]),
+        EmbeddingShard(lambda: embeddings[:10_000], labels[:10_000]),
+    )
+    config = EvaluationConfig(recall_at=(1, 10, 100), clustering=False)
+    values, exact = measured("exact", lambda: evaluate_shards([gallery], config, [queries]))
+    print({name: round(value, 5) for name, value in values.items()})
+    approximation = ApproximateConfig(index="ivf_flat", num_lists=4096, num_probes=64)
+    values, fast = measured("IVF", lambda: evaluate_approximately(gallery, queries, config, approximation))
+    print({name: round(value, 5) for name, value in values.items()}, f"ratio of times: {fast / exact:.3f}", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
