@@ -1,0 +1,79 @@
+"""BatchNorm over the global batch, so that a run on W workers has the statistics of one process.
+
+On CUDA torch's own SyncBatchNorm is used; it refuses CPU tensors, and parity is tested on CPUs, so the few lines for them are here.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from dml_core.training.parallel import world_size
+
+
+def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
+    """`module` with every BatchNorm replaced by one over all workers' samples; parameter names stay. Does nothing for one worker."""
+    if world_size() == 1:
+        return module
+    if device.type == "cuda":
+        synchronised: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+        return synchronised
+    for name, child in module.named_children():
+        setattr(module, name, synchronise_batchnorm(child, device))
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        module.__class__ = type("SyncedBatchNorm", (_SyncedForward, type(module)), {})
+    return module
+
+
+class _SyncedForward(nn.modules.batchnorm._BatchNorm):
+    """The training forward over all workers; evaluation is the parent's."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Normalise (N, C, ...) by the mean and the biased variance over every worker's samples and positions."""
+        if not self.training:
+            return super().forward(values)
+        self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        dims = [0, *range(2, values.dim())]
+        shape = [1, -1, *[1] * (values.dim() - 2)]
+        count = _all_reduce(values.new_tensor([values.numel() / values.shape[1]]))
+        mean = _all_reduce(values.sum(dims)) / count
+        centred = values - mean.view(shape)
+        variance = _all_reduce((centred * centred).sum(dims)) / count
+        self._track(mean.detach(), (variance * count / (count - 1)).detach())
+        normalised = centred * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is not None:
+            normalised = normalised * self.weight.view(shape)
+        return normalised if self.bias is None else normalised + self.bias.view(shape)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
+
+
+def _all_reduce(values: Tensor) -> Tensor:
+    total: Tensor = _AllReduceSum.apply(values)
+    return total
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """Sum over workers; its gradient is the sum over workers too, since every worker's loss depends on every worker's samples."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total

@@ -1,0 +1,39 @@
+"""What one training run is: everything here changes its result, and nothing that is not here does."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from dml_core.config import Config
+from dml_core.data.samplers import SamplerConfig
+from dml_core.data.transforms import TransformConfig
+from dml_core.models.embedder import ModelConfig
+from dml_core.training.optim import OptimiserConfig
+from dml_core.training.schedules import ScheduleConfig
+
+
+class LossChoice(Config):
+    """A loss by name, with its options as that loss's own configuration defines them."""
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class TrainingConfig(Config):
+    """One system as it is trained.
+
+    Attributes:
+        num_epochs: 0 leaves the network as it was initialised (the untrained reference).
+        precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
+        checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
+    """
+
+    model: ModelConfig
+    loss: LossChoice
+    sampler: SamplerConfig
+    transform: TransformConfig
+    optimiser: OptimiserConfig = OptimiserConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    num_epochs: int = Field(ge=0)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    checkpoint_every_epochs: int = Field(default=1, ge=1)

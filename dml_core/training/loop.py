@@ -1,0 +1,306 @@
+"""The training loop: one run on one or several workers, resumable bit for bit on the CPU. Knows process groups, never Ray.
+
+A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
+(seed, epoch, step, sample), so neither the worker count nor an interruption changes what is trained on. Sections: the run and its
+parts, the epoch, history and checkpoints, initial embeddings.
+"""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dml_core.data.batches import TestView, TrainView, iterate_batches
+from dml_core.data.samplers import check_sampler, epoch_batches
+from dml_core.data.store import PackedDataset
+from dml_core.errors import StoreError, TrainingError
+from dml_core.losses.registry import build_loss
+from dml_core.models.embedder import Embedder
+from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.checkpoint import load_checkpoint, save_checkpoint
+from dml_core.training.config import TrainingConfig
+from dml_core.training.optim import build_optimiser, set_learning_rates
+from dml_core.training.parallel import TrainingSystem, rank, shard_sizes, world_size
+from dml_core.training.schedules import learning_rate_factor
+from dml_core.training.seeding import derived_seed, step_generator
+
+HISTORY_FILE = "history.jsonl"
+PROGRESS_SECONDS = 0.5
+EMBEDDING_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One message to whoever watches: where the run is. `checkpoint` is the folder of a checkpoint that was just written."""
+
+    epoch: int
+    num_epochs: int
+    step: int
+    num_steps: int
+    images_per_second: float
+    metrics: dict[str, float]
+    epoch_ended: bool = False
+    checkpoint: Path | None = None
+
+
+Report = Callable[[Progress], None]
+
+
+@dataclass
+class _Run:
+    """The parts of one run, as the sections below share them."""
+
+    config: TrainingConfig
+    dataset: PackedDataset
+    seed: int
+    folder: Path
+    device: torch.device
+    num_loader_workers: int
+    report: Report
+    system: TrainingSystem
+    optimiser: torch.optim.Optimizer
+    autocast: Callable[[], contextlib.AbstractContextManager[Any]]
+    parallel: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parallel = self.system
+        if world_size() > 1:
+            devices = [self.device] if self.device.type == "cuda" else None
+            self.parallel = DistributedDataParallel(self.system, device_ids=devices, broadcast_buffers=False)
+
+
+# ---------------------------------------------------------------- the run and its parts
+
+
+def fit(
+    config: TrainingConfig,
+    dataset: PackedDataset,
+    seed: int,
+    folder: Path,
+    device: torch.device,
+    num_loader_workers: int = 0,
+    report: Report = lambda progress: None,
+) -> TrainingSystem:
+    """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
+
+    Args:
+        config: what to train.
+        dataset: its training role.
+        seed: the run's seed.
+        folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`; every worker reads an earlier checkpoint from its own `folder`.
+        device: this worker's device.
+        num_loader_workers: processes that load images for this worker; 0 loads in this one.
+        report: called on rank 0, about twice a second and at every epoch's end.
+
+    Returns:
+        The trained model and loss, the same on every worker.
+
+    Raises:
+        ConfigError: loss, sampler, model and dataset do not fit each other.
+        TrainingError: the loss is not finite.
+        StoreError: the folder cannot be written or its checkpoint cannot be read.
+    """
+    system = build_system(config, len(dataset.class_names), seed, device)
+    check_sampler(config.sampler, system.loss.needs, config.loss.name)
+    checkpoint = load_checkpoint(folder)
+    autocast = _autocast(config.precision, device)
+    if checkpoint is None and system.loss.needs.initial_embeddings:
+        labels_N = torch.from_numpy(dataset.labels).to(device)
+        system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
+    if checkpoint is not None:
+        system.load_state_dict(checkpoint["system"])
+    optimiser = build_optimiser(config.optimiser, system)
+    run = _Run(config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast)
+    start = 0
+    if checkpoint is not None:
+        optimiser.load_state_dict(checkpoint["optimiser"])
+        start = int(checkpoint["num_epochs_done"])
+    _cut_history(run, start)
+    if config.num_epochs == 0:
+        _save(run, 0)
+    for epoch in range(start, config.num_epochs):
+        _train_epoch(run, epoch)
+    return system.eval()
+
+
+def build_system(config: TrainingConfig, num_classes: int, seed: int, device: torch.device) -> TrainingSystem:
+    """Model and loss with the run's initial weights on `device`, BatchNorm over all workers.
+
+    Raises:
+        ConfigError: an unknown part, or parts that do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed(seed, "initial weights"))
+        model = Embedder(config.model, num_classes)
+        loss = build_loss(config.loss.name, config.loss.options, num_classes, int(model.head.output_dim))
+    synchronised = synchronise_batchnorm(TrainingSystem(model, loss), device)
+    assert isinstance(synchronised, TrainingSystem)
+    return synchronised.to(device)
+
+
+def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    if precision == "auto":
+        precision = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    if precision == "float32":
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+# ---------------------------------------------------------------- the epoch
+
+
+def _train_epoch(run: _Run, epoch: int) -> None:
+    config = run.config
+    run.system.train()
+    run.system.loss.start_epoch(epoch, config.num_epochs)
+    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch)
+    values: list[dict[str, Tensor]] = []
+    rates: list[float] = []
+    clock = _Clock(run, epoch, len(batches))
+    for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch)):
+        factor = learning_rate_factor(config.schedule, epoch + step / len(batches), config.num_epochs)
+        set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
+        rates.append(factor * run.system.loss.learning_rate_factor)
+        values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
+        clock.tick(step, sum(sizes), values[-1])
+    metrics = _record_epoch(run, epoch, values, rates)
+    last = epoch + 1 == config.num_epochs
+    saved = last or (epoch + 1) % config.checkpoint_every_epochs == 0
+    if saved:
+        _save(run, epoch + 1)
+    clock.epoch_ended(metrics, run.folder if saved else None)
+
+
+def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], generator: torch.Generator) -> dict[str, Tensor]:
+    run.optimiser.zero_grad(set_to_none=True)
+    with run.autocast():
+        output = run.parallel(images, labels_N, sizes, generator)
+    output.total.backward()
+    run.optimiser.step()
+    return {"loss": output.total.detach(), **{name: part.detach() for name, part in output.parts.items()}}
+
+
+def _load(run: _Run, batches: list[np.ndarray], epoch: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """This worker's images, all workers' labels and shard sizes of each global batch."""
+    all_sizes = [shard_sizes(len(batch), world_size()) for batch in batches]
+    shards = [np.split(batch, np.cumsum(sizes)[:-1])[rank()] for batch, sizes in zip(batches, all_sizes, strict=True)]
+    loaded = iterate_batches(run.dataset, shards, TrainView(run.config.transform, run.seed, epoch), run.num_loader_workers)
+    for (images, _), batch, sizes in zip(loaded, batches, all_sizes, strict=True):
+        labels_N = torch.from_numpy(run.dataset.labels[batch]).to(run.device, non_blocking=True)
+        yield images.to(run.device, non_blocking=True), labels_N, sizes
+
+
+class _Clock:
+    """Rank 0's messages while an epoch runs."""
+
+    def __init__(self, run: _Run, epoch: int, num_steps: int) -> None:
+        self.run, self.epoch, self.num_steps = run, epoch, num_steps
+        self.started = self.told = time.monotonic()
+        self.num_images = 0
+
+    def tick(self, step: int, num_images: int, values: dict[str, Tensor]) -> None:
+        self.num_images += num_images
+        now = time.monotonic()
+        if rank() == 0 and now - self.told >= PROGRESS_SECONDS:
+            self.told = now
+            self._tell(step + 1, {"loss": float(values["loss"])})
+
+    def epoch_ended(self, metrics: dict[str, float], checkpoint: Path | None) -> None:
+        if rank() == 0:
+            self._tell(self.num_steps, metrics, epoch_ended=True, checkpoint=checkpoint)
+
+    def _tell(self, step: int, metrics: dict[str, float], **more: Any) -> None:
+        rate = self.num_images / max(time.monotonic() - self.started, 1e-9)
+        self.run.report(Progress(self.epoch, self.run.config.num_epochs, step, self.num_steps, rate, metrics, **more))
+
+
+# ---------------------------------------------------------------- history and checkpoints
+
+
+def _record_epoch(run: _Run, epoch: int, values: list[dict[str, Tensor]], rates: list[float]) -> dict[str, float]:
+    """Average the steps' values over workers, append them to the history, and return the epoch's means.
+
+    Raises:
+        TrainingError: a value is not finite; every worker raises, and the last good checkpoint stays.
+    """
+    names = sorted({name for step_values in values for name in step_values})
+    zero = values[0]["loss"].new_zeros(())
+    table = torch.stack([torch.stack([step_values.get(name, zero).float() for name in names]) for step_values in values])
+    if world_size() > 1:
+        dist.all_reduce(table)
+        table /= world_size()
+    rows = table.cpu().tolist()
+    for step, row in enumerate(rows):
+        if not all(map(math.isfinite, row)):
+            found = ", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True))
+            raise TrainingError(
+                f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({found}): "
+                "lower the learning rate or the loss's scale"
+            )
+    if rank() == 0:
+        lines = [
+            json.dumps(
+                {"epoch": epoch, "step": epoch * len(rows) + step, "learning_rate_factor": rate, **dict(zip(names, row, strict=True))}
+            )
+            for step, (row, rate) in enumerate(zip(rows, rates, strict=True))
+        ]
+        _write_history(run.folder, lines, "a")
+    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)}
+
+
+def _save(run: _Run, num_epochs_done: int) -> None:
+    if rank() == 0:
+        state = {"system": run.system.state_dict(), "optimiser": run.optimiser.state_dict(), "num_epochs_done": num_epochs_done}
+        save_checkpoint(run.folder, state)
+
+
+def _cut_history(run: _Run, start_epoch: int) -> None:
+    """Drop what the history holds of epochs that will run again; a line cut short by a crash belongs to one of them."""
+    path = run.folder / HISTORY_FILE
+    if rank() != 0:
+        return
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if not line.endswith("}") or json.loads(line)["epoch"] >= start_epoch:
+            break
+        kept.append(line)
+    _write_history(run.folder, kept, "w")
+
+
+def _write_history(folder: Path, lines: list[str], mode: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / HISTORY_FILE).open(mode) as file:
+            file.writelines(line + "\n" for line in lines)
+    except OSError as error:
+        raise StoreError(f"{folder}: the training history cannot be written ({error.strerror or error})") from None
+
+
+def read_history(folder: Path) -> list[dict[str, float]]:
+    """The steps of a run: epoch, global step, learning-rate factor, loss and its parts. Empty for a run of no epochs."""
+    path = folder / HISTORY_FILE
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# ---------------------------------------------------------------- initial embeddings
+
+
+@torch.no_grad()
+def _training_outputs(
+    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
+) -> Tensor:
+    """What the loss would see of every training image, plain view, in dataset order; each worker computes all of it alike."""
+    system.eval()
+    batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
+    loaded = iterate_batches(dataset, batches, TestView(config.transform), num_loader_workers)
+    return torch.cat([system.model(images.to(device)) for images, _ in loaded])

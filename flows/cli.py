@@ -1,0 +1,217 @@
+"""The `dml` command: thin; every subcommand calls a flow or a task's plain function. Heavy imports happen inside the subcommands."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from flows.reproduce import Comparison
+    from tasks.environment import Project
+
+app = typer.Typer(
+    help="Reproduce, compare and serve deep metric learning systems.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="The datasets of params.yaml: bring them in, pack them, look at them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
+Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
+Force = Annotated[bool, typer.Option("--force", help="Run every step again, also what is done.")]
+
+
+def main() -> None:
+    """Run the command; what a person can mend is one line on standard error and exit code 2."""
+    from dml_core.errors import DmlError
+
+    try:
+        app()
+    except DmlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def reproduce(dataset: Datasets = None, variant: Variants = None, seed: Seeds = None, force: Force = False) -> None:
+    """Run the standing comparison end to end and report it; what is done already is reused."""
+    project = _open_project()
+    from flows.reproduce import reproduce as flow
+
+    _print_comparisons(flow(dataset, variant, seed, force), project.tracking_uri)
+
+
+@app.command()
+def run(
+    dataset: Annotated[str, typer.Argument(help="Dataset of the comparison.")],
+    variant: Annotated[str, typer.Argument(help="Variant of the comparison.")],
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed.")] = 0,
+    force: Force = False,
+) -> None:
+    """Run one variant on one dataset with one seed."""
+    _open_project()
+    from flows.run import run as flow
+
+    outcome = flow(dataset, variant, seed, force)
+    for step, did_run in outcome.ran.items():
+        print(f"{step}: {'ran' if did_run else 'reused'}")
+    for name, value in outcome.scores.metrics.items():
+        print(f"{name:>30}  {value:.4f}")
+
+
+@app.command()
+def compare(
+    dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison; the default one when none is given.")] = None,
+) -> None:
+    """Show a comparison's runs side by side, from MLflow."""
+    project = _open_project()
+    from rich.console import Console
+
+    from flows.run import comparison_title
+    from tasks.reporting import comparison_table
+    from tasks.specs import load_params
+    from tasks.storage import Store
+    from tasks.tracking import Tracker
+
+    chosen = dataset or load_params(project.params_file).comparison.default_datasets[0]
+    tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
+    Console().print(comparison_table(comparison_title(chosen), tracker.comparison_table(comparison_title(chosen))))
+
+
+@app.command()
+def evaluate(
+    embeddings: Annotated[Path, typer.Option(help="Embeddings, .npy, (N, D): the gallery, and the queries where none are given.")],
+    labels: Annotated[Path, typer.Option(help="Labels, .npy, (N,), integers or strings.")],
+    query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
+    query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
+    k: Annotated[str, typer.Option("--k", help="The K of Recall@K, separated by commas.")] = "1,2,4,8",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the metrics to this file too.")] = None,
+) -> None:
+    """Score embeddings from files: retrieval and clustering metrics, as fractions."""
+    import json
+
+    from dml_core.errors import ConfigError
+    from dml_core.evaluation.config import EvaluationConfig
+    from dml_core.evaluation.evaluator import evaluate as evaluate_arrays
+    from tasks.evaluation import load_array
+
+    if not all(part.strip().isdigit() for part in k.split(",")):
+        raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
+    config = EvaluationConfig(recall_at=tuple(int(part) for part in k.split(",")))
+    queries_QD, query_labels_Q = (None if path is None else load_array(path) for path in (query_embeddings, query_labels))
+    metrics = evaluate_arrays(load_array(embeddings), load_array(labels), config, queries_QD, query_labels_Q)
+    text = json.dumps(metrics, indent=2)
+    if json_file is not None:
+        json_file.write_text(text + "\n")
+    print(text)
+
+
+@app.command()
+def sync() -> None:
+    """Deliver the records that MLflow did not take while it was away."""
+    project = _open_project()
+    from tasks.storage import Store
+    from tasks.tracking import Tracker
+
+    tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
+    print(f"{tracker.sync()} records delivered to {project.tracking_uri}")
+
+
+@app.command()
+def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
+    """Open the MLflow UI on the local results; ends with Ctrl-C."""
+    import os
+
+    project = _open_project()
+    from dml_core.errors import TrackingError
+
+    if project.tracking_uri.startswith("http"):
+        raise TrackingError(f"results are on the MLflow server {project.tracking_uri}; open that address in a browser")
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    command = ["-m", "mlflow", "server", "--backend-store-uri", project.tracking_uri, "--port", str(port), "--workers", "1"]
+    print(f"MLflow UI: http://127.0.0.1:{port}")
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the datasets and whether they are prepared."""
+    project = _open_project()
+    from dml_core.errors import DataError
+    from tasks.data import read_dataset
+    from tasks.specs import load_params
+
+    for name, spec in load_params(project.params_file).datasets.items():
+        try:
+            record = read_dataset(project, name)
+            state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
+        except DataError:
+            state = f"not prepared; dml data prepare {name}"
+        print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="Dataset of params.yaml.")]) -> None:
+    """Bring a dataset's raw files into place, or say how; what is there stays as it is."""
+    project = _open_project()
+    from tasks.data import dataset_spec, fetch_raw
+    from tasks.specs import load_params
+
+    print(f"{name}: raw files are in {fetch_raw(project, dataset_spec(load_params(project.params_file), name))}")
+
+
+@data_app.command("prepare")
+def data_prepare(name: Annotated[str, typer.Argument(help="Dataset of params.yaml.")]) -> None:
+    """Pack a dataset's raw files into its store; `dvc repro prepare@NAME` does it when something changed."""
+    project = _open_project()
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tasks.data import dataset_spec, prepare_dataset
+    from tasks.specs import load_params
+
+    spec = dataset_spec(load_params(project.params_file), name)
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(f"packing {name}")
+        record = prepare_dataset(project, name, spec, lambda done, total: bars.update(bar, completed=done, total=total))
+    print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
+
+
+def _open_project() -> "Project":
+    """The project around the working directory, with the environment set for what is imported next."""
+    import logging
+
+    from tasks.environment import find_project, set_environment
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    project = find_project()
+    set_environment(project)
+    return project
+
+
+def _print_comparisons(comparisons: "list[Comparison]", tracking_uri: str) -> None:
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    for comparison in comparisons:
+        console.print(Markdown(comparison.report.partition("![")[0]))
+        print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
+        print(f"report: {comparison.folder / 'report.md'}")
+        if comparison.num_undelivered:
+            print(f"{comparison.num_undelivered} records wait for MLflow; deliver them with: dml sync")
+    where = tracking_uri if tracking_uri.startswith("http") else "run `make ui` (or `dml ui`) and open http://127.0.0.1:5000"
+    print(f"runs, curves, galleries and models in MLflow: {where}")
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{step} {count}" for step, count in counts.items()) or "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Datasets: raw files brought into place, prepared, and kept up to date through DVC. The only module that knows DVC.
+
+DVC is called as a command in a process of its own with the project as working directory (its Python interface depends on the calling
+process's own), and with `--wait-for-lock`, because several flows may ask at once.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from dml_core.config import unknown_name
+from dml_core.data.info import read_info
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
+from dml_core.errors import DataError
+from tasks.environment import Project
+from tasks.records import DatasetRecord
+from tasks.specs import DatasetSpec, Params
+
+
+def dataset_spec(params: Params, name: str) -> DatasetSpec:
+    """The named dataset's parameters.
+
+    Raises:
+        ConfigError: no such dataset in `params.yaml`.
+    """
+    if name not in params.datasets:
+        raise unknown_name("dataset", name, list(params.datasets))
+    return params.datasets[name]
+
+
+def fetch_raw(project: Project, spec: DatasetSpec) -> Path:
+    """Make sure that a dataset's raw files are where the parameters say; what is there already stays as it is.
+
+    Raises:
+        DataError: they are not there and a person has to bring them; the line says how.
+    """
+    raw = project.root / spec.raw
+    materialise(spec.reader, spec.options, raw)
+    return raw
+
+
+def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> DatasetRecord:
+    """Pack a dataset's raw files; what `dvc.yaml`'s prepare stage runs.
+
+    Raises:
+        DataError: raw files missing or damaged.
+        StoreError: the packed data cannot be written.
+    """
+    prepare(spec.reader, project.root / spec.raw, project.packed(name), spec.options, progress)
+    return read_dataset(project, name)
+
+
+def read_dataset(project: Project, name: str) -> DatasetRecord:
+    """The record of a prepared dataset.
+
+    Raises:
+        DataError: it is not prepared.
+    """
+    folder = project.packed(name)
+    info = read_info(folder)
+    counts = {role: entry.num_images for role, entry in info.roles.items()}
+    return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
+
+
+def update_dataset(project: Project, name: str) -> DatasetRecord:
+    """Bring a prepared dataset up to date through DVC, and return its record.
+
+    Inside a DVC stage it only reads: the stage's own dependencies are up to date, and a stage must not call `dvc repro` on them.
+
+    Raises:
+        DataError: DVC's stage failed; the line is what it said last.
+    """
+    if "DVC_STAGE" not in os.environ:
+        run_dvc(project, "--wait-for-lock", "repro", f"prepare@{name}")
+    return read_dataset(project, name)
+
+
+def dvc_digest(project: Project, name: str) -> str | None:
+    """DVC's content hash of a prepared dataset as `dvc.lock` has it; None where DVC has not run."""
+    lock = project.root / "dvc.lock"
+    stages = (yaml.safe_load(lock.read_text()) or {}).get("stages", {}) if lock.exists() else {}
+    outs = stages.get(f"prepare@{name}", {}).get("outs", [])
+    return str(outs[0]["md5"]) if outs else None
+
+
+def run_dvc(project: Project, *arguments: str) -> str:
+    """Run one DVC command in the project, and return what it printed.
+
+    Raises:
+        DataError: it failed; the line is the error of the stage, or DVC's own.
+    """
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False
+    )
+    if ran.returncode != 0:
+        said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("error:", "ERROR:"))]
+        raise DataError(f"dvc {' '.join(arguments)} failed: {said[0].partition(':')[2].strip() if said else f'exit code {ran.returncode}'}")
+    return ran.stdout

@@ -1,0 +1,98 @@
+"""Where this project's files are and what every process's environment is. The one home of both.
+
+The project's root is the nearest folder at or above the working directory with a `params.yaml`. What runs write goes below `state/`
+there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`.
+"""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.errors import ConfigError, StoreError
+
+
+@dataclass(frozen=True)
+class Project:
+    """The places of one project: `root` holds `params.yaml` and `dvc.yaml`, `state` what runs write, `store` finished runs."""
+
+    root: Path
+    state: Path
+    store: str
+    tracking_uri: str
+
+    @property
+    def params_file(self) -> Path:
+        """The standing comparison's parameters."""
+        return self.root / "params.yaml"
+
+    def packed(self, dataset: str) -> Path:
+        """Where `prepare` puts a dataset's packed store; DVC's output."""
+        return self.root / "data" / "packed" / dataset
+
+    def results(self, dataset: str) -> Path:
+        """Where a dataset's comparison is reported; DVC's metrics and plots."""
+        return self.root / "results" / dataset
+
+
+def find_project() -> Project:
+    """The project around the working directory.
+
+    Raises:
+        ConfigError: no `params.yaml` here or above.
+    """
+    here = Path.cwd()
+    root = next((folder for folder in [here, *here.parents] if (folder / "params.yaml").is_file()), None)
+    if root is None:
+        raise ConfigError(f"{here}: no params.yaml here or in a folder above; run dml inside a project")
+    state = Path(os.environ.get("DML_STATE", root / "state")).absolute()
+    store = os.environ.get("DML_STORE", str(state / "store"))
+    tracking_uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
+    return Project(root, state, store, tracking_uri)
+
+
+def git_tags(project: Project) -> dict[str, str]:
+    """The commit that the project is at, and whether tracked files differ from it; empty outside a git checkout."""
+
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True, text=True, check=False)
+
+    commit = git("rev-parse", "HEAD")
+    if commit.returncode != 0:
+        return {}
+    return {"git_commit": commit.stdout.strip(), "git_dirty": str(bool(git("status", "--porcelain", "-uno").stdout.strip())).lower()}
+
+
+def set_environment(project: Project) -> None:
+    """Settings that Prefect, Ray, MLflow and DVC read at import, in this process and those it starts. What the user has set stays.
+
+    Must run before any of them is imported. MECHANICS.md section 0 says why each is there.
+
+    Raises:
+        StoreError: the state folder cannot be written.
+    """
+    defaults = {
+        "PREFECT_HOME": str(project.state / "prefect"),
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Without a server the terminal is the only reader, and it gets one line an error from the command itself.
+        "PREFECT_LOGGING_LEVEL": "INFO" if "PREFECT_API_URL" in os.environ else "CRITICAL",
+        "DO_NOT_TRACK": "1",
+        "RAY_AUTH_MODE": "disabled" if "RAY_ADDRESS" not in os.environ else "token",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_DEDUP_LOGS": "1",
+        "MLFLOW_TRACKING_URI": project.tracking_uri,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "DVC_NO_ANALYTICS": "true",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    try:
+        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server makes no parents, and times out
+    except OSError as error:
+        raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None

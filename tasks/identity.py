@@ -1,0 +1,98 @@
+"""When two steps are the same: one hash of everything that their result depends on, and of nothing else.
+
+In it: the part of the run's specification that the step reads, the identity of what it reads (dataset digest, earlier step), the bytes of
+the source files that it uses, and the step's version. Not in it: worker count, device, logging, where files lie. It is Prefect's cache key.
+
+The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
+are not followed or counted: a run depends on its own entry's file, not on what else can be chosen.
+"""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from dml_core.losses.registry import loss_class
+from tasks.records import DatasetRecord
+from tasks.specs import RunSpec
+
+PACKAGES = ("dml_core", "tasks")
+STEP_VERSION = {"train": 1, "embed": 1, "evaluate": 1}
+STEP_MODULES = {
+    "train": ("dml_core.training.loop",),
+    "embed": ("tasks.embedding",),
+    "evaluate": ("tasks.evaluation",),
+}
+
+
+def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a trained system; its loss's own file counts, other losses' files do not."""
+    loss_module = loss_class(spec.training.loss.name).__module__
+    reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
+    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], loss_module))
+
+
+def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a run's embeddings."""
+    return _identity("embed", {}, train_identity(spec, dataset), STEP_MODULES["embed"])
+
+
+def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a run's scores and figures."""
+    reads = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
+    return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
+
+
+def _identity(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> str:
+    parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity, source_digest(modules)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def source_digest(modules: tuple[str, ...]) -> str:
+    """Hash of the names and bytes of every source file that `modules` use."""
+    digest = hashlib.sha256()
+    for name, path in sorted(source_files(modules).items()):
+        digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def source_files(modules: Iterable[str]) -> dict[str, Path]:
+    """The project's modules that `modules` import, directly or not, themselves included: name -> file."""
+    files: dict[str, Path] = {}
+    to_visit = list(modules)
+    while to_visit:
+        name = to_visit.pop()
+        if name in files or name.rpartition(".")[2] == "registry":
+            continue
+        path = _module_file(name)
+        if path is not None:
+            files[name] = path
+            to_visit.extend(_imports(path))
+    return files
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of one of the project's own modules; None for a name inside a module or for another package."""
+    if name.partition(".")[0] not in PACKAGES:
+        return None
+    try:
+        found = find_spec(name)
+    except ModuleNotFoundError:
+        return None
+    return Path(found.origin) if found is not None and found.origin is not None else None
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """Every module named by an import statement of a file, `from a import b` as both `a` and `a.b`."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(name for name in names if name.partition(".")[0] in PACKAGES)

@@ -1,0 +1,106 @@
+"""A comparison's report from the scores of its runs: what DVC tracks, what a person reads."""
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pandas as pd
+from rich.table import Table
+from scipy.stats import t as student
+
+from dml_core.figures.curves import plot_recall_curves
+from tasks.records import MetricRecord
+from tasks.specs import RunSpec
+
+METRICS_FILE, PLOTS_FILE, REPORT_FILE, FIGURE_FILE = "metrics.json", "recall.csv", "report.md", "recall.png"
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); no interval for one seed."""
+
+    mean: float
+    half_width: float | None
+    num_seeds: int
+
+    def __str__(self) -> str:
+        spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
+        return f"{100 * self.mean:.1f}{spread}"
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Mean and 95 % interval of one metric over seeds."""
+    if len(values) == 1:
+        return Summary(values[0], None, 1)
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return Summary(fmean(values), quantile * stdev(values) / len(values) ** 0.5, len(values))
+
+
+def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
+    """Variant -> metric -> summary over the variant's seeds, in the order of the runs."""
+    by_variant: dict[str, list[dict[str, float]]] = {}
+    for spec, record in runs:
+        by_variant.setdefault(spec.variant, []).append(record.metrics)
+    return {variant: {name: summarise([metrics[name] for metrics in seeds]) for name in seeds[0]} for variant, seeds in by_variant.items()}
+
+
+def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path) -> str:
+    """Write `metrics.json` and `recall.csv` (DVC's metrics and plots), `recall.png` and `report.md` into `folder`; returns the text.
+
+    Nothing in them depends on when or where the runs were made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    summaries = summarise_runs(runs)
+    means = {variant: {name: round(summary.mean, 6) for name, summary in metrics.items()} for variant, metrics in summaries.items()}
+    (folder / METRICS_FILE).write_text(json.dumps(means, indent=2) + "\n")
+    recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
+    with (folder / PLOTS_FILE).open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["variant", "k", "recall"])
+        writer.writerows([variant, k, f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
+    plot_recall_curves(recalls, folder / FIGURE_FILE, title)
+    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}))
+    (folder / REPORT_FILE).write_text(text)
+    return text
+
+
+def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
+    """Recall@K by K, K rising."""
+    found = {int(name.removeprefix("recall@")): value for name, value in metrics.items() if name.startswith("recall@")}
+    return dict(sorted(found.items()))
+
+
+def report_columns(summaries: dict[str, dict[str, Summary]]) -> list[str]:
+    """The metrics that a table shows: every Recall@K, then MAP@R, R-precision and NMI where they were measured."""
+    first = next(iter(summaries.values()))
+    return [*(name for name in first if name.startswith("recall@")), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
+
+
+def comparison_table(title: str, runs: pd.DataFrame) -> Table:
+    """A comparison's published runs side by side for the terminal: a row a variant, mean and interval over its seeds.
+
+    Args:
+        title: over the table.
+        runs: columns variant and seed, and one for each metric (`Tracker.comparison_table`).
+    """
+    names = [name for name in runs.columns if name.startswith("recall_at_")]
+    names = sorted(names, key=lambda name: int(name.rpartition("_")[2])) + [
+        n for n in ("map_at_r", "r_precision", "nmi") if n in runs.columns
+    ]
+    table = Table("variant", "seeds", *(name.replace("_at_", "@") for name in names), title=title)
+    for variant, rows in runs.groupby("variant", sort=False):
+        table.add_row(str(variant), str(len(rows)), *(str(summarise([float(value) for value in rows[name]])) for name in names))
+    return table
+
+
+def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int) -> str:
+    columns = report_columns(summaries)
+    spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
+    lines = [f"# {title}", "", f"Per cent, test classes, {spread}.", ""]
+    lines += [f"| variant | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
+    lines += [f"| {variant} | {' | '.join(str(metrics[name]) for name in columns)} |" for variant, metrics in summaries.items()]
+    return "\n".join([*lines, "", f"![Recall@K]({FIGURE_FILE})", ""])

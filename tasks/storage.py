@@ -1,0 +1,153 @@
+"""Where finished work is kept: a folder, or an S3 bucket that all machines share. The only module that knows object stores.
+
+A step writes into `folder(key)` on its machine and then calls `push(key)`; whoever reads calls `pull(key)` first. For a folder store both
+do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256 so that a pull fetches only what differs.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dml_core.errors import StoreError
+from tasks.records import FileRecord, StepRecord, describe_file, describe_folder
+
+
+class Store:
+    """A store by its address.
+
+    Args:
+        address: a folder, or `s3://bucket/prefix` (endpoint and credentials are the AWS environment's, `AWS_ENDPOINT_URL` included).
+        cache: where the files of an S3 store are kept on this machine; unused for a folder.
+    """
+
+    def __init__(self, address: str, cache: Path) -> None:
+        self.address = address
+        self.cache = cache
+
+    def folder(self, key: str) -> Path:
+        """The folder of `key` on this machine, whether or not it holds anything yet."""
+        return (self.cache if self.is_remote else Path(self.address)) / key
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether files must travel to be seen by other machines."""
+        return self.address.startswith("s3://")
+
+    def check_writable(self) -> None:
+        """Write and remove a small file.
+
+        Raises:
+            StoreError: the store cannot be written; said before any work is done.
+        """
+        if self.is_remote:
+            self._call("put_object", Key=self._object_key(".writable"), Body=b"")
+            self._call("delete_object", Key=self._object_key(".writable"))
+            return
+        try:
+            Path(self.address).mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.address):
+                pass
+        except OSError as error:
+            raise StoreError(
+                f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a folder or s3:// address that is"
+            ) from None
+
+    def push(self, key: str) -> None:
+        """Make the files in `folder(key)` visible to all machines."""
+        if self.is_remote:
+            self.push_folder(self.folder(key), key)
+
+    def push_folder(self, folder: Path, key: str) -> None:
+        """Bring the files of any folder to a remote store, under `key`; those that are there already are not sent again."""
+        there = self._remote_hashes(key)
+        for file in describe_folder(folder):
+            if there.get(file.name) != file.sha256:
+                with (folder / file.name).open("rb") as body:
+                    self._call("put_object", Key=self._object_key(f"{key}/{file.name}"), Body=body, Metadata={"sha256": file.sha256})
+
+    def pull(self, key: str) -> Path:
+        """Make `folder(key)` hold what the store has under `key`, and return it."""
+        folder = self.folder(key)
+        if not self.is_remote:
+            return folder
+        for name, sha256 in self._remote_hashes(key).items():
+            path = folder / name
+            if not path.exists() or describe_file(path, name).sha256 != sha256:
+                self._download(f"{key}/{name}", path, sha256)
+        return folder
+
+    def remove(self, key: str) -> None:
+        """Forget `key`, here and in the store."""
+        shutil.rmtree(self.folder(key), ignore_errors=True)
+        if self.is_remote:
+            for name in self._remote_hashes(key):
+                self._call("delete_object", Key=self._object_key(f"{key}/{name}"))
+
+    def is_intact(self, record: StepRecord) -> bool:
+        """Whether every file of a record is in the store with the bytes that were recorded."""
+        if self.is_remote:
+            there = self._remote_hashes(record.key)
+            return all(there.get(file.name) == file.sha256 for file in record.files)
+        return all(_same_file(self.folder(record.key), file) for file in record.files)
+
+    # ------------------------------------------------------------ S3
+
+    @cached_property
+    def _client(self) -> Any:
+        import boto3
+
+        return boto3.client("s3")
+
+    @property
+    def _bucket(self) -> str:
+        return self.address.removeprefix("s3://").partition("/")[0]
+
+    def _object_key(self, key: str) -> str:
+        prefix = self.address.removeprefix("s3://").partition("/")[2].strip("/")
+        return f"{prefix}/{key}" if prefix else key
+
+    def _call(self, operation: str, **arguments: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+        except (BotoCoreError, ClientError) as error:
+            raise StoreError(
+                f"store {self.address}: {operation} failed ({error}); check the bucket, AWS_ENDPOINT_URL and credentials"
+            ) from None
+
+    def _remote_hashes(self, key: str) -> dict[str, str]:
+        """File name below `key` -> SHA-256 as it was pushed."""
+        prefix = self._object_key(key) + "/"
+        hashes: dict[str, str] = {}
+        token: dict[str, str] = {}
+        while True:
+            page = self._call("list_objects_v2", Prefix=prefix, **token)
+            for entry in page.get("Contents", []):
+                head = self._call("head_object", Key=entry["Key"])
+                hashes[entry["Key"].removeprefix(prefix)] = head["Metadata"].get("sha256", "")
+            if not page.get("IsTruncated"):
+                return hashes
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _download(self, key: str, path: Path, sha256: str) -> None:
+        """Fetch one object beside `path`, check its hash, and rename it into place."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        body = self._call("get_object", Key=self._object_key(key))["Body"]
+        digest = hashlib.sha256()
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
+            for chunk in iter(lambda: body.read(1 << 20), b""):
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != sha256:
+            Path(file.name).unlink()
+            raise StoreError(f"store {self.address}: {key} arrived damaged (SHA-256 differs); run the step again with --force")
+        Path(file.name).replace(path)
+
+
+def _same_file(folder: Path, file: FileRecord) -> bool:
+    path = folder / file.name
+    return path.is_file() and path.stat().st_size == file.num_bytes and describe_file(path, file.name).sha256 == file.sha256
