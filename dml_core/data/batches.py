@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml_core.data.contract import Box
 from dml_core.data.transforms import TransformConfig, test_view, train_view
+from dml_core.errors import ConfigError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 View = Callable[[Tensor, Box | None, int], Tensor]
@@ -59,6 +59,9 @@ def iterate_batches(dataset: ImageSource, batches: Sequence[Indices], view: View
         batches: dataset indices of each batch, in order.
         view: `TrainView` or `TestView`; it must give one size for all images of a batch.
         num_loader_workers: processes that decode ahead; 0 works in this process.
+
+    Raises:
+        ConfigError: the views of a batch differ in size.
     """
     source = _Batches(dataset, batches, view)
     if num_loader_workers == 0:
@@ -85,8 +88,15 @@ class _Batches(Dataset[Batch]):
     def __getitem__(self, number: int) -> Batch:
         indices = self.batches[number]
         # An empty shard still has the shape of the others; image 0 shows it.
-        views = [self._view(int(index)) for index in indices] or [self._view(0)]
-        return torch.stack(views)[: len(indices)], indices
+        first = self._view(int(indices[0]) if len(indices) else 0)
+        # Written in place: a list of views, stacked, would hold the batch twice and leave the cache.
+        images = first.new_empty((len(indices), *first.shape))
+        for position, index in enumerate(indices):
+            view = self._view(int(index)) if position else first
+            if view.shape != first.shape:
+                raise ConfigError(f"views of one batch are {tuple(first.shape)} and {tuple(view.shape)}; set crop_size or a fixed resize")
+            images[position] = view
+        return images, indices
 
     def _view(self, index: int) -> Tensor:
         return self.view(self.dataset.image(index), self.dataset.box(index), index)

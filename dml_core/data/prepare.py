@@ -1,13 +1,16 @@
 """Pack a raw folder into `images.arrow` (original bytes, memory-mapped later), `manifest.parquet` and `dataset.json`.
 
 The result depends on the raw files and the options alone: no time, no host, no absolute path, so the same input gives the same
-bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was.
+bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was. What a
+killed attempt had packed is not decoded again.
 """
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ MANIFEST_SCHEMA = pa.schema(
     ]
 )
 _NUM_ROWS_PER_BATCH = 128
+_NUM_MAGIC_BYTES = 8
 Progress = Callable[[int, int], None]
 
 
@@ -59,10 +63,11 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
 def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Path, progress: Progress | None = None) -> DatasetInfo:
     """Write a manifest's images and rows as a packed dataset; the later half of `prepare`, with its errors."""
     partial = out.parent / f".{out.name}.partial"
+    interrupted = out.parent / f".{out.name}.interrupted"
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _set_aside(partial, interrupted)
         partial.mkdir(parents=True)
-        _write_images(manifest, partial / IMAGES_FILE, progress)
+        _write_images(manifest, partial / IMAGES_FILE, _salvaged_batches(interrupted), progress)
         _write_manifest(manifest.rows, partial / MANIFEST_FILE)
         info = _describe(dataset_name, options, manifest.rows, partial)
         (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -71,6 +76,8 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         raise StoreError(f"{out}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            interrupted.unlink()
     return info
 
 
@@ -79,20 +86,44 @@ def label_indices(rows: list[Row]) -> dict[int, int]:
     return {label: index for index, label in enumerate(sorted({row.label for row in rows}))}
 
 
-def _write_images(manifest: Manifest, path: Path, progress: Progress | None) -> None:
+def _set_aside(partial: Path, interrupted: Path) -> None:
+    """Keep the images of a killed attempt, unless a second one was killed before it had packed as many again."""
+    packed = partial / IMAGES_FILE
+    if packed.is_file() and (not interrupted.is_file() or packed.stat().st_size > interrupted.stat().st_size):
+        packed.replace(interrupted)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
+def _salvaged_batches(interrupted: Path) -> Iterator[list[bytes]]:
+    """Images of the whole record batches of an unfinished Arrow file: after its magic it is a stream."""
+    if not interrupted.is_file():
+        return
+    with pa.OSFile(str(interrupted)) as file:
+        try:
+            file.seek(_NUM_MAGIC_BYTES)
+            for batch in pa.ipc.open_stream(file):
+                yield batch["image"].to_pylist()
+        except (pa.ArrowInvalid, OSError):
+            return
+
+
+def _write_images(manifest: Manifest, path: Path, salvaged: Iterator[list[bytes]], progress: Progress | None) -> None:
     """One record batch at a time, so that memory is bounded; threads, because reading and decoding release the interpreter lock."""
     rows = manifest.rows
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, IMAGES_SCHEMA) as writer, ThreadPoolExecutor() as pool:
         for start in range(0, len(rows), _NUM_ROWS_PER_BATCH):
             batch = rows[start : start + _NUM_ROWS_PER_BATCH]
-            images = list(pool.map(lambda row: _checked_bytes(manifest, row), batch))
+            known = next(salvaged, [])
+            images = list(pool.map(lambda row, seen: _checked_bytes(manifest, row, seen), batch, chain(known, repeat(b""))))
             writer.write_batch(pa.record_batch([pa.array(images, pa.binary())], schema=IMAGES_SCHEMA))
             if progress:
                 progress(start + len(batch), len(rows))
 
 
-def _checked_bytes(manifest: Manifest, row: Row) -> bytes:
+def _checked_bytes(manifest: Manifest, row: Row, already_checked: bytes) -> bytes:
     data = manifest.read_bytes(row)
+    if data and data == already_checked:
+        return data
     try:
         decode_rgb(data)
     except ValueError as error:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from dml_core.data import batches as batches_module
 from dml_core.data.batches import iterate_batches
 from dml_core.data.store import PackedDataset
 from dml_core.data.transforms import TransformConfig, train_view
+from dml_core.errors import ConfigError
 
 VIEW = batches_module.TrainView(TransformConfig(crop="padded", padding=2, crop_size=32, flip=True), seed=1, epoch=2)
 BATCHES = [np.array([3, 1, 7]), np.array([], dtype=np.int64), np.array([14, 0])]
@@ -29,6 +31,13 @@ def test_loader_workers_change_nothing(packed_synthetic: Path) -> None:
         assert torch.equal(images_a, images_b)
         assert isinstance(indices_b, np.ndarray)
         assert np.array_equal(indices_a, indices_b)
+
+
+def test_views_of_different_sizes_are_refused(packed_synthetic: Path) -> None:
+    dataset = PackedDataset(packed_synthetic, "test")
+    view = batches_module.TestView(TransformConfig(crop_to_box=True))
+    with pytest.raises(ConfigError, match="set crop_size or a fixed resize"):
+        list(iterate_batches(dataset, [np.arange(15)], view, 0))
 
 
 def test_box_reaches_the_view(packed_synthetic: Path) -> None:

@@ -1,8 +1,11 @@
 """Packing: what comes out is what went in, the same every time, whole or not at all."""
 
 import json
+import os
+import resource
+import signal
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from dml_core.config import ConfigError
 from dml_core.data import prepare as prepare_module
 from dml_core.data.contract import DatasetConfig, Row
+from dml_core.data.decode import decode_rgb
 from dml_core.data.prepare import prepare, read_info
 from dml_core.data.registry import materialise
 from dml_core.errors import DataError, StoreError
@@ -101,14 +105,49 @@ def test_a_former_dataset_and_a_killed_attempt_are_replaced(raw: Path, tmp_path:
     assert read_info(tmp_path / "out").num_classes == 6
 
 
-def test_full_disk_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(prepare_module, "_write_manifest", full)
-    with pytest.raises(StoreError, match="No space left on device"):
-        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+@pytest.mark.parametrize("num_bytes", [0, 3000, 20_000])
+def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, num_bytes: int) -> None:
+    """The kernel refuses to let any file of this process grow above the limit."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot be written"):
+            prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+def killed_after(num_images: int, raw: Path, out: Path) -> None:
+    """Pack in a process that kills itself (as kill -9 does) once so many images are packed."""
+
+    def maybe_die(done: int, _: int) -> None:
+        if done >= num_images:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = get_context("fork").Process(target=prepare, args=("synthetic", raw, out, OPTIONS, maybe_die))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert not out.exists()
+
+
+def test_a_killed_attempt_is_taken_up_again(raw: Path, packed_synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_module, "_NUM_ROWS_PER_BATCH", 4)
+    undisturbed = tmp_path / "undisturbed"
+    prepare("synthetic", raw, undisturbed, OPTIONS)
+    killed_after(20, raw, tmp_path / "out")
+    killed_after(8, raw, tmp_path / "out")
+    changed = first_image(raw)
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    decoded: list[bytes] = []
+    monkeypatch.setattr(prepare_module, "decode_rgb", lambda data: decoded.append(data) or decode_rgb(data))
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert len(decoded) == 30 - 20 + 1, "what was packed before and has not changed is not decoded again"
+    changed.write_bytes(changed.read_bytes()[:-1])
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert contents(tmp_path / "out") == contents(undisturbed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw", "undisturbed"]
 
 
 def test_unwritable_place(raw: Path, tmp_path: Path) -> None:
