@@ -37,9 +37,8 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="sop")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
     arguments = parser.parse_args()
-    print(
-        f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {Path('/proc/loadavg').read_text()[:14]}"
-    )
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {load}")
     if arguments.question == "million":
         million(arguments.gallery)
     else:

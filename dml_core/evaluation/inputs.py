@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dml_core.errors import EvaluationError
 
 NUM_ROWS_SHOWN = 5
+LARGEST_SQUARED_NORM = 1e37  # squared distances, up to four times as large, must fit in float32
 
 
 class EmbeddingShard(NamedTuple):
@@ -39,7 +40,7 @@ def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArr
         raise EvaluationError(f"{name}: expected floating-point numbers, found {values_ND.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         squares_N = np.einsum("nd,nd->n", values_ND, values_ND, dtype=np.float32, casting="same_kind")
-    refuse_rows(~np.isfinite(squares_N), f"{name}: NaN, infinite or huge values", "find out what the network did there")
+    refuse_rows(~(squares_N < LARGEST_SQUARED_NORM), f"{name}: NaN, infinite or huge values", "find out what the network did there")
     return values_ND
 
 

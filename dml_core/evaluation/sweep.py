@@ -114,7 +114,8 @@ def _positive_distances(
             of_class = distances[starts[rows.start] : starts[rows.stop]].reshape(len(block), -1)
             of_class[:, num_filled[code] : num_filled[code] + block.shape[1]] = block
             num_filled[code] += block.shape[1]
-    distances = distances[np.lexsort((distances, np.arange(len(sizes_Q)).repeat(sizes_Q)))]
+    for _, rows, _ in common_classes(queries.codes, queries.codes):
+        distances[starts[rows.start] : starts[rows.stop]].reshape(rows.stop - rows.start, -1).sort(axis=1)
     distances[starts[:-1][np.isinf(distances[starts[:-1]])]] = 0
     return distances[np.isfinite(distances)]
 
