@@ -27,7 +27,12 @@ from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_sha
 from dml_core.evaluation.geometry import as_points
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
-SIZES = {"sop": (60_502, 11_316, 2.6), "cub": (5_924, 100, 4.0), "tiny": (2_000, 300, 2.6)}  # samples, classes, width of a class
+SIZES = {  # samples and classes of the test sets, width of a class
+    "sop": (60_502, 11_316, 2.2),
+    "inshop": (26_830, 3_985, 2.2),
+    "cub": (5_924, 100, 4.0),
+    "tiny": (2_000, 300, 2.2),
+}
 PAGE_BYTES = 4096
 
 
