@@ -86,6 +86,8 @@ def set_environment(project: Project) -> None:
         "RAY_DEDUP_LOGS": "1",
         "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",

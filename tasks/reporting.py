@@ -70,14 +70,14 @@ def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folde
 
 def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
     """Recall@K by K, K rising."""
-    found = {int(name.removeprefix("recall@")): value for name, value in metrics.items() if name.startswith("recall@")}
+    found = {int(k): value for name, value in metrics.items() if (k := name.removeprefix("recall@")) != name and k.isdigit()}
     return dict(sorted(found.items()))
 
 
 def report_columns(summaries: dict[str, dict[str, Summary]]) -> list[str]:
     """The metrics that a table shows: every Recall@K, then MAP@R, R-precision and NMI where they were measured."""
-    first = next(iter(summaries.values()))
-    return [*(name for name in first if name.startswith("recall@")), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
+    first = {name: summary.mean for name, summary in next(iter(summaries.values())).items()}
+    return [*(f"recall@{k}" for k in recall_by_k(first)), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
 
 
 def comparison_table(title: str, runs: pd.DataFrame) -> Table:

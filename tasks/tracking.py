@@ -4,6 +4,7 @@ Publishing is idempotent: a run is found again by its identity, and only what it
 in the outbox, `state/outbox/`, and delivered by `dml sync`; training never waits for a server.
 """
 
+import json
 import logging
 import tempfile
 import threading
@@ -18,9 +19,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 from mlflow import MlflowClient
-from mlflow.data.dataset_source_registry import resolve_dataset_source
-from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
@@ -143,12 +142,11 @@ class Tracker:
         dataset = {"dataset": report.dataset.name, "dataset_digest": report.dataset.digest, "dvc_digest": report.dvc_digest or "none"}
         tags = {**report.tags, **facts, **dataset, "variant": report.variant}
         self._client.log_batch(run_id, tags=[RunTag(f"dml.{name}", str(value)) for name, value in tags.items()])
-        source = resolve_dataset_source(report.dataset.folder)
-        lineage: Any = MetaDataset(  # type: ignore[abstract]
-            source=source, name=report.dataset.name, digest=report.dvc_digest or report.dataset.digest
+        source = json.dumps({"uri": report.dataset.folder})
+        lineage = Dataset(
+            report.dataset.name, report.dvc_digest or report.dataset.digest, "local", source, profile=json.dumps(report.dataset.counts)
         )
-        entity = lineage._to_mlflow_entity()
-        self._client.log_inputs(run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "training")])])
+        self._client.log_inputs(run_id, [DatasetInput(lineage, [InputTag("mlflow.data.context", "training")])])
 
     def _log_curves(self, run_id: str, report: RunReport) -> None:
         """Training curves per step and per epoch and the final scores; points that were streamed already are left out."""
