@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
 from dml_core.data.batches import TrainView, iterate_batches
-from dml_core.data.contract import Manifest, Row
 from dml_core.data.decode import decode_rgb
 from dml_core.data.prepare import pack, prepare
+from dml_core.data.rows import Manifest, Row
 from dml_core.data.store import PackedDataset
 from dml_core.data.transforms import TransformConfig, train_view
 

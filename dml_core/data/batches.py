@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dml_core.data.contract import Box
+from dml_core.data.rows import Box
 from dml_core.data.transforms import TransformConfig, test_view, train_view
 from dml_core.errors import ConfigError
 

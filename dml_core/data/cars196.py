@@ -15,7 +15,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dml_core.data.contract import Counts, OfficialDataset, Role, Row, check_no_empty, check_no_gap, read_lines, read_numbers
+from dml_core.data.annotations import read_lines, read_numbers
+from dml_core.data.archives import Archive
+from dml_core.data.contract import OfficialDataset
+from dml_core.data.rows import Counts, Role, Row
+from dml_core.data.rules import check_no_empty, check_no_gap
 from dml_core.errors import DataError
 
 _BOX_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
@@ -28,6 +32,10 @@ class Cars196(OfficialDataset):
     """A folder in any of the three layouts."""
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(8_054, 98), "test": Counts(8_131, 98)}
+    archives: ClassVar[tuple[Archive, ...]] = (
+        Archive("car_ims.tgz", "car_ims", md5="d5c8f0aa497503f355e17dc7886c3f14"),
+        Archive("cars_annos.mat", "cars_annos.mat", md5="b407c6086d669747186bd1d764ff9dbc"),
+    )
     how_to_get: ClassVar[str] = (
         "the official links are dead; put car_ims and cars_annos.mat, or the devkit with cars_train and cars_test, or Kaggle's copy there"
     )

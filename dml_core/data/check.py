@@ -14,9 +14,10 @@ from typing import Any
 
 from PIL import Image
 
-from dml_core.data.contract import Counts, Manifest, OfficialDataset, Row, role_counts
+from dml_core.data.contract import OfficialDataset
 from dml_core.data.decode import decode_rgb
 from dml_core.data.registry import parse_dataset
+from dml_core.data.rows import Counts, Manifest, Row, role_counts
 from dml_core.errors import DataError
 
 _MAX_EXAMPLES = 5

@@ -8,18 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dml_core.data.contract import (
-    Box,
-    Counts,
-    OfficialDataset,
-    Role,
-    Row,
-    check_no_empty,
-    check_no_gap,
-    read_file,
-    read_lines,
-    read_numbers,
-)
+from dml_core.data.annotations import read_file, read_lines, read_numbers
+from dml_core.data.archives import Archive
+from dml_core.data.contract import OfficialDataset
+from dml_core.data.rows import Box, Counts, Role, Row
+from dml_core.data.rules import check_no_empty, check_no_gap
 from dml_core.errors import DataError
 
 FOLDER = "CUB_200_2011"
@@ -29,6 +22,14 @@ class Cub200(OfficialDataset):
     """The official archive `CUB_200_2011.tgz`, unpacked: `CUB_200_2011/{images.txt, classes.txt, ...}` under the raw folder."""
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(5_864, 100), "test": Counts(5_924, 100)}
+    archives: ClassVar[tuple[Archive, ...]] = (
+        Archive(
+            "CUB_200_2011.tgz",
+            FOLDER,
+            md5="97eceeb196236b17998738112f37df78",
+            url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+        ),
+    )
     how_to_get: ClassVar[str] = (
         "download CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78) from https://data.caltech.edu/records/65de6-vp158; unpack it"
     )

@@ -7,8 +7,9 @@ Either `<class>/<image>`: the first half of the classes, by name, trains and the
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from dml_core.data.contract import DatasetConfig, Role, Row
+from dml_core.data.contract import DatasetConfig
 from dml_core.data.own import is_image_name, split_by_class
+from dml_core.data.rows import Role, Row
 from dml_core.errors import DataError
 
 

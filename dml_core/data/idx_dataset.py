@@ -14,8 +14,9 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from dml_core.data.contract import DatasetConfig, Role, Row
+from dml_core.data.contract import DatasetConfig
 from dml_core.data.idx import find_idx, read_idx
+from dml_core.data.rows import Role, Row
 from dml_core.errors import DataError
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar, get_args
 
-from dml_core.data.contract import Box, Counts, OfficialDataset, Role, Row, read_file, read_lines, read_numbers
+from dml_core.data.annotations import read_file, read_lines, read_numbers
+from dml_core.data.archives import Archive
+from dml_core.data.contract import OfficialDataset
+from dml_core.data.rows import Box, Counts, Role, Row
 from dml_core.errors import DataError
 
 _NUM_PARTITION_COLUMNS = 3
@@ -23,6 +26,7 @@ class Inshop(OfficialDataset):
         "query": Counts(14_218, 3_985),
         "gallery": Counts(12_612, 3_985),
     }
+    archives: ClassVar[tuple[Archive, ...]] = (Archive("img.zip", "img"), Archive("Img/img.zip", "Img/img"))
     how_to_get: ClassVar[str] = (
         "get In-shop Clothes Retrieval (Eval, Anno and img.zip) from mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html; unpack it"
     )

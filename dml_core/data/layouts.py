@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dml_core.data.contract import Box
+from dml_core.data.rows import Box
 
 _SOP_SUPER_CLASSES = ("bicycle", "cabinet", "chair", "coffee_maker")
 _INSHOP_VIEWS = ("front", "side", "back", "additional")

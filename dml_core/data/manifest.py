@@ -8,8 +8,9 @@ of the classes, by name, trains and the rest tests.
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from dml_core.data.contract import Box, DatasetConfig, Role, Row
+from dml_core.data.contract import DatasetConfig
 from dml_core.data.own import split_by_class
+from dml_core.data.rows import Box, Role, Row
 from dml_core.errors import DataError
 
 _BOX_COLUMNS = ("left", "top", "right", "bottom")

@@ -2,7 +2,7 @@
 
 from pathlib import PurePath
 
-from dml_core.data.contract import Role
+from dml_core.data.rows import Role
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.config import parse, unknown_name
+from dml_core.data.archives import Progress
 from dml_core.data.contract import DatasetConfig
 
 DATASETS: dict[str, str] = {
@@ -41,6 +42,11 @@ def parse_dataset(name: str, options: Mapping[str, Any], where: str = "dataset")
         ConfigError: unknown dataset, unknown option, or an option outside its range.
     """
     return parse(dataset_class(name), options, f"{where} '{name}'")
+
+
+def fetch(name: str, options: Mapping[str, Any], raw: Path, progress: Progress | None = None) -> None:
+    """Bring the raw files of the named dataset to `raw`, downloading where a link still works; see `DatasetConfig.fetch`."""
+    parse_dataset(name, options).fetch(raw, progress)
 
 
 def materialise(name: str, options: Mapping[str, Any], raw: Path) -> None:

@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dml_core.data.contract import Counts, OfficialDataset, Role, Row, check_no_gap, read_file, read_lines
+from dml_core.data.annotations import read_file, read_lines
+from dml_core.data.archives import Archive
+from dml_core.data.contract import OfficialDataset
+from dml_core.data.rows import Counts, Role, Row
+from dml_core.data.rules import check_no_gap
 from dml_core.errors import DataError
 
 FOLDER = "Stanford_Online_Products"
@@ -15,6 +19,7 @@ class Sop(OfficialDataset):
     """The official archive, unpacked: `Stanford_Online_Products/{Ebay_train.txt, Ebay_test.txt, bicycle_final/, ...}`."""
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
+    archives: ClassVar[tuple[Archive, ...]] = (Archive("Stanford_Online_Products.zip", FOLDER, md5="7f73d41a2f44250d4779881525aea32e"),)
     how_to_get: ClassVar[str] = (
         "get Stanford_Online_Products.zip (md5 7f73d41a2f44250d4779881525aea32e) from cvgl.stanford.edu/projects/lifted_struct; unpack it"
     )

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from dml_core.data.contract import Box
 from dml_core.data.decode import decode_rgb
 from dml_core.data.info import IMAGES_FILE, MANIFEST_FILE, read_info
+from dml_core.data.rows import Box
 from dml_core.errors import ConfigError, DataError
 
 

@@ -15,10 +15,11 @@ from PIL import Image
 from pydantic import Field
 
 from dml_core.data import drawing, layouts
-from dml_core.data.contract import DatasetConfig, Row
+from dml_core.data.contract import DatasetConfig
 from dml_core.data.drawing import Pose, Species, draw_picture, draw_pose, draw_species
 from dml_core.data.layouts import WRITERS, Picture
 from dml_core.data.registry import parse_dataset
+from dml_core.data.rows import Row
 from dml_core.errors import DataError
 
 STAMP_FILE = "generator.txt"

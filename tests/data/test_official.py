@@ -7,10 +7,10 @@ import pytest
 from numpy.lib.recfunctions import drop_fields
 from scipy.io import loadmat, savemat
 
-from dml_core.data.contract import Counts, Manifest, role_counts
 from dml_core.data.layouts import WRITERS, Picture
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise, parse_dataset
+from dml_core.data.rows import Counts, Manifest, role_counts
 from dml_core.data.synthetic import Synthetic, draw_pictures
 from dml_core.errors import DataError
 

@@ -1,0 +1,50 @@
+"""Reading the publishers' text files, with every damage said in one line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dml_core.errors import DataError
+
+
+def read_file(path: Path) -> bytes:
+    """Bytes of one image file.
+
+    Raises:
+        DataError: the file that an annotation names is missing, unreadable or empty.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{path}: the annotations name this image but there is no such file; unpack the archive again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions and disk") from None
+    if not data:
+        raise DataError(f"{path}: the file is empty; unpack the archive again")
+    return data
+
+
+def read_lines(path: Path) -> list[str]:
+    """Non-empty lines of an annotation file, without line ends.
+
+    Raises:
+        DataError: the file is missing or is not UTF-8 text.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing annotation file; unpack the archive again") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not UTF-8 text; unpack the archive again") from None
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
+def read_numbers(texts: Sequence[str], path: Path) -> list[float]:
+    """Columns of an annotation file as numbers.
+
+    Raises:
+        DataError: one of them is not a number.
+    """
+    try:
+        return [float(text) for text in texts]
+    except ValueError:
+        raise DataError(f"{path}: '{' '.join(texts)}' should be numbers; unpack the archive again") from None

@@ -1,0 +1,124 @@
+"""The files that publishers offer: fetched where a link still works, checked against the published checksum, unpacked safely."""
+
+import gzip
+import hashlib
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path, PurePosixPath
+
+from dml_core.errors import DataError, StoreError
+
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_SECONDS = 60
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file of a published dataset.
+
+    Attributes:
+        file_name: as the publisher calls it, in the raw folder.
+        unpacked: a path in the raw folder that exists once the archive is unpacked (the file itself where it is no archive).
+        md5: published checksum, or None where there is none.
+        url: a link that works without a person, or None.
+    """
+
+    file_name: str
+    unpacked: str
+    md5: str | None = None
+    url: str | None = None
+
+
+def download(url: str, path: Path, progress: Progress | None = None) -> None:
+    """Fetch a file; an interrupted download goes on where it stopped.
+
+    Args:
+        progress: called with (bytes done, bytes in all; 0 where the server does not say).
+
+    Raises:
+        DataError: the server cannot be reached, or ends before the whole file has come; the part that has come is kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    done = partial.stat().st_size if partial.is_file() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response:
+            done = done if response.status == HTTPStatus.PARTIAL_CONTENT else 0
+            total = done + int(response.headers.get("Content-Length", 0))
+            with partial.open("ab" if done else "wb") as file:
+                while chunk := response.read(_CHUNK_BYTES):
+                    file.write(chunk)
+                    done += len(chunk)
+                    if progress:
+                        progress(done, total)
+    except (OSError, urllib.error.URLError) as error:
+        raise DataError(f"{url}: download failed after {done} bytes ({error}); run it again to go on") from None
+    if done < total:
+        raise DataError(f"{url}: ended after {done} of {total} bytes; run it again to go on")
+    partial.replace(path)
+
+
+def check_md5(path: Path, md5: str) -> None:
+    """Compare a file with its published checksum.
+
+    Raises:
+        DataError: it is another file, or damaged.
+    """
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "md5").hexdigest()
+    if found != md5:
+        raise DataError(f"{path}: md5 is {found}, published is {md5}; remove the file and fetch it again")
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a tar or zip file into `folder`, all of it or nothing, over nothing that is there.
+
+    Raises:
+        DataError: the archive is damaged, leads out of the folder, or holds something that the folder has already.
+        StoreError: the folder cannot be written.
+    """
+    partial = folder / f".{archive.name}.unpacking"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _extract(archive, partial)
+        for path in partial.iterdir():
+            if (folder / path.name).exists():
+                raise DataError(f"{folder / path.name}: exists already; remove it to unpack {archive.name} again")
+        for path in partial.iterdir():
+            path.rename(folder / path.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _extract(archive: Path, folder: Path) -> None:
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                _refuse_traversal(zipped.namelist(), archive)
+                zipped.extractall(folder)
+        else:
+            with tarfile.open(archive) as tarred:
+                tarred.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise DataError(f"{archive}: refused, it would write outside its folder ({error})") from None
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+
+
+def _refuse_traversal(names: list[str], archive: Path) -> None:
+    """Python's zipfile would quietly write such members elsewhere within the folder."""
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise DataError(f"{archive}: refused, '{name}' would be written outside its folder")
