@@ -36,7 +36,8 @@ class TrainView:
     epoch: int
 
     def __call__(self, image: Tensor, box: Box | None, index: int) -> Tensor:
-        """See `transforms.train_view`."""
+        """See `transforms.train_view`; refuses an image without a box where the configuration crops to it."""
+        _require_box(self.config, box, index)
         return train_view(image, self.config, self.seed, self.epoch, index, box)
 
 
@@ -47,8 +48,14 @@ class TestView:
     config: TransformConfig
 
     def __call__(self, image: Tensor, box: Box | None, index: int) -> Tensor:
-        """See `transforms.test_view`."""
+        """See `transforms.test_view`; refuses an image without a box where the configuration crops to it."""
+        _require_box(self.config, box, index)
         return test_view(image, self.config, box)
+
+
+def _require_box(config: TransformConfig, box: Box | None, index: int) -> None:
+    if config.crop_to_box and box is None:
+        raise ConfigError(f"crop_to_box is set, but image {index} has no box; choose a dataset with boxes or leave crop_to_box out")
 
 
 def iterate_batches(dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int) -> Iterator[Batch]:

@@ -18,6 +18,8 @@ from dml_core.data.info import IMAGES_FILE, MANIFEST_FILE, read_info
 from dml_core.data.rows import Box
 from dml_core.errors import ConfigError, DataError
 
+_COMPARED_ROLES = ("query", "gallery")
+
 
 class PackedDataset:
     """The images of one role, in packing order.
@@ -51,15 +53,14 @@ class PackedDataset:
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """(N,) class indices of this role, 0 to C_role - 1, in the order of the dataset's own class indices."""
-        indices: np.ndarray[Any, np.dtype[np.int64]] = np.unique(self._label_column, return_inverse=True)[1].astype(np.int64)
+        """(N,) class indices, 0 to C - 1, in the order of the dataset's own. Query and gallery share theirs, so they compare."""
+        indices: np.ndarray[Any, np.dtype[np.int64]] = np.searchsorted(self._classes[0], self._rows["label"].to_numpy()).astype(np.int64)
         return indices
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Name of each of the role's classes, by class index."""
-        first = np.unique(self._label_column, return_index=True)[1]
-        return [str(name) for name in self._rows["label_name"].take(first).to_pylist()]
+        """Name of each class, by class index; for query and gallery the classes of both."""
+        return self._classes[1]
 
     @cached_property
     def paths(self) -> list[str]:
@@ -87,9 +88,11 @@ class PackedDataset:
         return self._boxes[index]
 
     @cached_property
-    def _rows(self) -> Any:
+    def _comparable_rows(self) -> Any:
+        """Manifest rows of this role and of the one that it is compared with."""
         table = pq.read_table(self.folder / MANIFEST_FILE, memory_map=True)
-        rows = table.filter(pc.equal(table["role"], self.role))
+        roles = _COMPARED_ROLES if self.role in _COMPARED_ROLES else (self.role,)
+        rows = table.filter(pc.is_in(table["role"], pa.array(roles)))
         if self.classes is None:
             return rows
         unknown = set(self.classes).difference(rows["label_name"].to_pylist())
@@ -98,9 +101,14 @@ class PackedDataset:
         return rows.filter(pc.is_in(rows["label_name"], pa.array(self.classes)))
 
     @cached_property
-    def _label_column(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        found: np.ndarray[Any, np.dtype[np.int64]] = self._rows["label"].to_numpy()
-        return found
+    def _rows(self) -> Any:
+        return self._comparable_rows.filter(pc.equal(self._comparable_rows["role"], self.role))
+
+    @cached_property
+    def _classes(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
+        """The dataset's own numbers of the classes, rising, and their names."""
+        numbers, first = np.unique(self._comparable_rows["label"].to_numpy(), return_index=True)
+        return numbers, [str(name) for name in self._comparable_rows["label_name"].take(first).to_pylist()]
 
     @cached_property
     def _positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:

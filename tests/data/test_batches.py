@@ -40,6 +40,17 @@ def test_views_of_different_sizes_are_refused(packed_synthetic: Path) -> None:
         list(iterate_batches(dataset, [np.arange(15)], view, 0))
 
 
+def test_cropping_to_boxes_that_are_not_there_is_refused(packed_synthetic: Path) -> None:
+    class WithoutBoxes(PackedDataset):
+        def box(self, index: int) -> None:
+            return None
+
+    config = TransformConfig(crop_to_box=True)
+    for view in (batches_module.TestView(config), batches_module.TrainView(config, 0, 0)):
+        with pytest.raises(ConfigError, match="image 4 has no box"):
+            list(iterate_batches(WithoutBoxes(packed_synthetic, "test"), [np.array([4])], view, 0))
+
+
 def test_box_reaches_the_view(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "test")
     view = batches_module.TestView(TransformConfig(crop_to_box=True))

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 from dml_core.data.decode import decode_rgb
+from dml_core.data.prepare import pack
+from dml_core.data.rows import Manifest, Role, Row
 from dml_core.data.store import PackedDataset
 from dml_core.errors import ConfigError, DataError
 
@@ -46,6 +48,18 @@ def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Pat
     assert test.labels.dtype == np.int64
     assert test.class_names == ["004.Species_4", "005.Species_5", "006.Species_6"]
     assert all(path.startswith(test.class_names[label]) for path, label in zip(test.paths, test.labels, strict=True))
+
+
+def test_query_and_gallery_share_class_indices(tmp_path: Path) -> None:
+    """A gallery may hold classes that nobody asks for; the same item must still have the same index on both sides."""
+    data = encoded(Image.new("RGB", (4, 4)), "PNG")
+    listed: list[tuple[str, Role]] = [("a", "train"), ("a", "train"), ("b", "gallery"), ("c", "gallery"), ("c", "query"), ("d", "gallery")]
+    rows = [Row(f"{n}.png", ord(name), name, role) for n, (name, role) in enumerate(listed)]
+    pack("folder", {}, Manifest(rows, lambda _: data), tmp_path / "out")
+    query, gallery = (PackedDataset(tmp_path / "out", role) for role in ("query", "gallery"))
+    assert query.labels.tolist() == [1]
+    assert gallery.labels.tolist() == [0, 1, 2]
+    assert query.class_names == gallery.class_names == ["b", "c", "d"]
 
 
 @pytest.mark.slow
