@@ -1,0 +1,124 @@
+"""Embeddings as points: maps of high-dimensional ones in two dimensions, and plots of 2-D or 3-D ones with their centres.
+
+The plots with centres are those of SoftTriple's, SGSL's and the discriminative loss's figures for small networks; three-dimensional ones
+are drawn on the unit sphere when the embeddings lie there.
+
+Shapes: N samples, D dimensions, C classes, K centres per class.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike, NDArray
+
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
+from dml_core.figures.canvas import COLOURS, new_figure, write_png
+
+MAX_NAMED_CLASSES = 12
+MAX_DRAWN_POINTS = 5000
+SIDE_INCHES = 5.6
+
+
+def plot_map(
+    embeddings: ArrayLike, labels: ArrayLike, path: Path, method: Literal["pca", "tsne"] = "pca", title: str | None = None, seed: int = 0
+) -> Path:
+    """Embeddings of any size as a map of two dimensions, coloured by class; returns `path`.
+
+    t-SNE is of the cosines. Of more than MAX_DRAWN_POINTS samples, as many random ones are drawn, and the title says so.
+
+    Raises:
+        EvaluationError: fewer than three samples or one dimension, or embeddings and labels that do not fit.
+    """
+    embeddings_ND = checked_embeddings(embeddings)
+    labels_N = checked_labels(labels, len(embeddings_ND))
+    if len(embeddings_ND) < 3 or embeddings_ND.shape[1] < 2:
+        raise EvaluationError(f"a map needs three samples of two dimensions or more, found {embeddings_ND.shape}")
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(labels_N))[:MAX_DRAWN_POINTS])
+    points_N2 = _project(embeddings_ND[drawn].astype(np.float64), method, seed)
+    axes = _square_axes()
+    _scatter(axes, points_N2, labels_N[drawn])
+    shown = f", {len(drawn)} of {len(labels_N)} samples" if len(drawn) < len(labels_N) else ""
+    axes.set(title=(title or {"pca": "PCA", "tsne": "t-SNE"}[method]) + shown, xticks=[], yticks=[])
+    return _write(axes, path)
+
+
+def plot_embeddings(
+    embeddings: ArrayLike, labels: ArrayLike, path: Path, centres: ArrayLike | None = None, title: str = "Embeddings"
+) -> Path:
+    """Embeddings of two or three dimensions as they are, with the centres (C, K, D) of the classes as stars; returns `path`.
+
+    Centre c is coloured as the c-th label in ascending order.
+
+    Raises:
+        EvaluationError: other dimensions, or centres that do not fit.
+    """
+    embeddings_ND = checked_embeddings(embeddings)
+    labels_N = checked_labels(labels, len(embeddings_ND))
+    num_dimensions = embeddings_ND.shape[1]
+    centres_CKD = np.zeros((0, 1, num_dimensions)) if centres is None else np.asarray(centres)
+    if num_dimensions not in (2, 3) or centres_CKD.ndim != 3 or centres_CKD.shape[2] != num_dimensions:
+        raise EvaluationError(
+            f"a plot needs 2 or 3 dimensions and centres (classes, K, dimensions); found {embeddings_ND.shape}, {centres_CKD.shape}"
+        )
+    axes: Any = _square_axes() if num_dimensions == 2 else _solid_axes(embeddings_ND)
+    _scatter(axes, embeddings_ND, labels_N)
+    for code, centres_KD in enumerate(centres_CKD):
+        axes.scatter(*centres_KD.T, marker="*", s=170, color=_colour(code, len(centres_CKD)), edgecolors="black", linewidths=0.9, zorder=5)
+    axes.set_title(title)
+    return _write(axes, path)
+
+
+def _project(embeddings_ND: NDArray[np.float64], method: str, seed: int) -> NDArray[np.float64]:
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(embeddings_ND) - 1) / 3)
+    tsne = TSNE(2, perplexity=perplexity, metric="cosine", init="random", random_state=seed)
+    projected_N2: NDArray[np.float64] = (PCA(2, random_state=seed) if method == "pca" else tsne).fit_transform(embeddings_ND)
+    return projected_N2
+
+
+def _square_axes() -> Axes:
+    axes = new_figure(SIDE_INCHES, SIDE_INCHES).add_subplot()
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.spines[:].set(color="#BBBBBB")
+    axes.tick_params(labelsize="small", color="#BBBBBB")
+    return axes
+
+
+def _solid_axes(embeddings_N3: NDArray[Any]) -> Any:
+    """Three-dimensional axes, with the unit sphere drawn in where all embeddings lie on it."""
+    axes: Any = new_figure(SIDE_INCHES, SIDE_INCHES).add_subplot(projection="3d")
+    axes.set_box_aspect((1, 1, 1))
+    axes.tick_params(labelsize="x-small")
+    if np.allclose(np.linalg.norm(embeddings_N3, axis=1), 1, atol=1e-3):
+        longitude, latitude = np.meshgrid(np.linspace(0, 2 * np.pi, 25), np.linspace(0, np.pi, 13))
+        sphere = np.cos(longitude) * np.sin(latitude), np.sin(longitude) * np.sin(latitude), np.cos(latitude)
+        axes.plot_wireframe(*sphere, color="#BBBBBB", linewidth=0.4, zorder=0)
+    return axes
+
+
+def _scatter(axes: Any, points_ND: NDArray[Any], labels_N: NDArray[Any]) -> None:
+    names, (codes_N,) = label_codes([labels_N])
+    is_named = len(names) <= MAX_NAMED_CLASSES
+    size = float(np.clip(20_000 / len(labels_N), 4, 24))
+    for code, name in enumerate(names.tolist()):
+        members = points_ND[codes_N == code]
+        axes.scatter(*members.T, s=size, color=_colour(code, len(names)), alpha=0.7, linewidths=0, label=str(name) if is_named else None)
+    if is_named:
+        axes.legend(frameon=False, fontsize="small", markerscale=1.5, loc="best" if points_ND.shape[1] == 2 else "upper left")
+
+
+def _colour(code: int, num_classes: int) -> Any:
+    """Colours that can be told apart while there are few classes, else the circle of hues."""
+    if num_classes <= len(COLOURS):
+        return COLOURS[code]
+    return colormaps["tab20" if num_classes <= 20 else "hsv"](code / num_classes)
+
+
+def _write(axes: Any, path: Path) -> Path:
+    return write_png(axes.figure, path)
