@@ -13,6 +13,6 @@ class HardTriple(MultiCentre):
 
     Config = MultiCentreConfig
 
-    def class_similarity(self, sim_NCK: Tensor) -> Tensor:
+    def class_similarity(self, sim_NKC: Tensor) -> Tensor:
         """Similarity to the nearest centre of each class (eq. 5), (N, C)."""
-        return sim_NCK.amax(dim=2)
+        return sim_NKC.amax(dim=1)

@@ -26,8 +26,8 @@ class SoftTriple(MultiCentre):
     Config = SoftTripleConfig
     config: SoftTripleConfig
 
-    def class_similarity(self, sim_NCK: Tensor) -> Tensor:
+    def class_similarity(self, sim_NKC: Tensor) -> Tensor:
         """The relaxed similarity S' of section 3.1, (N, C)."""
-        if sim_NCK.shape[2] == 1:
-            return sim_NCK.squeeze(2)
-        return (torch.softmax(sim_NCK / self.config.gamma, dim=2) * sim_NCK).sum(dim=2)
+        if sim_NKC.shape[1] == 1:
+            return sim_NKC.squeeze(1)
+        return (torch.softmax(sim_NKC / self.config.gamma, dim=1) * sim_NKC).sum(dim=1)

@@ -60,7 +60,7 @@ def normalised_softmax(loss, embeddings, labels):
 
 def multi_centre(loss, embeddings, labels, similarity):
     """Eq. 6 and 8 with the given similarity to a class, plus eq. 9 and 10 with the released code's 1e-5 under the root."""
-    classes, scale, margin = loss.centres_CKD.tolist(), loss.config.scale, loss.config.margin
+    classes, scale, margin = loss.centres_KCD.transpose(0, 1).tolist(), loss.config.scale, loss.config.margin
     terms = []
     for x, y in zip(embeddings, labels, strict=True):
         similarities = [similarity([cosine(x, w) for w in centres]) for centres in classes]
