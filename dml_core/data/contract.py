@@ -6,7 +6,9 @@ publisher's own files; `read` adds the checks that hold for every dataset and gi
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
 
 from dml_core.config import Config
 from dml_core.data.annotations import read_file
@@ -20,12 +22,18 @@ class DatasetConfig(Config):
     """Base of every dataset: options as fields, reading as methods.
 
     Attributes:
+        stored_size: pack the images resized (losslessly, without boxes) to this short side, or (height, width), for a protocol that
+            begins with this very resize; None packs the original bytes.
+        stored_interpolation: of that resize.
         how_to_get: what a person must do by hand where the raw files are missing; one line.
         single_image_classes: the publisher's training part has classes with one image (In-shop's has).
     """
 
     how_to_get: ClassVar[str] = "put the raw files there by hand"
     single_image_classes: ClassVar[bool] = False
+
+    stored_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    stored_interpolation: Literal["bilinear", "bicubic"] = "bilinear"
 
     def rows(self, raw: Path) -> list[Row]:
         """Read the publisher's annotation files under `raw`.
@@ -62,7 +70,12 @@ class DatasetConfig(Config):
             raise DataError(f"{raw}: no such folder; {self.how_to_get}")
         rows = self.rows(raw)
         check_rows(rows, raw, self.single_image_classes)
-        return Manifest(rows, self.reader(raw))
+        manifest = Manifest(rows, self.reader(raw))
+        if self.stored_size is None:
+            return manifest
+        from dml_core.data.resized import resized  # torchvision, which parsing a configuration does not need
+
+        return resized(manifest, self.stored_size, self.stored_interpolation)
 
 
 class OfficialDataset(DatasetConfig):

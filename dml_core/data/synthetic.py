@@ -77,7 +77,8 @@ class Synthetic(DatasetConfig):
         Raises:
             DataError: `raw` holds files that the generator did not write.
         """
-        stamp, wanted = raw / STAMP_FILE, f"{self.model_dump_json(indent=2)}\n{_generator_sha256()}\n"
+        drawn = self.model_dump_json(indent=2, exclude=set(DatasetConfig.model_fields))
+        stamp, wanted = raw / STAMP_FILE, f"{drawn}\n{_generator_sha256()}\n"
         if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
             return
         if raw.is_dir() and any(raw.iterdir()) and not stamp.is_file():

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.nn.functional
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
@@ -27,7 +27,8 @@ _IMAGENET_STD = (0.229, 0.224, 0.225)
 _CAFFE_MEAN_BGR = (104.0, 117.0, 128.0)
 _NUM_CROP_ATTEMPTS = 10
 
-Resize = int | tuple[int, int]
+Resize = PositiveInt | tuple[PositiveInt, PositiveInt]
+Interpolation = Literal["bilinear", "bicubic"]
 Scaling = Literal["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"]
 
 
@@ -60,7 +61,7 @@ class TransformConfig(Config):
     crop_to_box: bool = False
     train_resize: Resize | None = None
     test_resize: Resize | None = None
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    interpolation: Interpolation = "bilinear"
     crop: Literal["none", "random", "random_resized", "padded"] = "none"
     crop_size: int | None = Field(default=None, ge=1)
     crop_area: tuple[float, float] = (0.08, 1.0)
@@ -122,6 +123,12 @@ def scale(image: Tensor, scaling: Scaling) -> Tensor:
     return image.float().mul_(factor_C11).add_(shift_C11)
 
 
+def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
+    """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
+    resized: Tensor = tv.resize(image, [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation), antialias=True)
+    return resized
+
+
 @cache
 def _scaling_constants(scaling: Scaling) -> tuple[Tensor, Tensor]:
     """Factor and shift per channel, in the output's channel order."""
@@ -146,14 +153,7 @@ def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tens
 
 
 def _resize(image: Tensor, size: Resize | None, config: TransformConfig) -> Tensor:
-    if size is None or image.shape[1:] == size:
-        return image
-    resized: Tensor = tv.resize(image, [size] if isinstance(size, int) else list(size), _mode(config), antialias=True)
-    return resized
-
-
-def _mode(config: TransformConfig) -> InterpolationMode:
-    return InterpolationMode.BICUBIC if config.interpolation == "bicubic" else InterpolationMode.BILINEAR
+    return image if size is None else resize(image, size, config.interpolation)
 
 
 def _random_crop(image: Tensor, config: TransformConfig, rng: np.random.Generator) -> Tensor:

@@ -1,6 +1,7 @@
 """A person's own images: a directory per class, or a list."""
 
 import io
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,6 +68,14 @@ def test_folder_problems_are_named(tmp_path: Path) -> None:
     (tmp_path / "b/notes.txt").write_text("")
     with pytest.raises(DataError, match=r"notes.txt: not the name of an image"):
         roles("folder", tmp_path)
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    for name in (b"1.png", b"\xff.png"):
+        image_file(tmp_path / "a" / os.fsdecode(name))
+    with pytest.raises(DataError, match="not printable UTF-8") as error:
+        roles("folder", tmp_path)
+    assert str(error.value).encode()
 
 
 HEADER = "path,label,role,left,top,right,bottom\n"
