@@ -86,7 +86,8 @@ class PmlLoss(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """The library's loss, reduced as its reducer says."""
         seed = int(torch.randint(2**31, (), generator=generator))
-        with torch.random.fork_rng():  # the library draws from torch's global state, which differs between workers
+        devices = [embeddings_ND.device] if embeddings_ND.is_cuda else []
+        with torch.random.fork_rng(devices):  # the library draws from torch's global state, which differs between workers
             torch.manual_seed(seed)
             indices = self.miner(embeddings_ND, labels_N) if self.miner is not None else None
             total: Tensor = self.loss(embeddings_ND, labels_N, indices)

@@ -44,7 +44,7 @@ class TripletSemiHard(Loss):
         negatives_NN = distance_NN.masked_fill(same_NN, torch.inf).sort(dim=1).values
         # A negative as far as the positive is not beyond it, whatever the rounding of the two distances.
         rounding = 32 * torch.finfo(distance_NN.dtype).eps
-        place_NN = torch.searchsorted(negatives_NN.detach(), distance_NN.detach() + rounding, right=True)
+        place_NN = torch.searchsorted(negatives_NN.detach(), distance_NN.detach() + rounding)
         place_NN = torch.minimum(place_NN, (num_negatives_N1 - 1).clamp_min(0))
         violation_NN = distance_NN - negatives_NN.gather(1, place_NN) + self.config.margin
         total = functional.relu(violation_NN[pair_NN]).mean()

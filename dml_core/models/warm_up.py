@@ -1,0 +1,19 @@
+"""BatchNorm's running averages set before training, as heated-up softmax's released code does (one pass at a learning rate of 0)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def warm_up_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
+    """Run `batches` of images through the model in training mode without learning: only BatchNorm's running averages change.
+
+    The released code takes the training images once, centre-cropped and in order. The model is left in the mode that it was in.
+    """
+    was_training = model.training
+    model.train()
+    for images in batches:
+        model(images)
+    model.train(was_training)
