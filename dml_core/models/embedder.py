@@ -1,5 +1,7 @@
 """The embedding network: backbone, pooling, head."""
 
+from typing import Literal
+
 from torch import Tensor, nn
 
 from dml_core.config import Config
@@ -15,13 +17,14 @@ class ModelConfig(Config):
         backbone: images to feature maps.
         pooling: feature maps to one vector an image.
         head: that vector to what the loss sees and to the test embedding.
-        freeze_batchnorm: the backbone's BatchNorm keeps its running statistics in training; scale and shift still train.
+        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its running "statistics" (SoftTriple on
+            CUB and Cars), or its scale and shift too ("all", SGSL's released code).
     """
 
     backbone: BackboneConfig
     pooling: PoolingConfig = PoolingConfig()
     head: HeadConfig = HeadConfig()
-    freeze_batchnorm: bool = False
+    freeze_batchnorm: Literal["none", "statistics", "all"] = "none"
 
 
 class Embedder(nn.Module):
@@ -34,7 +37,10 @@ class Embedder(nn.Module):
         num_features = self.backbone.num_features
         assert isinstance(num_features, int)
         self.head = build_head(config.head, num_features, num_classes)
-        self.freeze_batchnorm = config.freeze_batchnorm
+        self.has_frozen_batchnorm = config.freeze_batchnorm != "none"
+        if config.freeze_batchnorm == "all":
+            for module in self._backbone_batchnorms():
+                module.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Training output (N, head.output_dim) of images (N, 3, H, W)."""
@@ -49,8 +55,10 @@ class Embedder(nn.Module):
     def train(self, mode: bool = True) -> "Embedder":
         """As nn.Module's, but a frozen backbone's BatchNorm stays in evaluation mode."""
         super().train(mode)
-        if self.freeze_batchnorm:
-            for module in self.backbone.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+        if self.has_frozen_batchnorm:
+            for module in self._backbone_batchnorms():
+                module.eval()
         return self
+
+    def _backbone_batchnorms(self) -> list[nn.Module]:
+        return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]

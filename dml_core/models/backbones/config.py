@@ -1,0 +1,46 @@
+"""Which backbone, and what it starts from."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dml_core.config import Config
+
+
+class BackboneConfig(Config):
+    """A backbone by name. Options that belong to another family are refused.
+
+    Attributes:
+        name: a key of `BACKBONES`, or `timm:<model>`.
+        weights: "none" (random, seeded), "imagenet" (the published ones), a path of a state dict saved by torch, or its http(s) or
+            s3 address.
+        weights_sha256: of the file; an address needs it, a path may have it.
+        width: channels of the first layer of `small_cnn`; other backbones have their published widths.
+        last_stride: stride of a ResNet's last stage; 1 (SGSL's released code) doubles the resolution of its maps.
+        rbr: a ResNet without its last BatchNorm and ReLU (SGSL, "remove the last ReLU and BN"). "published" removes those two;
+            "released" removes all three ReLUs of the last block with them, because they are one module in the released code.
+        stem_pool: a ResNet's first pooling, "padded" as torchvision's, or "ceil" without padding (SGSL's released code).
+    """
+
+    name: str
+    weights: str = "none"
+    weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    width: int = Field(default=32, ge=8, multiple_of=8)
+    last_stride: Literal[1, 2] = 2
+    rbr: Literal["none", "published", "released"] = "none"
+    stem_pool: Literal["padded", "ceil"] = "padded"
+
+    @model_validator(mode="after")
+    def _fits(self) -> "BackboneConfig":
+        if "://" in self.weights and self.weights_sha256 is None:
+            raise ValueError(f"weights '{self.weights}' come from elsewhere: give their weights_sha256")
+        if self.weights in ("none", "imagenet") and self.weights_sha256 is not None:
+            raise ValueError(f"weights '{self.weights}' are no file: remove weights_sha256")
+        foreign = self._set_options() & {"last_stride", "rbr", "stem_pool"} if not self.name.startswith("resnet") else set()
+        foreign |= self._set_options() & {"width"} if self.name != "small_cnn" else set()
+        if foreign:
+            raise ValueError(f"backbone '{self.name}' does not read '{min(foreign)}': remove it")
+        return self
+
+    def _set_options(self) -> set[str]:
+        return {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}

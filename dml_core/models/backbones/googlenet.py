@@ -1,0 +1,34 @@
+"""GoogLeNet (Inception v1 with BatchNorm) of torchvision, without pooling, dropout and classifiers.
+
+Its ImageNet weights were converted from TensorFlow's and expect pixels from -1 to 1 (`scaling: minus-one-one`). They are the nearest ready
+ones to heated-up softmax's TF-slim network and to the discriminative loss's GoogLeNet.
+"""
+
+import torchvision
+from torch import Tensor, nn
+
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.weights import start_from, torchvision_imagenet
+
+NOT_FEATURES = ("avgpool", "dropout", "fc", "aux1", "aux2")
+
+
+class GoogLeNet(nn.Module):
+    """The convolutional part under torchvision's names."""
+
+    num_features = 1024
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        source = torchvision.models.GoogLeNet(aux_logits=False, init_weights=False)
+        for name, module in source.named_children():
+            if name not in NOT_FEATURES:
+                self.add_module(name, module)
+        start_from(self, config, torchvision_imagenet("googlenet"), left_out=("fc.", "aux1.", "aux2."))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""
+        maps = images
+        for module in self.children():
+            maps = module(maps)
+        return maps

@@ -1,0 +1,68 @@
+"""ResNets of torchvision without pooling and classifier, with what SGSL (Yang et al., AAAI 2023) changes in them.
+
+RBR ("ReLU and BatchNorm removal") takes the last two modules away, so that features may be negative.
+"""
+
+import torchvision
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.weights import start_from, torchvision_imagenet
+
+
+class ResNet(nn.Module):
+    """The stages of a torchvision ResNet under torchvision's names; the last block's BatchNorm is absent where RBR removes it."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        source = torchvision.models.get_model(config.name, weights=None)
+        self.num_features: int = source.fc.in_features
+        self.conv1, self.bn1, self.relu, self.maxpool = source.conv1, source.bn1, source.relu, source.maxpool
+        self.layer1, self.layer2, self.layer3, self.layer4 = source.layer1, source.layer2, source.layer3, source.layer4
+        start_from(self, config, torchvision_imagenet(config.name), left_out=("fc.",))
+        if config.stem_pool == "ceil":
+            self.maxpool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
+        if config.last_stride == 1:
+            _unstride(self.layer4[0])
+        if config.rbr != "none":
+            self.layer4[-1] = OpenBlock(self.layer4[-1], keep_inner_relu=config.rbr == "published")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (N, 512 or 2048, H / 32, W / 32), / 16 with last stride 1, of images (N, 3, H, W)."""
+        maps: Tensor = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            maps = layer(maps)
+        return maps
+
+
+class OpenBlock(nn.Module):
+    """A stage's last residual block without its last BatchNorm and ReLU.
+
+    Args:
+        block: with its weights; its layers are taken over under their names.
+        keep_inner_relu: whether the ReLUs within the block stay.
+    """
+
+    def __init__(self, block: BasicBlock | Bottleneck, keep_inner_relu: bool) -> None:
+        super().__init__()
+        assert block.downsample is None
+        self.conv1, self.bn1, self.conv2 = block.conv1, block.bn1, block.conv2
+        if isinstance(block, Bottleneck):
+            self.bn2, self.conv3 = block.bn2, block.conv3
+        self.relu = nn.ReLU(inplace=True) if keep_inner_relu else nn.Identity()
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(N, C, h, w) to (N, C, h, w)."""
+        residual = self.conv2(self.relu(self.bn1(self.conv1(maps))))
+        if hasattr(self, "conv3"):
+            residual = self.conv3(self.relu(self.bn2(residual)))
+        opened: Tensor = maps + residual
+        return opened
+
+
+def _unstride(block: BasicBlock | Bottleneck) -> None:
+    """Take the stride out of a stage's first block."""
+    strided = block.conv2 if isinstance(block, Bottleneck) else block.conv1
+    assert block.downsample is not None
+    strided.stride = block.downsample[0].stride = (1, 1)

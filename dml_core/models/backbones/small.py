@@ -1,0 +1,83 @@
+"""Networks for small images: the comparison's `small_cnn` and the two of the papers' figures. None has published weights.
+
+`small_cnn` normalises by groups of channels, not by batch, so that it gives the same features whatever the number of workers without any
+communication.
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.weights import start_from
+
+
+class SmallCNN(nn.Module):
+    """Four 3x3 convolution blocks; the first three halve the resolution, each doubles the channels up to 4 x `width`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        channels = [3, width, 2 * width, 4 * width, 4 * width]
+        blocks: list[nn.Module] = []
+        for block, (before, after) in enumerate(pairwise(channels)):
+            blocks += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(8, after), nn.ReLU(inplace=True)]
+            blocks += [nn.MaxPool2d(2, ceil_mode=True)] if block < 3 else []
+        self.blocks = nn.Sequential(*blocks)
+        self.num_features = channels[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (N, 4 * width, ceil(H / 8), ceil(W / 8)) of images (N, 3, H, W)."""
+        maps: Tensor = self.blocks(images)
+        return maps
+
+
+class LeNet(nn.Module):
+    """LeNet's two convolutions, 20 and 50 of 5x5, each pooled by 2 (heated-up softmax, Figures 3 and 4).
+
+    The head is its second-last layer: `linear` with `embedding_dim: 2` in the figures; the loss has the last one. Which LeNet the paper
+    means is not stated: Caffe's for MNIST, assumed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 20, 5)
+        self.conv2 = nn.Conv2d(20, 50, 5)
+        self.pool = nn.MaxPool2d(2)
+        self.grid = nn.AdaptiveAvgPool2d(4)  # what 28x28 pixels come to; the identity for them
+        self.num_features = 50 * 4 * 4
+
+    def forward(self, images: Tensor) -> Tensor:
+        """All positions as features, (N, 800, 1, 1), of images (N, 3, H, W)."""
+        maps: Tensor = self.grid(self.pool(self.conv2(self.pool(self.conv1(images)))))
+        return maps.flatten(1)[:, :, None, None]
+
+
+class FiveLayerCNN(nn.Module):
+    """Four convolutions, to which a `linear` head with `embedding_dim: 3` is the fifth layer (SGSL, Figure 3).
+
+    Its widths and its BatchNorm are not stated: assumed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        channels = [3, 32, 64, 128, 128]
+        self.convs = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1, bias=False) for before, after in pairwise(channels))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(after) for after in channels[1:])
+        self.pool = nn.MaxPool2d(2, ceil_mode=True)
+        self.num_features = channels[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (N, 128, ceil(H / 16), ceil(W / 16)) of images (N, 3, H, W)."""
+        maps = images
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            maps = self.pool(torch.relu(norm(conv(maps))))
+        return maps
+
+
+def build_small(config: BackboneConfig) -> nn.Module:
+    """One of this file's networks by its name."""
+    builders = {"small_cnn": lambda: SmallCNN(config.width), "lenet": LeNet, "five_layer_cnn": FiveLayerCNN}
+    network: nn.Module = builders[config.name]()
+    start_from(network, config, imagenet=None)
+    return network

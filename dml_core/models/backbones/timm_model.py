@@ -1,0 +1,46 @@
+"""Any model of timm by name (`timm:<model>`), without its pooling and classifier. Transformers' patches become positions of a map."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from dml_core.config import unknown_name
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.weights import StateDict, published_weights, start_from
+
+PREFIX = "timm:"
+
+
+class TimmModel(nn.Module):
+    """A timm model's `forward_features`, as maps whatever the model's own layout."""
+
+    def __init__(self, config: BackboneConfig) -> None:
+        super().__init__()
+        import timm
+
+        name = config.name.removeprefix(PREFIX)
+        if not timm.is_model(name):
+            raise unknown_name("timm model", name, timm.list_models(f"*{name.split('_')[0]}*"))
+        self.model: Any = timm.create_model(name, num_classes=0)
+        self.num_features: int = self.model.num_features
+        self.channels_last = getattr(self.model, "output_fmt", "NCHW") == "NHWC"
+        self.num_prefix_tokens: int = getattr(self.model, "num_prefix_tokens", 0)
+        classifier = self.model.default_cfg.get("classifier") or ()
+        left_out = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+        start_from(self.model, config, lambda: _download_imagenet(name), tuple(f"{layer}." for layer in left_out))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, class token left out."""
+        features: Tensor = self.model.forward_features(images)
+        if features.dim() == 3:
+            return features[:, self.num_prefix_tokens :].transpose(1, 2)[..., None]
+        return features.permute(0, 3, 1, 2) if self.channels_last else features
+
+
+def _download_imagenet(name: str) -> StateDict:
+    import timm
+
+    def download() -> StateDict:
+        return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
+
+    return published_weights(download, f"timm's pretrained '{name}'")

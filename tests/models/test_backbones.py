@@ -1,0 +1,178 @@
+"""Backbones: published parameter counts and names, shapes, and what the options change in the mathematics."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn import functional
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError
+from dml_core.models.backbones import BACKBONES, TRAINED_WITH, BackboneConfig, build_backbone
+from dml_core.models.backbones.bn_inception import BLOCKS
+
+# Published counts of the whole network less its classifier: torchvision's model pages; bn_inception: 11,295,240.
+PUBLISHED = {
+    "resnet18": (11_689_512, 513_000),
+    "resnet34": (21_797_672, 513_000),
+    "resnet50": (25_557_032, 2_049_000),
+    "resnet101": (44_549_160, 2_049_000),
+    "googlenet": (6_624_904, 1_025_000),
+    "vgg16": (138_357_544, 123_642_856),
+    "bn_inception": (11_295_240, 1_025_000),
+}
+STRIDE = {"vgg16": 16, "small_cnn": 8, "five_layer_cnn": 16}
+SMALL_RESNET = "resnet18"
+
+
+def build(name, seed=0, **options):
+    torch.manual_seed(seed)
+    return build_backbone(BackboneConfig(name=name, **options)).eval()
+
+
+def images(size=64):
+    return torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@torch.no_grad()
+def test_maps_have_the_declared_features_and_the_published_stride(name):
+    backbone = build(name)
+    maps = backbone(images())
+    side = 1 if name == "lenet" else 64 // STRIDE.get(name, 32)
+    assert maps.shape == (2, backbone.num_features, side, side)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name):
+    whole, classifier = PUBLISHED[name]
+    assert sum(parameter.numel() for parameter in build(name).parameters()) == whole - classifier
+
+
+def test_every_network_with_published_weights_declares_their_scaling():
+    assert set(TRAINED_WITH) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", [SMALL_RESNET, "resnet50", "googlenet"])
+@torch.no_grad()
+def test_features_are_torchvisions(name):
+    options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    torch.manual_seed(0)
+    reference = torchvision.models.get_model(name, **options).eval()
+    reference.fc = nn.Identity()
+    torch.testing.assert_close(build(name)(images()).mean(dim=(2, 3)), reference(images()))
+
+
+@torch.no_grad()
+def test_vgg_is_torchvisions_up_to_the_last_relu():
+    backbone = build("vgg16")
+    layers = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["D"])
+    layers.load_state_dict(backbone.features.state_dict())
+    torch.testing.assert_close(functional.max_pool2d(backbone(images()), 2), layers(images()))
+
+
+def test_bn_inception_has_the_69_published_layer_names_in_order():
+    names = ["1x1", "3x3_reduce", "3x3", "double_3x3_reduce", "double_3x3_1", "double_3x3_2", "pool_proj"]
+    stems = ["conv1_7x7_s2", "conv2_3x3_reduce", "conv2_3x3"]
+    for block in ["3a", "3b", "3c", "4a", "4b", "4c", "4d", "4e", "5a", "5b"]:
+        stems += [f"inception_{block}_{name}" for name in (names[1:-1] if block in ("3c", "4e") else names)]
+    keys = ["weight", "bias", "_bn.weight", "_bn.bias", "_bn.running_mean", "_bn.running_var", "_bn.num_batches_tracked"]
+    expected = [f"{stem}{key}" if key.startswith("_bn") else f"{stem}.{key}" for stem in stems for key in keys]
+    assert len(stems) == 69
+    assert list(build("bn_inception").state_dict()) == expected
+
+
+def test_bn_inception_blocks_hand_their_channels_on():
+    for before, after in zip(list(BLOCKS.values()), list(BLOCKS.values())[1:], strict=False):
+        pooled = before.projection if before.one else before.in_channels
+        assert before.one + before.three + before.double + pooled == after.in_channels
+
+
+@torch.no_grad()
+def test_bn_inception_last_block_by_hand():
+    """5b is the one block with a maximum, at stride 1, in its pooling branch."""
+    net = build("bn_inception")
+    entered = torch.randn(1, 1024, 7, 7)
+
+    def unit(name, maps):
+        conv, norm = net.get_submodule(f"inception_5b_{name}"), net.get_submodule(f"inception_5b_{name}_bn")
+        out = functional.conv2d(maps, conv.weight, conv.bias, padding=conv.weight.shape[-1] // 2)
+        return functional.relu(functional.batch_norm(out, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5))
+
+    double = unit("double_3x3_2", unit("double_3x3_1", unit("double_3x3_reduce", entered)))
+    branches = [unit("1x1", entered), unit("3x3", unit("3x3_reduce", entered)), double]
+    expected = torch.cat([*branches, unit("pool_proj", functional.max_pool2d(entered, 3, 1, 1))], dim=1)
+    torch.testing.assert_close(net._block("5b", BLOCKS["5b"], entered), expected)
+
+
+@pytest.mark.parametrize("name", [SMALL_RESNET, "resnet50"])
+@torch.no_grad()
+def test_last_stride_one_doubles_the_map_and_keeps_the_weights(name):
+    plain, wide = build(name), build(name, last_stride=1)
+    assert wide(images()).shape[2:] == (4, 4)
+    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), wide.state_dict().values(), strict=True))
+
+
+@torch.no_grad()
+def test_stem_pool_without_padding_gives_the_same_size():
+    padded, ceil = build(SMALL_RESNET), build(SMALL_RESNET, stem_pool="ceil")
+    assert ceil(images()).shape == padded(images()).shape
+    assert not torch.allclose(ceil(images()), padded(images()))
+
+
+def last_block_by_hand(block, maps, inner_relu):
+    rectify = functional.relu if inner_relu else (lambda values: values)
+    norms = [getattr(block, name) for name in ("bn1", "bn2") if hasattr(block, name)]
+    convs = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
+    out = maps
+    for conv, norm in zip(convs[:-1], norms, strict=True):
+        out = rectify(norm(conv(out)))
+    return maps + convs[-1](out)
+
+
+@pytest.mark.parametrize(("name", "num_norms"), [(SMALL_RESNET, 1), ("resnet50", 2)])
+@pytest.mark.parametrize("rbr", ["published", "released"])
+@torch.no_grad()
+def test_rbr_takes_the_last_norm_and_relu_away(name, num_norms, rbr):
+    opened = build(name, rbr=rbr)
+    maps = images(96)
+    plain = build(name)
+    entered = plain.layer3(plain.layer2(plain.layer1(plain.maxpool(plain.relu(plain.bn1(plain.conv1(maps)))))))
+    for block in list(plain.layer4)[:-1]:
+        entered = block(entered)
+    assert opened(maps).min() < 0 <= plain(maps).min()
+    assert f"layer4.{len(plain.layer4) - 1}.bn{num_norms + 1}.weight" not in opened.state_dict()
+    torch.testing.assert_close(opened(maps), last_block_by_hand(opened.layer4[-1], entered, inner_relu=rbr == "published"))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext"])
+@torch.no_grad()
+def test_timm_models_give_maps_whatever_their_layout(name):
+    backbone = build(f"timm:{name}")
+    maps = backbone(images(160))
+    assert maps.dim() == 4
+    assert maps.shape[:2] == (2, backbone.num_features)
+
+
+@torch.no_grad()
+def test_a_transformers_patches_are_its_positions():
+    backbone = build("timm:test_vit")
+    tokens = backbone.model.forward_features(images(160))
+    assert tokens.shape[1] == 100 + backbone.num_prefix_tokens  # patches of 16
+    torch.testing.assert_close(backbone(images(160))[0, :, 3, 0], tokens[0, backbone.num_prefix_tokens + 3])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": "resnet_50"}, "did you mean 'resnet50'"),
+        ({"name": "timm:test_resnett"}, "did you mean 'test_resnet'"),
+        ({"name": "googlenet", "last_stride": 1}, "does not read 'last_stride'"),
+        ({"name": "small_cnn", "rbr": "published"}, "does not read 'rbr'"),
+        ({"name": "resnet50", "width": 8}, "does not read 'width'"),
+        ({"name": "small_cnn", "weights": "imagenet"}, "has no ImageNet weights"),
+    ],
+)
+def test_what_does_not_fit_is_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        build_backbone(parse(BackboneConfig, values, "backbone"))

@@ -1,0 +1,69 @@
+"""The embedding network: what a training step changes, and where gradients reach."""
+
+import pytest
+import torch
+from torch import nn
+
+from dml_core.models.backbones import BACKBONES, BackboneConfig
+from dml_core.models.embedder import Embedder, ModelConfig
+from dml_core.models.heads import HeadConfig
+from dml_core.models.pooling import PoolingConfig
+
+SIZE = {"bn_inception": 64, "googlenet": 64}
+
+
+def embedder(name="resnet18", head=None, **options):
+    torch.manual_seed(0)
+    return Embedder(ModelConfig(backbone=BackboneConfig(name=name), head=head or HeadConfig(embedding_dim=8), **options), num_classes=4)
+
+
+def step(model):
+    """Names of the state that one training step changes."""
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model.train()(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    optimiser.step()
+    return {key for key, value in model.state_dict().items() if not torch.equal(before[key], value)}
+
+
+def kinds(keys):
+    """Which kinds of the backbone's BatchNorm state are among the keys."""
+    norm = [key for key in keys if key.startswith("backbone") and (".bn" in key or "downsample.1" in key)]
+    return {"statistics" if "running" in key or "num_batches" in key else "affine" for key in norm}
+
+
+@pytest.mark.parametrize(("freeze", "expected"), [("none", {"statistics", "affine"}), ("statistics", {"affine"}), ("all", set())])
+def test_freezing_batchnorm_by_what_a_step_changes(freeze, expected):
+    changed = step(embedder(freeze_batchnorm=freeze))
+    assert kinds(changed) == expected
+    assert {"backbone.conv1.weight", "head.linear.weight"} <= changed
+
+
+def test_only_the_backbones_batchnorm_is_frozen():
+    changed = step(embedder(freeze_batchnorm="all", head=HeadConfig(kind="bn", embedding_dim=8)))
+    assert {"head.norm.running_mean", "head.norm.bias"} <= changed
+
+
+def test_a_frozen_network_gives_in_training_what_it_gives_in_evaluation():
+    model = embedder(freeze_batchnorm="statistics")
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model.train()(images), model.eval()(images))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_gradients_reach_every_parameter(name):
+    model = embedder(name, pooling=PoolingConfig(kind="average"))
+    # Half of a rectified unit's inputs are negative: with several images no unit is silent for all of them.
+    model.train()(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))).square().sum().backward()
+    without = [key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert without == []
+
+
+def test_gradients_stop_at_what_does_not_train():
+    model = embedder(freeze_batchnorm="all", head=HeadConfig(kind="bn_neck", embedding_dim=8), pooling=PoolingConfig(kind="gem"))
+    model.train()(torch.randn(4, 3, 64, 64)).square().sum().backward()
+    reached = {key for key, parameter in model.named_parameters() if parameter.grad is not None}
+    norms = {key for key, module in model.backbone.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    assert "backbone.conv1.weight" in reached
+    assert reached.isdisjoint({f"backbone.{key}.{kind}" for key in norms for kind in ("weight", "bias")})
+    assert reached.isdisjoint({"pooling.power", "head.layers.1.weight", "head.layers.1.bias"})

@@ -1,0 +1,192 @@
+"""Weights: published formats load strictly, damaged ones are refused with a list, addresses are checked by their hash."""
+
+import functools
+import hashlib
+import http.server
+import io
+import threading
+import urllib.error
+
+import pytest
+import torch
+import torchvision
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError
+from dml_core.models.backbones import BackboneConfig, build_backbone
+
+
+def saved(state, path):
+    torch.save(state, path)
+    return str(path)
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@functools.cache
+def published(name):
+    """A state dict with the names and shapes of the published file, random in its values."""
+    torch.manual_seed(5)
+    if name == "googlenet":
+        return torchvision.models.googlenet(init_weights=False, aux_logits=True).state_dict()
+    if name == "vgg16":  # with a classifier of the right names, not of its 500 MB
+        features = build_backbone(BackboneConfig(name="vgg16")).state_dict()
+        return features | {f"classifier.{layer}.{kind}": torch.zeros(1) for layer in (0, 3, 6) for kind in ("weight", "bias")}
+    if name == "bn_inception":
+        features = build_backbone(BackboneConfig(name="bn_inception")).state_dict()
+        return features | {"last_linear.weight": torch.zeros(1000, 1024), "last_linear.bias": torch.zeros(1000)}
+    return torchvision.models.get_model(name).state_dict()
+
+
+def same(backbone, state):
+    own = backbone.state_dict()
+    return all(torch.equal(value, state[key].reshape(value.shape)) for key, value in own.items() if key in state)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "vgg16", "bn_inception"])
+def test_a_published_file_loads(name, tmp_path):
+    state = published(name)
+    backbone = build_backbone(BackboneConfig(name=name, weights=saved(state, tmp_path / "w.pth")))
+    assert same(backbone, state)
+
+
+def test_bn_inceptions_three_published_forms_are_416_485_and_old_tensors(tmp_path):
+    whole = published("bn_inception")
+    without_counters = {key: value for key, value in whole.items() if not key.endswith("num_batches_tracked")}
+    rows = {key: value[None] if "_bn." in key else value for key, value in without_counters.items()}
+    assert (len(whole), len(without_counters)) == (485, 416)
+    for number, state in enumerate((whole, without_counters, rows)):
+        backbone = build_backbone(BackboneConfig(name="bn_inception", weights=saved(state, tmp_path / f"{number}.pth")))
+        assert same(backbone, state)
+
+
+def test_rbr_starts_from_the_whole_published_file(tmp_path):
+    state = published("resnet18")
+    backbone = build_backbone(BackboneConfig(name="resnet18", rbr="released", weights=saved(state, tmp_path / "w.pth")))
+    assert same(backbone, state)
+    assert "layer4.1.bn2.weight" in state
+
+
+def test_a_damaged_file_is_refused_with_what_does_not_fit(tmp_path):
+    state = dict(published("resnet18"))
+    del state["layer1.0.conv1.weight"], state["bn1.running_mean"]
+    state |= {"layer9.weight": torch.zeros(1), "conv1.weight": torch.zeros(64, 1, 7, 7)}
+    path = saved(state, tmp_path / "w.pth")
+    with pytest.raises(ConfigError) as error:
+        build_backbone(BackboneConfig(name="resnet18", weights=path))
+    assert "2 missing (bn1.running_mean, layer1.0.conv1.weight)" in str(error.value)
+    assert "1 unexpected (layer9.weight)" in str(error.value)
+    assert "1 wrong shape (conv1.weight (64, 1, 7, 7) for (64, 3, 7, 7))" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"not torch", "not a state dict saved by torch"), (None, "no such file"), ([1, 2], "a mapping of names to tensors")],
+)
+def test_files_that_are_no_weights_are_refused(content, said, tmp_path):
+    path = tmp_path / "w.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(ConfigError, match=said):
+        build_backbone(BackboneConfig(name="small_cnn", weights=str(path)))
+
+
+def test_a_files_hash_is_checked_where_it_is_given(tmp_path):
+    path = tmp_path / "w.pth"
+    saved(build_backbone(BackboneConfig(name="lenet")).state_dict(), path)
+    build_backbone(BackboneConfig(name="lenet", weights=str(path), weights_sha256=sha256(path)))
+    with pytest.raises(ConfigError, match="damaged or others"):
+        build_backbone(BackboneConfig(name="lenet", weights=str(path), weights_sha256="0" * 64))
+
+
+def test_imagenet_weights_without_internet_are_one_clear_line(monkeypatch):
+    def offline(*args, **kwargs):
+        raise urllib.error.URLError("no network\nsecond line")
+
+    monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", offline)
+    with pytest.raises(ConfigError, match="cannot be downloaded from https://download.pytorch.org.*weights: <file>") as error:
+        build_backbone(BackboneConfig(name="resnet18", weights="imagenet"))
+    assert "\n" not in str(error.value)
+
+
+def test_imagenet_weights_are_torchvisions_v1(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", lambda url, **_: asked.append(url) or published("resnet50"))
+    assert same(build_backbone(BackboneConfig(name="resnet50", weights="imagenet")), published("resnet50"))
+    assert asked == ["https://download.pytorch.org/models/resnet50-0676ba61.pth"]
+
+
+# ---------------------------------------------------------------- addresses
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    content = b""
+    num_requests = 0
+
+    def do_GET(self):
+        type(self).num_requests += 1
+        self.send_response(200 if self.path == "/lenet.pth" else 404)
+        self.end_headers()
+        self.wfile.write(self.content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def address(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    buffer = io.BytesIO()
+    torch.save(build_backbone(BackboneConfig(name="lenet")).state_dict(), buffer)
+    _Server.content, _Server.num_requests = buffer.getvalue(), 0
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_address_is_fetched_once_and_checked(address):
+    config = BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256=hashlib.sha256(_Server.content).hexdigest())
+    assert same(build_backbone(config), torch.load(io.BytesIO(_Server.content)))
+    build_backbone(config)
+    assert _Server.num_requests == 1
+
+
+def test_a_download_with_another_hash_is_refused_and_not_kept(address, tmp_path):
+    with pytest.raises(ConfigError, match="damaged or others"):
+        build_backbone(BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256="0" * 64))
+    assert not list((tmp_path / "hub" / "checkpoints").iterdir())
+
+
+def test_a_kept_download_that_was_damaged_later_is_refused(address, tmp_path):
+    config = BackboneConfig(name="lenet", weights=f"{address}/lenet.pth", weights_sha256=hashlib.sha256(_Server.content).hexdigest())
+    build_backbone(config)
+    next((tmp_path / "hub" / "checkpoints").iterdir()).write_bytes(b"cut")
+    with pytest.raises(ConfigError, match="damaged or others"):
+        build_backbone(config)
+
+
+@pytest.mark.parametrize(("path", "said"), [("/other.pth", "404"), (None, "cannot be downloaded")])
+def test_an_address_that_does_not_answer_is_refused(path, said, address):
+    weights = f"{address}{path}" if path else "http://127.0.0.1:1/lenet.pth"
+    with pytest.raises(ConfigError, match=said):
+        build_backbone(BackboneConfig(name="lenet", weights=weights, weights_sha256="0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"weights": "https://x/y.pth"}, "give their weights_sha256"),
+        ({"weights": "none", "weights_sha256": "0" * 64}, "are no file"),
+        ({"weights": "ftp://x/y.pth", "weights_sha256": "0" * 64}, "unknown kind of weights address 'ftp'"),
+        ({"weights": "https://x/y.pth", "weights_sha256": "0123"}, "weights_sha256"),
+    ],
+)
+def test_addresses_that_are_not_complete_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        build_backbone(parse(BackboneConfig, {"name": "lenet", **values}, "backbone"))
