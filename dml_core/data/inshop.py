@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 from dml_core.data.annotations import read_file, read_lines, read_numbers
 from dml_core.data.archives import Archive
 from dml_core.data.contract import OfficialDataset
-from dml_core.data.rows import Box, Counts, Role, Row
+from dml_core.data.rows import Box, Counts, Role, Row, as_role
 from dml_core.errors import DataError
 
 _NUM_PARTITION_COLUMNS = 3
@@ -77,7 +77,7 @@ def _item_number(item: str, path: Path) -> int:
 
 
 def _role(status: str, path: Path) -> Role:
-    found: Role | None = next((role for role in get_args(Role) if role == status and role != "test"), None)
-    if found is None:
+    found = as_role(status)
+    if found is None or found == "test":
         raise DataError(f"{path}: evaluation status '{status}' is none of train, query, gallery")
     return found

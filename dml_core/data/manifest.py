@@ -10,7 +10,7 @@ from typing import Any, ClassVar, get_args
 
 from dml_core.data.contract import DatasetConfig
 from dml_core.data.own import split_by_class
-from dml_core.data.rows import Box, Role, Row
+from dml_core.data.rows import Box, Role, Row, as_role
 from dml_core.errors import DataError
 
 _BOX_COLUMNS = ("left", "top", "right", "bottom")
@@ -79,7 +79,7 @@ def _text_columns(csv: Any) -> Any:
 
 
 def _role(text: Any, path: Path, number: int) -> Role:
-    found: Role | None = next((role for role in get_args(Role) if role == text), None)
+    found = as_role(text)
     if found is None:
         raise DataError(f"{path}: row {number} has role '{text}', which is none of {', '.join(get_args(Role))}")
     return found

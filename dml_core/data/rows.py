@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Role = Literal["train", "test", "query", "gallery"]
 Box = tuple[float, float, float, float]
@@ -41,6 +41,11 @@ class Counts:
 
     num_images: int
     num_classes: int
+
+
+def as_role(text: object) -> Role | None:
+    """The role of that name, or None where there is none."""
+    return next((role for role in get_args(Role) if role == text), None)
 
 
 def role_counts(rows: list[Row]) -> dict[str, Counts]:

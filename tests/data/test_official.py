@@ -1,5 +1,6 @@
 """Loaders of published datasets: on generated trees in each official layout, and on file lists of the published length."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -131,6 +132,7 @@ DAMAGE = [
     ("sop", "Stanford_Online_Products/Ebay_train.txt", "\n5 2 2 ", "\n5 2 ", "line 6 is not"),
     ("inshop", "Eval/list_eval_partition.txt", "24", "25", "do not match the count"),
     ("inshop", "Eval/list_eval_partition.txt", "train", "val", "none of train, query, gallery"),
+    ("inshop", "Eval/list_eval_partition.txt", "query", "test", "none of train, query, gallery"),
     ("inshop", "Eval/list_eval_partition.txt", " id_", " item_", "not of the form"),
     ("inshop", "Anno/list_bbox_inshop.txt", None, None, "missing annotation file"),
     ("inshop", "Anno/list_bbox_inshop.txt", "1_front", "other_front", "has no box"),
@@ -154,6 +156,13 @@ def test_damaged_annotations_are_one_line(
     with pytest.raises(DataError, match=message) as error:
         read(layout, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_gap_in_the_class_numbers_of_sop(pictures: list[Picture], tmp_path: Path) -> None:
+    path = write("sop", tmp_path, pictures) / "Stanford_Online_Products/Ebay_test.txt"
+    path.write_text(re.sub(r"^(\d+) 5 ", r"\1 7 ", path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(DataError, match="gap, 5 is missing"):
+        read("sop", tmp_path)
 
 
 def test_damaged_and_unlabelled_mat_files(pictures: list[Picture], tmp_path: Path) -> None:
