@@ -7,7 +7,8 @@ report into one `ConfigError` line.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -55,6 +56,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top, found {type(values).__name__}")
     return values
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Say `where` in front of a ConfigError that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ConfigError:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dml_core.config import Config, merge, parse, read_yaml, unknown_name
+from dml_core.config import Config, located, merge, parse, read_yaml, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
@@ -99,7 +99,8 @@ def load_params(path: Path) -> Params:
     """
     params = parse(Params, read_yaml(path), path.name)
     for name, dataset in params.datasets.items():
-        parse_dataset(dataset.reader, dataset.options, f"{path.name}: datasets.{name}: reader")
+        with located(f"{path.name}: datasets.{name}"):
+            parse_dataset(dataset.reader, dataset.options)
     for kind, names in (("datasets", params.comparison.datasets), ("default_datasets", params.comparison.default_datasets)):
         for name in names:
             if name not in params.datasets:
@@ -129,7 +130,8 @@ def comparison_runs(
             continue
         where = f"params.yaml: comparison: {dataset} / {variant}"
         training = parse(TrainingConfig, merge(merge(comparison.protocol, comparison.datasets[dataset]), changes), where)
-        parse_loss_options(training.loss.name, training.loss.options, f"{where}: loss")
+        with located(where):
+            parse_loss_options(training.loss.name, training.loss.options)
         runs += [
             RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation)
             for seed in seeds or comparison.seeds

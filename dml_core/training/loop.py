@@ -2,7 +2,7 @@
 
 A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
 (seed, epoch, step, sample), so neither the worker count nor an interruption changes what is trained on. Sections: the run and its
-parts, the epoch, history and checkpoints, initial embeddings.
+parts, the epoch, history and checkpoints, before the first epoch.
 """
 
 import contextlib
@@ -114,6 +114,8 @@ def fit(
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
     checkpoint = load_checkpoint(folder)
     autocast = _autocast(config.precision, device)
+    if checkpoint is None and config.warm_up_batchnorm:
+        _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
     if checkpoint is None and system.loss.needs.initial_embeddings:
         labels_N = torch.from_numpy(dataset.labels).to(device)
         system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
@@ -168,7 +170,7 @@ def _train_epoch(run: _Run, epoch: int) -> None:
     rates: list[float] = []
     clock = _Clock(run, epoch, len(batches))
     for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch)):
-        factor = learning_rate_factor(config.schedule, epoch + step / len(batches), config.num_epochs)
+        factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs)
         set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
         rates.append(factor * run.system.loss.learning_rate_factor)
         values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
@@ -292,7 +294,20 @@ def read_history(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-# ---------------------------------------------------------------- initial embeddings
+# ---------------------------------------------------------------- before the first epoch
+
+
+@torch.no_grad()
+def _warm_up_batchnorm(
+    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
+) -> None:
+    """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
+    system.train()
+    size = len(epoch_batches(config.sampler, dataset.labels, seed=0, epoch=0)[0])
+    batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
+    shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
+    for images, _ in iterate_batches(dataset, shards, TestView(config.transform), num_loader_workers):
+        system.model(images.to(device))
 
 
 @torch.no_grad()

@@ -1,0 +1,46 @@
+# `make help` lists the verbs. Everything happens in .venv, made from requirements.lock (hashes, no index addresses).
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help reproduce test test-quick check ui clean lock
+
+help: ## list the verbs
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+reproduce: .venv/.done ## prepare the embedded dataset, run the standing comparison end to end, show the result
+	@dml reproduce
+
+test: .venv/.done ## run all tests
+	@pytest
+
+test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
+	@pytest -m "not slow"
+
+check: .venv/.done ## lint, format, types and import rules
+	@ruff check .
+	@ruff format --check .
+	@mypy
+	@lint-imports
+
+ui: .venv/.done ## open the MLflow UI on the local results
+	@dml ui
+
+clean: ## remove the environment, prepared data and all results
+	rm -rf .venv data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+lock: .venv/.done ## compile requirements.lock from pyproject.toml
+	@uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+		--python-version 3.11 --quiet --output-file requirements.lock
+
+.venv/.done: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -m venv .venv || { echo "error: Python's venv is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable . uv==$(UV_VERSION)
+	@touch $@

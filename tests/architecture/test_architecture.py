@@ -1,0 +1,110 @@
+"""Rules of the tree: imports, registries against files, what DVC watches, what the README says."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import read_yaml
+from dml_core.data.registry import DATASETS
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.losses.registry import LOSSES
+from tasks.identity import STEP_MODULES, source_files
+from tasks.specs import load_params
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    """Top-level packages in memory after a statement, in a fresh process."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(json.loads(ran.stdout))
+
+
+def test_import_rules() -> None:
+    ran = subprocess.run([Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", ran.stdout)
+
+
+def test_the_core_loads_no_service() -> None:
+    loaded = modules_loaded_by("import dml_core.training.loop, dml_core.evaluation.evaluator, dml_core.data.prepare")
+    assert "torch" in loaded
+    assert not loaded & {"ray", "prefect", "mlflow", "dvc", "boto3", "botocore"}
+
+
+def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
+    loaded = modules_loaded_by("import flows.cli")
+    assert "typer" in loaded
+    assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
+
+
+@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data")])
+def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: dict[str, str], folder: str) -> None:
+    assert registry
+    for name, target in registry.items():
+        module, _, class_name = target.partition(":")
+        path = ROOT / f"{module.replace('.', '/')}.py"
+        assert path.parent == ROOT / "dml_core" / folder, name
+        classes = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        assert class_name in classes, name
+
+
+def test_every_source_file_says_what_it_is() -> None:
+    assert len(SOURCES) > 50
+    assert [str(path) for path in SOURCES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_dvc_watches_every_file_that_a_step_uses() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    watched = [ROOT / dep for dep in stages["comparison"]["do"]["deps"] if "$" not in dep]
+    modules = [module for modules in STEP_MODULES.values() for module in modules] + [target.partition(":")[0] for target in LOSSES.values()]
+    used = source_files(modules)
+    assert len(used) > 30
+    assert [name for name, path in used.items() if not any(path.is_relative_to(dep) for dep in watched)] == []
+
+
+def test_dvc_names_only_parameters_that_exist() -> None:
+    params = read_yaml(ROOT / "params.yaml")
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    named = [name for stage in stages.values() for name in stage["do"]["params"]]
+    assert named
+    for name in named:
+        found = params
+        for part in name.replace("${key}", "synthetic").split("."):
+            found = found[part]
+    assert "evaluation" in named
+    assert set(params["evaluation"]) <= set(EvaluationConfig.model_fields)
+
+
+def test_the_standing_comparison_is_a_valid_one() -> None:
+    params = load_params(ROOT / "params.yaml")
+    assert set(params.comparison.default_datasets) <= set(params.comparison.datasets)
+
+
+def test_the_lock_file_has_hashes_and_no_addresses() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    assert text.count("--hash=sha256:") > 500
+    assert "://" not in text
+
+
+def test_the_readme_shows_the_commands_and_names_files_that_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert "make reproduce" in text
+    assert "make test" in text
+    named = re.findall(r"`((?:dml_core|tasks|flows|infra|docs|benchmarks|tests)/[\w./-]+)`", text)
+    assert len(named) >= 6
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_continuous_integration_calls_the_readmes_command() -> None:
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert "make test" in lines
+    assert "make check" in lines

@@ -1,0 +1,74 @@
+"""`params.yaml` as specifications: what is laid over what, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.errors import ConfigError
+from tasks.specs import comparison_runs, load_params
+
+ROOT = Path(__file__).parents[2]
+PARAMS = read_yaml(ROOT / "params.yaml")
+
+
+def load(tmp_path: Path, **changes: object):
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(PARAMS, changes)))
+    return load_params(path)
+
+
+def test_a_run_is_protocol_then_dataset_then_variant(tmp_path: Path) -> None:
+    changes = {
+        "protocol": {"num_epochs": 7, "sampler": {"batch_size": 11}},
+        "datasets": {"synthetic": {"num_epochs": 8, "optimiser": {"learning_rate": 0.5}}},
+        "variants": {"softtriple": {"num_epochs": 9}},
+        "seeds": [3, 4],
+    }
+    params = load(tmp_path, comparison=changes)
+    runs = {(run.variant, run.seed): run.training for run in comparison_runs(params, "synthetic")}
+    assert {seed for _, seed in runs} == {3, 4}
+    assert runs["softtriple", 3].num_epochs == 9
+    assert runs["softmax", 3].num_epochs == 8
+    assert runs["softmax", 4].sampler.batch_size == 11
+    assert runs["softmax", 4].optimiser.learning_rate == 0.5
+
+
+def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
+    runs = comparison_runs(load(tmp_path), "synthetic", ("softtriple", "softmax"), (7,))
+    assert sorted((run.variant, run.seed) for run in runs) == [("softmax", 7), ("softtriple", 7)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluatoin": {}}, "unknown key 'evaluatoin'; did you mean 'evaluation'?"),
+        ({"scale": {"num_worker": 1}}, "did you mean 'num_workers'?"),
+        ({"scale": {"num_workers": 0}}, "scale.num_workers"),
+        ({"evaluation": {"recall_at": [2, 1]}}, "must be increasing"),
+        ({"datasets": {"synthetic": {"reader": "cub20"}}}, "datasets.synthetic"),
+        ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
+        ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
+        ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
+        ({"comparison": {"protocol": {"num_epoch": 1}}}, "did you mean 'num_epochs'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"num_centres": 0}}}}}}, "num_centres"),
+        ({"comparison": {"protocol": {"optimiser": {"momentum": 0.9}}}}, "momentum and nesterov belong to sgd"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, **changes)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("params.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_on_the_command_line(tmp_path: Path) -> None:
+    params = load(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'softtriple'"):
+        comparison_runs(params, "synthetic", ("softriple",))
+    with pytest.raises(ConfigError, match="did you mean 'fashion-mnist'"):
+        comparison_runs(params, "fashion_mnist")

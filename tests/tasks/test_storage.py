@@ -1,0 +1,103 @@
+"""Both kinds of store: a folder, and S3 over HTTP (a moto server started here)."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from dml_core.errors import StoreError
+from tasks.records import StepRecord, describe_folder
+from tasks.storage import Store
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    boto3.client("s3").create_bucket(Bucket="runs")
+    return "s3://runs/some/prefix"
+
+
+def write(folder: Path) -> tuple:
+    (folder / "figures").mkdir(parents=True)
+    (folder / "weights.pt").write_bytes(os.urandom(3000))
+    (folder / "figures" / "curve.png").write_bytes(b"png")
+    (folder / ".temporary").write_bytes(b"not part of it")
+    return describe_folder(folder)
+
+
+def record(files: tuple) -> StepRecord:
+    return StepRecord(step="train", identity="x", key="train/x", files=files)
+
+
+def test_a_folder_store_is_where_the_files_are(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "cache")
+    store.check_writable()
+    files = write(store.folder("train/x"))
+    store.push("train/x")
+    assert [file.name for file in files] == ["figures/curve.png", "weights.pt"]
+    assert store.pull("train/x") == tmp_path / "store" / "train" / "x"
+    assert store.is_intact(record(files))
+    (store.folder("train/x") / "weights.pt").write_bytes(b"damaged")
+    assert not store.is_intact(record(files))
+    (store.folder("train/x") / "weights.pt").unlink()
+    assert not store.is_intact(record(files))
+
+
+def test_what_one_machine_pushes_another_pulls(tmp_path: Path, bucket: str) -> None:
+    here, there = Store(bucket, tmp_path / "here"), Store(bucket, tmp_path / "there")
+    here.check_writable()
+    files = write(here.folder("train/x"))
+    assert not here.is_intact(record(files))
+    here.push("train/x")
+    assert there.is_intact(record(files))
+    assert describe_folder(there.pull("train/x")) == files
+
+
+def test_a_pull_fetches_what_differs_and_mends_what_is_damaged(tmp_path: Path, bucket: str) -> None:
+    store = Store(bucket, tmp_path / "cache")
+    files = write(store.folder("train/y"))
+    store.push("train/y")
+    (store.folder("train/y") / "weights.pt").write_bytes(b"damaged")
+    assert describe_folder(store.pull("train/y")) == files
+    untouched = (store.folder("train/y") / "weights.pt").stat().st_mtime_ns
+    store.pull("train/y")
+    assert (store.folder("train/y") / "weights.pt").stat().st_mtime_ns == untouched
+
+
+def test_a_push_sends_a_changed_file(tmp_path: Path, bucket: str) -> None:
+    here, there = Store(bucket, tmp_path / "here"), Store(bucket, tmp_path / "there")
+    write(here.folder("train/z"))
+    here.push("train/z")
+    (here.folder("train/z") / "weights.pt").write_bytes(b"second epoch")
+    here.push("train/z")
+    assert (there.pull("train/z") / "weights.pt").read_bytes() == b"second epoch"
+
+
+@pytest.mark.parametrize("address", ["s3://no-such-bucket/x", "/proc/cannot/be/written"])
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path: Path, bucket: str, address: str) -> None:
+    with pytest.raises(StoreError, match=address) as caught:
+        Store(address, tmp_path).check_writable()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_object_whose_bytes_do_not_fit_its_hash_is_refused(tmp_path: Path, bucket: str) -> None:
+    boto3.client("s3").put_object(Bucket="runs", Key="some/prefix/train/w/a", Body=b"other", Metadata={"sha256": "0" * 64})
+    store = Store(bucket, tmp_path)
+    with pytest.raises(StoreError, match="arrived damaged"):
+        store.pull("train/w")
+    assert not (store.folder("train/w") / "a").exists()

@@ -1,0 +1,108 @@
+"""The same global batches on 1, 2 and 3 gloo workers end in the same weights: the real loop, networks with and without BatchNorm."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from dml_core.data.store import PackedDataset
+from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.loop import fit, read_history
+from dml_core.training.parallel import shard_sizes
+from tests.conftest import small_training
+
+CPU = torch.device("cpu")
+RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
+RUNS = {
+    "centres, GroupNorm": small_training("softtriple", num_epochs=2),
+    "pairs, GroupNorm": small_training(
+        "tuplet_margin",
+        sampler={"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2},
+        optimiser={"learning_rate": 1e-4},
+    ),
+    # Few steps and gentle ones: statistics over a handful of positions double a rounding difference at every layer and step.
+    "centres, BatchNorm": small_training(
+        model=RESNET,
+        transform={"train_resize": [64, 64], "crop_size": 64},
+        sampler={"batch_size": 18},
+        schedule={"kind": "constant", "warmup_epochs": 0.0},
+        optimiser={"learning_rate": 0.001},
+        num_epochs=1,
+    ),
+}
+
+
+def spawn(work, num_workers: int, *arguments: object) -> None:
+    """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_join, (work, num_workers, port, arguments), nprocs=num_workers)
+
+
+def _join(rank: int, work, num_workers: int, port: int, arguments: tuple[object, ...]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=num_workers)
+    work(rank, *arguments)
+    dist.destroy_process_group()
+
+
+def fit_all(rank: int, packed: Path, folder: Path) -> None:
+    for name, config in RUNS.items():
+        state = fit(config, PackedDataset(packed, "train"), 0, folder / name / f"rank{rank}", CPU).state_dict()
+        torch.save(state, folder / f"{name}-{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def one_worker(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    fit_all(0, packed, folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path: Path, one_worker: Path, num_workers: int) -> None:
+    spawn(fit_all, num_workers, packed, tmp_path)
+    for name in RUNS:
+        alone = torch.load(one_worker / f"{name}-0.pt")
+        for rank in range(num_workers):
+            together = torch.load(tmp_path / f"{name}-{rank}.pt")
+            assert alone.keys() == together.keys()
+            for key, value in alone.items():
+                torch.testing.assert_close(
+                    together[key], value, rtol=1e-4, atol=1e-6, msg=lambda m, name=name, key=key: f"{name}: {key}: {m}"
+                )
+        expected = [row["loss"] for row in read_history(one_worker / name / "rank0")]
+        assert [row["loss"] for row in read_history(tmp_path / name / "rank0")] == pytest.approx(expected, rel=1e-4)
+
+
+def normalise(rank: int, folder: Path, num_workers: int) -> None:
+    """Batch statistics, outputs, gradients and running averages of a shard, through the synchronised layer."""
+    values = torch.load(folder / "values.pt")
+    layer = synchronise_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), CPU)
+    shard = torch.split(values, shard_sizes(len(values), num_workers))[rank].clone().requires_grad_()
+    output = layer(shard)
+    (output**3).sum().backward()
+    torch.save({"output": output.detach(), "gradient": shard.grad, "state": layer.state_dict()}, folder / f"{rank}.pt")
+
+
+@pytest.mark.slow
+def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(tmp_path: Path) -> None:
+    values = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    torch.save(values, tmp_path / "values.pt")
+    spawn(normalise, 2, tmp_path, 2)
+    whole, layer = values.clone().requires_grad_(), nn.Sequential(nn.BatchNorm2d(3))
+    output = layer(whole)
+    (output**3).sum().backward()
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    torch.testing.assert_close(torch.cat([part["output"] for part in parts]), output.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part["gradient"] for part in parts]), whole.grad, rtol=1e-4, atol=1e-4)
+    for key, value in layer.state_dict().items():
+        torch.testing.assert_close(parts[0]["state"][key], value, rtol=1e-5, atol=1e-6)
