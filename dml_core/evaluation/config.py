@@ -7,6 +7,8 @@ from pydantic import Field, field_validator
 from dml_core.config import Config
 
 Positive = Annotated[int, Field(ge=1)]
+Metric = Literal["cosine", "euclidean"]
+Device = Literal["cpu", "cuda"]
 
 
 class KMeansConfig(Config):
@@ -47,12 +49,12 @@ class EvaluationConfig(Config):
     """
 
     recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
-    metric: Literal["cosine", "euclidean"] = "cosine"
+    metric: Metric = "cosine"
     clustering: bool = True
     kmeans: KMeansConfig = KMeansConfig()
     bootstrap: BootstrapConfig | None = None
     max_block_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
 
     @field_validator("recall_at")
     @classmethod

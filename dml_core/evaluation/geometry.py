@@ -10,14 +10,14 @@ Shapes: N points, D dimensions, P pairs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, refuse_rows
 
-Metric = Literal["cosine", "euclidean"]
 BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
 

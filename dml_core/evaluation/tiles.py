@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.config import Device
 from dml_core.evaluation.geometry import Points, centred
 
 OFFSET = {"cosine": 1.0, "euclidean": 0.0}
@@ -51,7 +52,7 @@ class Found(NamedTuple):
     nearness: NDArray[np.float32]
 
 
-def usable_device(name: str) -> torch.device:
+def usable_device(name: Device) -> torch.device:
     """The device of that name.
 
     Raises:

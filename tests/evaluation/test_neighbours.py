@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import Metric, all_squared_distances, as_points, squared_distances
+from dml_core.evaluation.config import Metric
+from dml_core.evaluation.geometry import all_squared_distances, as_points, squared_distances
 from dml_core.evaluation.neighbours import nearest
 from tests.evaluation.cases import KINDS, make_inputs
 
@@ -60,3 +61,9 @@ def test_impossible_requests_are_refused(num_queries: int, k: int, exclude_self:
 def test_other_dimensions_are_refused() -> None:
     with pytest.raises(EvaluationError, match="4 dimensions but queries 2"):
         nearest(np.eye(4, dtype=np.float32), np.eye(2, dtype=np.float32), 1, exclude_self=False)
+
+
+def test_an_absent_gpu_is_an_error_and_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("faiss.get_num_gpus", lambda: 0)
+    with pytest.raises(EvaluationError, match="FAISS finds no GPU"):
+        nearest(np.eye(4, dtype=np.float32), np.eye(4, dtype=np.float32), 1, exclude_self=True, device="cuda")

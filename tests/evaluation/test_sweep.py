@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dml_core.evaluation.geometry import Metric, as_points
+from dml_core.evaluation.config import Metric
+from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
 from dml_core.evaluation.tiles import full_precision
