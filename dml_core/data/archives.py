@@ -8,10 +8,11 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from dml_core.errors import DataError, StoreError
 
@@ -102,23 +103,29 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def _extract(archive: Path, folder: Path) -> None:
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as zipped:
-                _refuse_traversal(zipped.namelist(), archive)
-                zipped.extractall(folder)
-        else:
-            with tarfile.open(archive) as tarred:
-                tarred.extractall(folder, filter="data")
-    except tarfile.FilterError as error:
-        raise DataError(f"{archive}: refused, it would write outside its folder ({error})") from None
+        for name, content in _members(archive):
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise DataError(f"{archive}: refused, '{name}' would be written outside its folder")
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with content, path.open("wb") as file:
+                shutil.copyfileobj(content, file, _CHUNK_BYTES)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"{archive}: damaged or truncated ({error}); fetch it again") from None
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
 
 
-def _refuse_traversal(names: list[str], archive: Path) -> None:
-    """Python's zipfile would quietly write such members elsewhere within the folder."""
-    for name in names:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise DataError(f"{archive}: refused, '{name}' would be written outside its folder")
+def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Names and contents of the regular files; extraction filters would do, but Python 3.11 has them only since 3.11.4."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            yield from ((entry.filename, zipped.open(entry)) for entry in zipped.infolist() if not entry.is_dir())
+        return
+    with tarfile.open(archive) as tarred:
+        for member in tarred:
+            content = tarred.extractfile(member) if member.isfile() else None
+            if content is not None:
+                yield member.name, content
+            elif not member.isdir():
+                raise DataError(f"{archive}: refused, '{member.name}' is a link or device, which a dataset does not need")

@@ -116,13 +116,23 @@ def test_unpacks_all_or_nothing(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside"])
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/tmp/outside"])
 def test_nothing_is_written_outside(kind: str, name: str, tmp_path: Path) -> None:
     archive = MAKERS[kind](tmp_path / f"a.{kind}", {"fine": b"1", name: b"2"})
     with pytest.raises(DataError, match="refused"):
         unpack(archive, tmp_path / "in")
     assert list((tmp_path / "in").iterdir()) == []
     assert not list(tmp_path.rglob("outside"))
+
+
+def test_links_are_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(DataError, match="'link' is a link"):
+        unpack(tmp_path / "a.tgz", tmp_path / "in")
+    assert list((tmp_path / "in").iterdir()) == []
 
 
 def test_fetch_downloads_checks_and_unpacks(url: str, handler: type[Handler], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
