@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dml_core.config import Config
 from dml_core.data.samplers import SamplerConfig
 from dml_core.data.transforms import TransformConfig
+from dml_core.models.backbones import TRAINED_WITH
 from dml_core.models.embedder import ModelConfig
 from dml_core.training.optim import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig
@@ -24,6 +25,8 @@ class TrainingConfig(Config):
 
     Attributes:
         num_epochs: 0 leaves the network as it was initialised (the untrained reference).
+        warm_up_batchnorm: one pass over the training images before the first epoch that only moves BatchNorm's averages (heated-up
+            softmax's released code, whose new head would start from averages of nothing).
         precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
         checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
     """
@@ -35,5 +38,17 @@ class TrainingConfig(Config):
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     num_epochs: int = Field(ge=0)
+    warm_up_batchnorm: bool = False
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_every_epochs: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _pixels_fit_the_weights(self) -> "TrainingConfig":
+        name = self.model.backbone.name
+        expected = TRAINED_WITH.get(name, self.transform.scaling)
+        if self.model.backbone.weights != "none" and self.transform.scaling != expected:
+            raise ValueError(
+                f"backbone '{name}' with weights expects transform.scaling '{expected}', found '{self.transform.scaling}': its published "
+                "weights were trained with it"
+            )
+        return self

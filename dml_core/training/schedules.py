@@ -1,9 +1,9 @@
-"""Learning-rate schedules as pure functions of progress: the factor on every group's base rate."""
+"""Learning-rate schedules as pure functions of where training is: the factor on every group's base rate."""
 
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dml_core.config import Config
 
@@ -12,26 +12,63 @@ class ScheduleConfig(Config):
     """How the learning rate moves.
 
     Attributes:
-        kind: "constant", "step" (times `factor` after each epoch count in `milestones`) or "cosine" (to `floor` over the whole run).
+        kind: "constant"; "step" (times `factor` after each epoch count in `milestones`); "every" (times `factor` after every
+            `every_epochs` epochs); "cosine" (to `floor` over the whole run).
         milestones: completed epochs after which the rate drops, as SoftTriple's {20, 40}.
-        factor: what a milestone multiplies the rate by.
+        every_epochs: as the 30 of tuplet margin and the 5 of the discriminative loss.
+        factor: what a drop multiplies the rate by.
         floor: the cosine's last factor.
-        warmup_epochs: linear rise from 0 over the first epochs, per step, before any kind.
+        cosine_moves: the cosine moves with each "step" or stands still within an "epoch".
+        warmup_epochs, warmup_steps: length of the linear rise before any kind, in epochs or in steps, per step.
+        warmup_from: the factor at which the rise begins.
     """
 
-    kind: Literal["constant", "step", "cosine"] = "constant"
+    kind: Literal["constant", "step", "every", "cosine"] = "constant"
     milestones: tuple[int, ...] = ()
+    every_epochs: int | None = Field(default=None, ge=1)
     factor: float = Field(default=0.1, gt=0)
     floor: float = Field(default=0.0, ge=0, le=1)
+    cosine_moves: Literal["step", "epoch"] = "step"
     warmup_epochs: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    warmup_from: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ScheduleConfig":
+        for name, kind in (("milestones", "step"), ("every_epochs", "every")):
+            if bool(getattr(self, name)) != (self.kind == kind):
+                raise ValueError(f"kind '{kind}' and {name} go together")
+        if self.warmup_epochs and self.warmup_steps:
+            raise ValueError("warmup_epochs and warmup_steps exclude each other: keep one")
+        return self
 
 
-def learning_rate_factor(config: ScheduleConfig, progress_epochs: float, num_epochs: int) -> float:
-    """The factor at `progress_epochs` (completed epochs, fractional inside an epoch) of `num_epochs`."""
-    warmup = min(1.0, progress_epochs / config.warmup_epochs) if config.warmup_epochs > 0 else 1.0
+def learning_rate_factor(config: ScheduleConfig, epoch: int, step: int, num_steps: int, num_epochs: int) -> float:
+    """The factor on the base rates.
+
+    Args:
+        config: the schedule.
+        epoch: completed epochs.
+        step: completed steps of the present epoch.
+        num_steps: steps of every epoch.
+        num_epochs: epochs of the whole run.
+    """
+    return _warmup(config, epoch * num_steps + step, num_steps) * _course(config, epoch, step / num_steps, num_epochs)
+
+
+def _warmup(config: ScheduleConfig, steps_done: int, num_steps: int) -> float:
+    length = config.warmup_steps or config.warmup_epochs * num_steps
+    share = min(1.0, steps_done / length) if length else 1.0
+    return config.warmup_from + (1.0 - config.warmup_from) * share
+
+
+def _course(config: ScheduleConfig, epoch: int, part_of_epoch: float, num_epochs: int) -> float:
     if config.kind == "step":
-        return warmup * config.factor ** sum(progress_epochs >= milestone for milestone in config.milestones)
+        return config.factor ** sum(epoch >= milestone for milestone in config.milestones)
+    if config.kind == "every":
+        assert config.every_epochs is not None
+        return float(config.factor ** (epoch // config.every_epochs))
     if config.kind == "cosine":
-        share = min(1.0, progress_epochs / num_epochs)
-        return warmup * (config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * share)))
-    return warmup
+        share = (epoch + (part_of_epoch if config.cosine_moves == "step" else 0.0)) / num_epochs
+        return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * share))
+    return 1.0

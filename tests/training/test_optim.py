@@ -1,0 +1,140 @@
+"""Optimisers: which parameter trains with which rate and decay, and one step of each against its formula."""
+
+import pytest
+import torch
+from torch import nn
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError
+from dml_core.losses.contract import Loss
+from dml_core.losses.registry import build_loss
+from dml_core.models.backbones import BackboneConfig
+from dml_core.models.embedder import Embedder, ModelConfig
+from dml_core.models.heads import HeadConfig
+from dml_core.models.pooling import PoolingConfig
+from dml_core.training.optim import GroupConfig, OptimiserConfig, build_optimiser, set_learning_rates
+from dml_core.training.parallel import TrainingSystem
+
+
+def system(**options):
+    torch.manual_seed(0)
+    model = Embedder(ModelConfig(backbone=BackboneConfig(name="small_cnn", width=8), head=HeadConfig(embedding_dim=4), **options), 3)
+    return TrainingSystem(model, build_loss("softmax", {}, 3, 4))
+
+
+def settings(optimiser, trained):
+    """Parameter name -> (rate, decay)."""
+    names = {id(parameter): name for name, parameter in trained.named_parameters()}
+    return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in optimiser.param_groups for p in group["params"]}
+
+
+def test_every_group_has_its_own_rate_and_decay_or_the_optimisers():
+    groups = {"head": GroupConfig(learning_rate=0.5), "loss": GroupConfig(learning_rate=2.0, weight_decay=0.0)}
+    trained = system()
+    found = settings(build_optimiser(OptimiserConfig(learning_rate=0.1, weight_decay=0.3, groups=groups), trained), trained)
+    expected = {"model.backbone": (0.1, 0.3), "model.head": (0.5, 0.3), "loss.classifier": (2.0, 0.0)}
+    assert len(found) == len(list(trained.parameters()))
+    assert all(found[name] == next(value for start, value in expected.items() if name.startswith(start)) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("without_decay", "undecayed"),
+    [
+        ("none", set()),
+        ("biases", {"model.backbone.blocks.1.bias", "model.head.linear.bias", "loss.classifier.bias"}),
+        ("one_dimension", {"model.backbone.blocks.1.bias", "model.backbone.blocks.1.weight", "model.head.linear.bias"}),
+    ],
+)
+def test_what_does_not_decay(without_decay, undecayed):
+    trained = system()
+    found = settings(build_optimiser(OptimiserConfig(weight_decay=0.1, without_decay=without_decay), trained), trained)
+    free = {name for name, (_, decay) in found.items() if decay == 0}
+    assert undecayed <= free
+    assert all(trained.get_parameter(name).dim() == 1 for name in free)
+    assert ("model.backbone.blocks.1.weight" in free) == (without_decay == "one_dimension")
+    assert len(found) == len(list(trained.parameters()))
+
+
+def test_a_learned_pooling_trains_with_the_head():
+    trained = system(pooling=PoolingConfig(kind="gem", learn_gem_power=True))
+    optimiser = build_optimiser(OptimiserConfig(groups={"head": GroupConfig(learning_rate=0.5)}), trained)
+    assert settings(optimiser, trained)["model.pooling.power"][0] == 0.5
+
+
+def test_frozen_parameters_are_in_no_group():
+    trained = system()
+    trained.get_parameter("model.head.linear.bias").requires_grad_(False)
+    assert "model.head.linear.bias" not in settings(build_optimiser(OptimiserConfig(), trained), trained)
+
+
+def test_nothing_to_train_is_refused():
+    trained = system().requires_grad_(False)
+    with pytest.raises(ConfigError, match="nothing to train"):
+        build_optimiser(OptimiserConfig(), trained)
+
+
+def test_one_factor_scales_all_rates():
+    trained = system()
+    optimiser = build_optimiser(OptimiserConfig(learning_rate=0.1, groups={"loss": GroupConfig(learning_rate=1.0)}), trained)
+    for factor in (0.5, 0.1):  # twice: the factor is of the base rate, not of the last one
+        set_learning_rates(optimiser, factor)
+    assert sorted({group["lr"] for group in optimiser.param_groups}) == pytest.approx([0.01, 0.1])
+
+
+class OneNumber(Loss):
+    """A loss with one trained number, whose gradient is 1."""
+
+    def __init__(self):
+        nn.Module.__init__(self)
+        self.value = nn.Parameter(torch.tensor(2.0))
+
+    def compute(self, embeddings_ND, labels_N, generator):
+        raise AssertionError("not used")
+
+
+def steps(num_steps, **options):
+    model = Embedder(ModelConfig(backbone=BackboneConfig(name="small_cnn", width=8)), 3).requires_grad_(False)
+    loss = OneNumber()
+    optimiser = build_optimiser(OptimiserConfig(learning_rate=0.1, weight_decay=0.5, **options), TrainingSystem(model, loss))
+    for _ in range(num_steps):
+        optimiser.zero_grad()
+        loss.value.backward()
+        optimiser.step()
+    return loss.value.item()
+
+
+def test_sgd_by_hand():
+    assert steps(1, name="sgd") == pytest.approx(2 - 0.1 * (1 + 0.5 * 2))
+
+
+def test_nesterov_by_hand():
+    """g = 1 + 0.5 x; v = 0.9 v + g; x -= 0.1 (g + 0.9 v)."""
+    x, v = 2.0, 0.0
+    for _ in range(2):
+        g = 1 + 0.5 * x
+        v = 0.9 * v + g
+        x -= 0.1 * (g + 0.9 * v)
+    assert steps(2, name="sgd", momentum=0.9, nesterov=True) == pytest.approx(x)
+
+
+def test_adams_first_step_shows_its_eps_and_couples_the_decay():
+    """The first step is lr g / (|g| + eps), with g = 1 + 0.5 * 2."""
+    assert steps(1, name="adam", eps=0.5) == pytest.approx(2 - 0.1 * 2 / 2.5)
+
+
+def test_adamw_decays_beside_the_gradient():
+    assert steps(1, name="adamw", eps=0.5) == pytest.approx(2 * (1 - 0.1 * 0.5) - 0.1 * 1 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": "adam", "momentum": 0.9}, "belong to sgd"),
+        ({"name": "sgd", "nesterov": True}, "needs a momentum"),
+        ({"groups": {"heads": {}}}, "groups"),
+        ({"groups": {"head": {"learning_rat": 1.0}}}, "learning_rate"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        parse(OptimiserConfig, values, "optimiser")
