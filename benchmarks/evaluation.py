@@ -72,12 +72,13 @@ def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     result = work()
-    seconds = time.perf_counter() - start
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     is_done.set()
     watcher.join()
-    print(f"{name}: {seconds:.2f} s, peak memory {max(peak[0] - before, 0) / 2**20:.0f} MiB beyond the embeddings")
+    peak_mebibytes = max(peak[0] - before, 0) / 2**20
+    print(f"{name}: {seconds:.2f} s ({cpu_seconds:.2f} s of CPU), peak memory {peak_mebibytes:.0f} MiB beyond the embeddings", flush=True)
     return result, seconds
 
 
