@@ -53,7 +53,7 @@ class MultiCentre(Loss):
         logits_NC = self.config.scale * self.class_similarity(sim_NKC)
         own_N1 = labels_N[:, None]
         margin_N1 = torch.full_like(own_N1, -self.config.scale * self.config.margin, dtype=logits_NC.dtype)
-        softmax = functional.cross_entropy(logits_NC.scatter_add(1, own_N1, margin_N1), labels_N)
+        softmax = functional.cross_entropy(logits_NC.scatter_add_(1, own_N1, margin_N1), labels_N)
         if self.config.regulariser_weight == 0 or self.config.num_centres == 1:
             return LossOutput(softmax, {"softmax": softmax.detach()})
         regulariser = centre_spread(unit_KCD)
