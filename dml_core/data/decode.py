@@ -32,13 +32,20 @@ def decode_rgb(data: bytes) -> Tensor:
         if data.startswith(_JPEG_START):
             return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
         if data.startswith(_PNG_START):
-            return decode_png(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
+            return _to_8_bits(decode_png(_as_tensor(data), mode=ImageReadMode.RGB))
         with Image.open(io.BytesIO(data)) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError("of more than 8 bits per channel, convert it to PNG")
             return pil_to_tensor(image.convert("RGB"))  # type: ignore[no-any-return]
     except RuntimeError:
         raise ValueError("damaged or truncated") from None
     except (OSError, SyntaxError, Image.DecompressionBombError):
         raise ValueError("not an image, or damaged") from None
+
+
+def _to_8_bits(pixels: Tensor) -> Tensor:
+    """The high byte of 16-bit pixels; others as they are."""
+    return pixels if pixels.dtype == torch.uint8 else (pixels.int() >> 8).to(torch.uint8)
 
 
 def _as_tensor(data: bytes) -> Tensor:

@@ -93,6 +93,14 @@ def test_alpha_is_dropped() -> None:
     assert decode_rgb(data)[:, 0, 0].tolist() == [10, 20, 30]
 
 
+def test_deep_pixels_keep_their_high_byte_or_are_refused() -> None:
+    """Pillow would clip them at 255, silently."""
+    deep = Image.fromarray(np.array([[0, 255, 256, 40_000, 65_535]], dtype=np.uint16))
+    assert decode_rgb(encoded(deep, "PNG")).tolist() == [[[0, 0, 1, 156, 255]]] * 3
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        decode_rgb(encoded(deep, "TIFF"))
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
 def test_half_an_image_is_refused(kind: str) -> None:
     data = encoded(Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 40, 3), dtype=np.uint8)), kind)
