@@ -53,7 +53,7 @@ class EvaluationConfig(Config):
     clustering: bool = True
     kmeans: KMeansConfig = KMeansConfig()
     bootstrap: BootstrapConfig | None = None
-    max_block_bytes: Annotated[int, Field(ge=65_536)] = 64 * 2**20
+    max_block_bytes: Annotated[int, Field(ge=65_536)] = 256 * 2**20
     device: Device = "cpu"
 
     @field_validator("recall_at")

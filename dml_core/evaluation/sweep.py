@@ -25,8 +25,9 @@ from dml_core.evaluation.retrieval import QueryScores
 from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, full_precision, part, tile
 
 NUM_SAMPLE_ITEMS = 256
-BYTES_PER_POSITIVE = 64
-BYTES_PER_ENTRY = 8
+BYTES_PER_POSITIVE = 64  # of the state of a query
+BYTES_PER_ENTRY = 64  # of a tile, were every entry of it to be placed among the positives
+ENTRIES_AT_ONCE = 2**18
 LARGEST_TILE = 4096
 
 
@@ -144,14 +145,17 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources
 
 def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
     """Count the items of one tile against the queries `rows`, which run along `axis` of the tile."""
-    metric, num_dimensions = queries.points.metric, queries.vectors.shape[1]
-    error_Q = rounding_error(metric, queries.norms, float(items.norms.max()), num_dimensions)
-    first_Q, last_Q = (OFFSET[metric] - distances_Q / 2 for distances_Q in counter.bounds(rows))
+    offset = OFFSET[queries.points.metric]
+    error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1])
+    first_Q, last_Q = (offset - distances_Q / 2 for distances_Q in counter.bounds(rows))
     found = compare(near, (first_Q + error_Q).astype(np.float32), (last_Q - error_Q).astype(np.float32), axis)
     local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
-    queries_E, distances_E = local_E + rows.start, 2 * (OFFSET[metric] - found.nearness.astype(np.float64))
-    points_E = counter.insertion_points(queries_E, distances_E - 2 * error_Q[local_E])
-    unsure = np.flatnonzero(points_E != counter.insertion_points(queries_E, distances_E + 2 * error_Q[local_E]))
-    exact = squared_distances(queries.points, queries.index[local_E[unsure]], items.points, items.index[items_E[unsure]])
-    points_E[unsure] = counter.insertion_points(queries_E[unsure], exact)
-    counter.add(rows, found.num_above, queries_E, points_E)
+    points_E = np.empty(len(local_E), dtype=np.int64)
+    for some in blocks(len(local_E), ENTRIES_AT_ONCE):
+        queries_E, distances_E = local_E[some] + rows.start, 2 * (offset - found.nearness[some].astype(np.float64))
+        low_E = counter.insertion_points(queries_E, distances_E - 2 * error_Q[local_E[some]])
+        unsure = np.flatnonzero(low_E != counter.insertion_points(queries_E, distances_E + 2 * error_Q[local_E[some]]))
+        exact = squared_distances(queries.points, queries.index[local_E[some][unsure]], items.points, items.index[items_E[some][unsure]])
+        low_E[unsure] = counter.insertion_points(queries_E[unsure], exact)
+        points_E[some] = low_E
+    counter.add(rows, found.num_above, local_E + rows.start, points_E)
