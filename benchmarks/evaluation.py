@@ -125,7 +125,7 @@ def whole(arrays: Arrays, _num_classes: int) -> None:
 
 
 def million(num_items: int) -> None:
-    embeddings, labels = generate(num_items + 10_000, num_items // 10, 1.6, num_dimensions=64)
+    embeddings, labels = generate(num_items + 10_000, num_items // 10, 0.9, num_dimensions=64)
     gallery, queries = (
         EmbeddingShard(lambda: embeddings[10_000:], labels[10_000:]),
         EmbeddingShard(lambda: embeddings[:10_000], labels[:10_000]),
@@ -133,7 +133,7 @@ def million(num_items: int) -> None:
     config = EvaluationConfig(recall_at=(1, 10, 100), clustering=False)
     values, exact = measured("exact", lambda: evaluate_shards([gallery], config, [queries]))
     print({name: round(value, 5) for name, value in values.items()})
-    approximation = ApproximateConfig(index="ivf_flat", num_lists=4096, num_probes=64)
+    approximation = ApproximateConfig(index="ivf_flat", num_lists=1024, num_probes=64)
     values, fast = measured("IVF", lambda: evaluate_approximately(gallery, queries, config, approximation))
     print({name: round(value, 5) for name, value in values.items()}, f"ratio of times: {fast / exact:.3f}", sep="\n")
 

@@ -62,7 +62,7 @@ def score_queries(
     class_sizes = sum((np.bincount(shard.codes, minlength=num_codes) for shard in gallery), np.zeros(num_codes, dtype=np.int64))
     num_positives_Q = class_sizes[codes_Q] - (self_index_Q is not None)
     groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
-    is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1
+    is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
     with full_precision():
@@ -127,10 +127,7 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources
     buffer = torch.empty(size * size, device=resources.device)
     for number, items in enumerate(sides):
         if number == 0:
-            sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
-            for rows in blocks(len(queries.codes), size):
-                _take_in(counter, rows, part(queries, rows), sample, tile(part(queries, rows), sample, buffer), axis=0)
-            counter.forget_counts()
+            _find_useless(items, queries, counter, size, buffer)
         for rows in blocks(len(queries.codes), size):
             left = part(queries, rows)
             for columns in blocks(len(items.codes), size):
@@ -141,6 +138,15 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources
                 _take_in(counter, rows, left, right, near, axis=0)
                 if items is queries and columns.start > rows.start:
                     _take_in(counter, columns, right, left, near, axis=1)
+
+
+def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, buffer: Tensor) -> None:
+    """Let a few items, evenly spaced over the classes, show which positives rank beyond R, so that the sweep need not place them."""
+    sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
+    for rows in blocks(len(queries.codes), size):
+        left = part(queries, rows)
+        _take_in(counter, rows, left, sample, tile(left, sample, buffer), axis=0)
+    counter.forget_counts()
 
 
 def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:

@@ -57,7 +57,7 @@ DRAWINGS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "t-SNE")) for name in DRAWINGS])
 def test_every_figure_is_a_picture_and_leaves_nothing_else(name: str, tmp_path: Path) -> None:
     path = DRAWINGS[name](tmp_path / "deep" / "figure.png")
     assert [file.name for file in path.parent.iterdir()] == ["figure.png"]
