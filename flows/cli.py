@@ -1,12 +1,15 @@
 """The `dml` command: thin; every subcommand calls a flow or a task's plain function. Heavy imports happen inside the subcommands."""
 
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from flows.reproduce import Comparison
     from tasks.environment import Project
 
@@ -23,6 +26,7 @@ app.add_typer(data_app, name="data")
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
 Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml (`dml data list`).")]
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, also what is done.")]
 
 
@@ -156,30 +160,74 @@ def data_list() -> None:
 
 
 @data_app.command("fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="Dataset of params.yaml.")]) -> None:
-    """Bring a dataset's raw files into place, or say how; what is there stays as it is."""
+def data_fetch(name: DatasetName) -> None:
+    """Bring a dataset's raw files into place (generate, copy, download, unpack), or say how; what is there stays as it is."""
     project = _open_project()
     from tasks.data import dataset_spec, fetch_raw
     from tasks.specs import load_params
 
-    print(f"{name}: raw files are in {fetch_raw(project, dataset_spec(load_params(project.params_file), name))}")
+    spec = dataset_spec(load_params(project.params_file), name)
+    with _progress_bar(f"fetching {name}") as progress:
+        raw = fetch_raw(project, spec, progress)
+    print(f"{name}: raw files are in {raw}")
+
+
+@data_app.command("check")
+def data_check(name: DatasetName) -> None:
+    """Look at every raw image: counts, unreadable, duplicates across train and test, boxes; exit code 2 on a violation."""
+    project = _open_project()
+    from rich.console import Console
+
+    from dml_core.errors import DataError
+    from tasks.data import check_raw, dataset_spec
+    from tasks.reporting import check_table
+    from tasks.specs import load_params
+
+    spec = dataset_spec(load_params(project.params_file), name)
+    with _progress_bar(f"checking {name}") as progress:
+        report = check_raw(project, spec, progress)
+    Console().print(check_table(name, report))
+    if report.violations:
+        raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; mend the raw files in {spec.raw}")
 
 
 @data_app.command("prepare")
-def data_prepare(name: Annotated[str, typer.Argument(help="Dataset of params.yaml.")]) -> None:
+def data_prepare(name: DatasetName) -> None:
     """Pack a dataset's raw files into its store; `dvc repro prepare@NAME` does it when something changed."""
     project = _open_project()
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tasks.data import dataset_spec, prepare_dataset
     from tasks.specs import load_params
 
     spec = dataset_spec(load_params(project.params_file), name)
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(f"packing {name}")
-        record = prepare_dataset(project, name, spec, lambda done, total: bars.update(bar, completed=done, total=total))
+    with _progress_bar(f"packing {name}") as progress:
+        record = prepare_dataset(project, name, spec, progress)
     print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
+
+
+@data_app.command("show")
+def data_show(
+    name: DatasetName,
+    role: Annotated[str, typer.Option(help="train, test, query or gallery.")] = "train",
+    classes: Annotated[int, typer.Option(min=1, help="How many classes, one a row.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="How many images of each.")] = 8,
+    out: Annotated[Path, typer.Option(help="The PNG.")] = Path("contact_sheet.png"),
+) -> None:
+    """Draw a contact sheet of a prepared dataset: classes by samples, with boxes."""
+    project = _open_project()
+    from tasks.data import show_dataset
+
+    print(show_dataset(project, name, role, classes, samples, out))
+
+
+@contextmanager
+def _progress_bar(title: str) -> "Iterator[Callable[[int, int], None]]":
+    """A bar on standard error, moved by calls with (done, total)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total or None)
 
 
 def _open_project() -> "Project":
@@ -195,12 +243,8 @@ def _open_project() -> "Project":
 
 
 def _print_comparisons(comparisons: "list[Comparison]", tracking_uri: str) -> None:
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    console = Console()
     for comparison in comparisons:
-        console.print(Markdown(comparison.report.partition("![")[0]))
+        print(comparison.report.partition("![")[0])
         print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
         print(f"report: {comparison.folder / 'report.md'}")
         if comparison.num_undelivered:

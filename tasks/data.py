@@ -13,13 +13,16 @@ from pathlib import Path
 import yaml
 
 from dml_core.config import unknown_name
+from dml_core.data.check import CheckReport, check_dataset
 from dml_core.data.info import read_info
 from dml_core.data.prepare import prepare
-from dml_core.data.registry import materialise
+from dml_core.data.registry import fetch
+from dml_core.data.sheet import contact_sheet
 from dml_core.errors import DataError
 from tasks.environment import Project
 from tasks.records import DatasetRecord
 from tasks.specs import DatasetSpec, Params
+from tasks.storage import copy_objects
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -33,15 +36,43 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
     return params.datasets[name]
 
 
-def fetch_raw(project: Project, spec: DatasetSpec) -> Path:
+def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
     """Make sure that a dataset's raw files are where the parameters say; what is there already stays as it is.
+
+    Args:
+        project: whose folder the raw files are in.
+        spec: the dataset; where it names a mirror, what `raw` lacks is copied from there first.
+        progress: called with (bytes done, bytes in all) of each file that is downloaded.
 
     Raises:
         DataError: they are not there and a person has to bring them; the line says how.
+        StoreError: the mirror cannot be read.
     """
     raw = project.root / spec.raw
-    materialise(spec.reader, spec.options, raw)
+    if spec.mirror is not None:
+        copy_objects(spec.mirror, raw, progress)
+    fetch(spec.reader, spec.options, raw, progress)
     return raw
+
+
+def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+    """Look at everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
+
+    Raises:
+        DataError: the annotations cannot be read, or the counts are not the published ones.
+    """
+    return check_dataset(spec.reader, project.root / spec.raw, spec.options, progress)
+
+
+def show_dataset(project: Project, name: str, role: str, num_classes: int, num_samples: int, path: Path) -> Path:
+    """Draw a contact sheet of a prepared dataset: classes by samples.
+
+    Raises:
+        DataError: it is not prepared.
+        ConfigError: it has no such role.
+    """
+    contact_sheet(project.packed(name), role, num_classes, num_samples, path)
+    return path
 
 
 def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> DatasetRecord:

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from dml_core.losses.registry import loss_class
+from dml_core.losses.registry import loss_modules
 from tasks.records import DatasetRecord
 from tasks.specs import RunSpec
 
@@ -30,9 +30,9 @@ STEP_MODULES = {
 
 def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
     """Identity of a trained system; its loss's own file counts, other losses' files do not."""
-    loss_module = loss_class(spec.training.loss.name).__module__
+    losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
-    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], loss_module))
+    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], *sorted(losses)))
 
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:

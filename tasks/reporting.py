@@ -11,6 +11,7 @@ import pandas as pd
 from rich.table import Table
 from scipy.stats import t as student
 
+from dml_core.data.check import CheckReport
 from dml_core.figures.curves import plot_recall_curves
 from tasks.records import MetricRecord
 from tasks.specs import RunSpec
@@ -97,10 +98,25 @@ def comparison_table(title: str, runs: pd.DataFrame) -> Table:
     return table
 
 
+def check_table(name: str, report: CheckReport) -> Table:
+    """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
+    table = Table("what", "found", "published or examples", title=f"{name}: raw files")
+    for role, counts in report.counts.items():
+        published = report.published.get(role)
+        beside = f"{published.num_images} images of {published.num_classes} classes" if published else "nothing published"
+        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes", beside)
+    for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
+        for finding in findings:
+            table.add_row(f"{kind}: {finding.what}", f"{finding.num_images} images", ", ".join(finding.examples))
+    return table
+
+
 def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int) -> str:
     columns = report_columns(summaries)
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    lines = [f"# {title}", "", f"Per cent, test classes, {spread}.", ""]
-    lines += [f"| variant | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    lines += [f"| {variant} | {' | '.join(str(metrics[name]) for name in columns)} |" for variant, metrics in summaries.items()]
+    rows = [["variant", *columns], *([variant, *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
+    padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    lines = [f"# {title}", "", f"Per cent, test classes, {spread}.", "", padded[0], rule, *padded[1:]]
     return "\n".join([*lines, "", f"![Recall@K]({FIGURE_FILE})", ""])

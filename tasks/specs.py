@@ -23,11 +23,13 @@ class DatasetSpec(Config):
     Attributes:
         reader: which dataset module reads the raw files (`dml data list`).
         raw: folder of the raw files, relative to the project.
+        mirror: `s3://bucket/prefix` with the raw files or the publisher's archives, for when they are not in `raw`.
         options: that module's options.
     """
 
     reader: str
     raw: str
+    mirror: str | None = Field(default=None, pattern=r"^s3://.+")
     options: dict[str, Any] = {}
 
 

@@ -5,14 +5,17 @@ do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256
 """
 
 import hashlib
-import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dml_core.errors import StoreError
 from tasks.records import FileRecord, StepRecord, describe_file, describe_folder
+
+CHUNK_BYTES = 1 << 20
+Progress = Callable[[int, int], None]
 
 
 class Store:
@@ -76,15 +79,8 @@ class Store:
         for name, sha256 in self._remote_hashes(key).items():
             path = folder / name
             if not path.exists() or describe_file(path, name).sha256 != sha256:
-                self._download(f"{key}/{name}", path, sha256)
+                self.download(f"{key}/{name}", path, sha256)
         return folder
-
-    def remove(self, key: str) -> None:
-        """Forget `key`, here and in the store."""
-        shutil.rmtree(self.folder(key), ignore_errors=True)
-        if self.is_remote:
-            for name in self._remote_hashes(key):
-                self._call("delete_object", Key=self._object_key(f"{key}/{name}"))
 
     def is_intact(self, record: StepRecord) -> bool:
         """Whether every file of a record is in the store with the bytes that were recorded."""
@@ -107,7 +103,7 @@ class Store:
 
     def _object_key(self, key: str) -> str:
         prefix = self.address.removeprefix("s3://").partition("/")[2].strip("/")
-        return f"{prefix}/{key}" if prefix else key
+        return "/".join(part for part in (prefix, key) if part)
 
     def _call(self, operation: str, **arguments: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -119,33 +115,63 @@ class Store:
                 f"store {self.address}: {operation} failed ({error}); check the bucket, AWS_ENDPOINT_URL and credentials"
             ) from None
 
-    def _remote_hashes(self, key: str) -> dict[str, str]:
-        """File name below `key` -> SHA-256 as it was pushed."""
-        prefix = self._object_key(key) + "/"
-        hashes: dict[str, str] = {}
+    def list_objects(self, key: str = "") -> Iterator[str]:
+        """Name below `key` of every object there."""
+        prefix = f"{self._object_key(key)}/".removeprefix("/")
         token: dict[str, str] = {}
         while True:
             page = self._call("list_objects_v2", Prefix=prefix, **token)
             for entry in page.get("Contents", []):
-                head = self._call("head_object", Key=entry["Key"])
-                hashes[entry["Key"].removeprefix(prefix)] = head["Metadata"].get("sha256", "")
+                yield entry["Key"].removeprefix(prefix)
             if not page.get("IsTruncated"):
-                return hashes
+                return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def _download(self, key: str, path: Path, sha256: str) -> None:
-        """Fetch one object beside `path`, check its hash, and rename it into place."""
+    def download(self, key: str, path: Path, sha256: str | None = None, progress: Progress | None = None) -> None:
+        """Fetch one object beside `path`, check its hash where it is known, and rename it into place.
+
+        Raises:
+            StoreError: it cannot be read, or its bytes are not those of the hash.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
-        body = self._call("get_object", Key=self._object_key(key))["Body"]
+        found = self._call("get_object", Key=self._object_key(key))
         digest = hashlib.sha256()
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
-            for chunk in iter(lambda: body.read(1 << 20), b""):
+            for chunk in iter(lambda: found["Body"].read(CHUNK_BYTES), b""):
                 digest.update(chunk)
                 file.write(chunk)
-        if digest.hexdigest() != sha256:
+                if progress is not None:
+                    progress(file.tell(), found["ContentLength"])
+        if sha256 not in (None, digest.hexdigest()):
             Path(file.name).unlink()
             raise StoreError(f"store {self.address}: {key} arrived damaged (SHA-256 differs); run the step again with --force")
         Path(file.name).replace(path)
+
+    def _remote_hashes(self, key: str) -> dict[str, str]:
+        """File name below `key` -> SHA-256 as it was pushed."""
+        heads = {name: self._call("head_object", Key=self._object_key(f"{key}/{name}")) for name in self.list_objects(key)}
+        return {name: head["Metadata"].get("sha256", "") for name, head in heads.items()}
+
+
+def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
+    """Copy every object below `s3://bucket/prefix` that `folder` does not have; what is there stays as it is.
+
+    Args:
+        address: the prefix; object names below it become paths below `folder`.
+        folder: made where it is missing.
+        progress: called with (bytes done, bytes in all) of each object.
+
+    Raises:
+        StoreError: the bucket cannot be read, or an object's name leads out of the folder.
+    """
+    source = Store(address, folder)
+    for name in source.list_objects():
+        path = folder / name
+        if path.is_file():
+            continue
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
+        source.download(name, path, progress=progress)
 
 
 def _same_file(folder: Path, file: FileRecord) -> bool:

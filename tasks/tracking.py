@@ -64,7 +64,6 @@ class Tracker:
         self._store = store
         self._client = MlflowClient(uri)
         self._lock = threading.Lock()
-        mlflow.set_tracking_uri(uri)
 
     def publish(self, report: RunReport) -> str | None:
         """Deliver a report, or keep it in the outbox; the MLflow run's id, or None where it was kept."""
@@ -173,6 +172,7 @@ class Tracker:
         checkpoint = load_checkpoint(self._store.pull(report.checkpoint.key))
         assert checkpoint is not None
         dataset = PackedDataset(Path(report.dataset.folder), "train")
+        mlflow.set_tracking_uri(self.uri)  # log_model has only the fluent interface; the lock is held
         with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id):
             description = packaged_model.save(Path(folder), report.parameters["training"], len(dataset.class_names), checkpoint["system"])
             mlflow.pyfunc.log_model(
@@ -277,5 +277,6 @@ def _told_as_tracking_error(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason[:200]}") from None
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
+        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from None

@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dml_core.data.batches import TestView, TrainView, iterate_batches
 from dml_core.data.samplers import check_sampler, epoch_batches
 from dml_core.data.store import PackedDataset
-from dml_core.errors import StoreError, TrainingError
+from dml_core.errors import ConfigError, StoreError, TrainingError
+from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.batchnorm import synchronise_batchnorm
@@ -106,12 +107,14 @@ def fit(
         The trained model and loss, the same on every worker.
 
     Raises:
-        ConfigError: loss, sampler, model and dataset do not fit each other.
+        ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
+        DataError: the dataset's labels are not class indices.
         TrainingError: the loss is not finite.
         StoreError: the folder cannot be written or its checkpoint cannot be read.
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
+    check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
     checkpoint = load_checkpoint(folder)
     autocast = _autocast(config.precision, device)
     if checkpoint is None and config.warm_up_batchnorm:
@@ -166,6 +169,8 @@ def _train_epoch(run: _Run, epoch: int) -> None:
     run.system.train()
     run.system.loss.start_epoch(epoch, config.num_epochs)
     batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch)
+    if len(batches[0]) < world_size():
+        raise ConfigError(f"a batch of {len(batches[0])} images cannot be spread over {world_size()} workers: lower scale.num_workers")
     values: list[dict[str, Tensor]] = []
     rates: list[float] = []
     clock = _Clock(run, epoch, len(batches))

@@ -10,7 +10,7 @@ from moto.server import ThreadedMotoServer
 
 from dml_core.errors import StoreError
 from tasks.records import StepRecord, describe_folder
-from tasks.storage import Store
+from tasks.storage import Store, copy_objects
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +101,23 @@ def test_an_object_whose_bytes_do_not_fit_its_hash_is_refused(tmp_path: Path, bu
     with pytest.raises(StoreError, match="arrived damaged"):
         store.pull("train/w")
     assert not (store.folder("train/w") / "a").exists()
+
+
+def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, bucket: str) -> None:
+    client = boto3.client("s3")
+    for name in ("a.tgz", "sub/b.txt"):
+        client.put_object(Bucket="runs", Key=f"mirror/{name}", Body=name.encode())
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw/a.tgz").write_bytes(b"mine")
+    told: list[tuple[int, int]] = []
+    copy_objects("s3://runs/mirror", tmp_path / "raw", lambda done, total: told.append((done, total)))
+    assert (tmp_path / "raw/a.tgz").read_bytes() == b"mine"
+    assert (tmp_path / "raw/sub/b.txt").read_bytes() == b"sub/b.txt"
+    assert told == [(9, 9)]
+
+
+def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Path, bucket: str) -> None:
+    boto3.client("s3").put_object(Bucket="runs", Key="evil/../../outside.txt", Body=b"x")
+    with pytest.raises(StoreError, match="would be written outside"):
+        copy_objects("s3://runs/evil", tmp_path / "raw")
+    assert not (tmp_path / "outside.txt").exists()

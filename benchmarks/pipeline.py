@@ -1,0 +1,115 @@
+"""What orchestration costs: whole runs through Prefect, Ray, MLflow and DVC beside the same work as plain functions in one process.
+
+Three measurements in one go, on the embedded dataset with the parameters of `params.yaml` made small:
+  plain   training, embedding and evaluation of each run, called as functions in one process with one thread
+  ray     a trivial two-worker TorchTrainer fit, started and ended
+  flow    `dml reproduce` on a project of its own: the first time (everything runs), with one more seed (steps run, nothing is cold but
+          Ray), and once more (everything is reused)
+Printed: seconds, and what the flow costs above plain work and Ray's start, per run.
+
+    python benchmarks/pipeline.py            about 6 minutes on two cores
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dml_core.config import merge, read_yaml
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
+from dml_core.data.store import PackedDataset
+from dml_core.training.loop import fit, read_history
+from tasks.embedding import extract
+from tasks.evaluation import evaluate_run
+from tasks.specs import comparison_runs, load_params
+
+ROOT = Path(__file__).parents[1]
+FIRST_SEEDS, MORE_SEEDS = [0, 1, 2], [0, 1, 2, 3, 4, 5]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        write_project(project, arguments.epochs, FIRST_SEEDS)
+        plain = measure_plain(project)
+        ray = measure_ray()
+        first = measure_flow(project)
+        write_project(project, arguments.epochs, MORE_SEEDS)
+        more = measure_flow(project)
+        again = measure_flow(project)
+    num_first, num_more = len(FIRST_SEEDS), len(MORE_SEEDS) - len(FIRST_SEEDS)
+    print(f"plain functions, one process, {num_first} runs        {plain:7.1f} s   {plain / num_first:5.1f} s per run")
+    print(f"trivial 2-worker TorchTrainer fit             {ray:7.1f} s")
+    print(f"flow, nothing done before, {num_first} runs           {first:7.1f} s   {first / plain:5.1f} x plain")
+    print(f"flow, {num_more} more runs                          {more:7.1f} s")
+    print(f"flow, everything reused                       {again:7.1f} s")
+    per_run = (more - again - ray - plain * num_more / num_first) / num_more
+    print(f"our own part per run: (more - reused - ray - plain) / {num_more} = {per_run:.1f} s; fits started: 1 for {num_more} runs")
+
+
+def write_project(project: Path, num_epochs: int, seeds: list[int]) -> None:
+    """A project of one variant, with the code beside it."""
+    params: dict[str, Any] = read_yaml(ROOT / "params.yaml")
+    params["comparison"]["variants"] = {"softtriple": params["comparison"]["variants"]["softtriple"]}
+    params["datasets"] = {"synthetic": params["datasets"]["synthetic"]}
+    params["comparison"]["datasets"] = {"synthetic": {}}
+    changes = {"comparison": {"seeds": seeds, "protocol": {"num_epochs": num_epochs}}, "scale": {"num_workers": 2}}
+    import yaml
+
+    (project / "params.yaml").write_text(yaml.safe_dump(merge(params, changes), sort_keys=False))
+    for name in ("dvc.yaml", "dml_core", "tasks", "flows", ".dvc"):
+        if not (project / name).exists():
+            (project / name).symlink_to(ROOT / name)
+
+
+def measure_plain(project: Path) -> float:
+    """Seconds for train, embed and evaluate of the first runs as plain functions."""
+    torch.set_num_threads(1)
+    params = load_params(project / "params.yaml")
+    spec = params.datasets["synthetic"]
+    materialise(spec.reader, spec.options, project / "plain/raw")
+    prepare(spec.reader, project / "plain/raw", project / "plain/packed", spec.options)
+    started = time.perf_counter()
+    for run in comparison_runs(params, "synthetic"):
+        folder = project / f"plain/{run.seed}"
+        system = fit(run.training, PackedDataset(project / "plain/packed", "train"), run.seed, folder / "train", torch.device("cpu"))
+        roles = {"test": PackedDataset(project / "plain/packed", "test")}
+        extract(system.model, run.training.transform, roles, folder / "embed", torch.device("cpu"))  # type: ignore[arg-type]
+        history = read_history(folder / "train")
+        evaluate_run(run.evaluation, run.seed, run.title, history, project / "plain/packed", folder / "embed", folder / "evaluate")
+    return time.perf_counter() - started
+
+
+def measure_ray() -> float:
+    """Seconds for a two-worker fit that does nothing, cluster start and end included."""
+    code = (
+        "import ray, ray.train.torch as t; from ray.train import ScalingConfig; ray.init(log_to_driver=False);"
+        "t.TorchTrainer(print, train_loop_config={}, scaling_config=ScalingConfig(num_workers=2)).fit(); ray.shutdown()"
+    )
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
+    return time.perf_counter() - started
+
+
+def measure_flow(project: Path) -> float:
+    """Seconds for `dml reproduce` in the project, as a process of its own."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "flows.cli", "reproduce"], cwd=project, check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""A small project in a folder of its own, driven through the real `dml` and `dvc` commands."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
+SMALL: dict[str, Any] = {
+    "datasets": {
+        "synthetic": {"options": {"num_classes": 8, "images_per_class": 10, "image_size": 24, "num_modes": 2}},
+        "fashion-mnist": {"options": {"images_per_class": 12}},
+    },
+    "comparison": {
+        "seeds": [0],
+        "protocol": {
+            "model": {"backbone": {"width": 8}, "head": {"embedding_dim": 8}},
+            "sampler": {"batch_size": 16},
+            "transform": {"crop_size": 24},
+            "num_epochs": 2,
+        },
+        "datasets": {"synthetic": {}, "fashion-mnist": {"transform": {"crop_size": 28}, "num_epochs": 2}},
+    },
+    "scale": {"num_workers": 2},
+}
+
+
+@dataclass
+class Project:
+    """A checkout with small parameters, and commands run in it as a person would."""
+
+    root: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str, code: int = 0, timeout_seconds: float = 400, **environment: str) -> str:
+        """Run a command to its end and return what it printed."""
+        process = self.start(*command, **environment)
+        printed, _ = process.communicate(timeout=timeout_seconds)
+        assert process.returncode == code, printed
+        return printed
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        words = [sys.executable, "-m", {"dml": "flows.cli", "dvc": "dvc"}[command[0]], *command[1:]]
+        environment = self.environment | environment
+        return subprocess.Popen(words, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def change(self, **changes: object) -> None:
+        """Lay changes over params.yaml."""
+        path = self.root / "params.yaml"
+        path.write_text(yaml.safe_dump(merge(read_yaml(path), changes), sort_keys=False))
+
+
+def steps_run(printed: str) -> dict[str, int]:
+    """How many times each step ran, from what `dml reproduce` printed (once a dataset)."""
+    counts: dict[str, int] = {}
+    for line in re.findall(r"steps run: (.*?); reused", printed):
+        for step, count in re.findall(r"(\w+) (\d+)", line):
+            counts[step] = counts.get(step, 0) + int(count)
+    return counts
+
+
+def make_project(root: Path, variants: tuple[str, ...]) -> Project:
+    """Copy the code to `root`, keep only the named variants, make everything small, and commit."""
+    for name in COPIED:
+        source, target = ROOT / name, root / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    params = merge(read_yaml(root / "params.yaml"), SMALL)
+    params["comparison"]["variants"] = {name: params["comparison"]["variants"][name] for name in variants}
+    params["datasets"] = {name: params["datasets"][name] for name in ("synthetic", "fashion-mnist")}
+    (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    project = Project(root, kept | {"PYTHONPATH": str(root), "PATH": path, "PYTHONUNBUFFERED": "1"})
+    for command in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "--quiet", "-m", "project"],
+    ):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with two variants."""
+    return make_project(tmp_path_factory.mktemp("project"), ("untrained", "softtriple"))

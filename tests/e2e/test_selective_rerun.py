@@ -1,0 +1,98 @@
+"""What a change reruns, through real DVC, Prefect, Ray and MLflow: one story in order, each chapter a change and a count of what ran.
+
+Two datasets, two variants (one of them untrained), one seed: a full run is 4 x (train, embed, evaluate).
+"""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Project, steps_run
+
+pytestmark = pytest.mark.slow
+
+
+def stages_run(printed: str) -> list[str]:
+    """The stages whose command DVC ran."""
+    return re.findall(r"Running stage '([^']+)'", printed)
+
+
+def test_from_nothing_everything_is_built(project: Project) -> None:
+    printed = project.run("dvc", "repro")
+    assert sorted(stages_run(printed)) == sorted(
+        f"{stage}@{name}" for stage in ("fetch", "prepare", "comparison") for name in ("synthetic", "fashion-mnist")
+    )
+    assert steps_run(printed) == {"train": 4, "embed": 4, "evaluate": 4}
+    metrics = json.loads((project.root / "results/fashion-mnist/metrics.json").read_text())
+    assert set(metrics) == {"untrained", "softtriple"}
+    shown = project.run("dvc", "metrics", "show", "--json")
+    assert "recall@1" in shown
+
+
+def test_an_untouched_tree_reruns_nothing(project: Project) -> None:
+    (project.root / "docs").mkdir()
+    (project.root / "docs/page.md").write_text("a file that no step uses")
+    assert stages_run(project.run("dvc", "repro")) == []
+
+
+def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
+    images = sorted((project.root / "data/raw/synthetic").rglob("*.jpg"))
+    images[0].write_bytes(images[1].read_bytes())
+    printed = project.run("dvc", "repro")
+    assert "comparison@synthetic" in stages_run(printed)
+    assert not [stage for stage in stages_run(printed) if stage.endswith("@fashion-mnist")]
+    assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 2}
+
+
+def test_changed_evaluation_reruns_no_training(project: Project) -> None:
+    before = (project.root / "results/synthetic/metrics.json").read_text()
+    project.change(evaluation={"recall_at": [1, 3]})
+    printed = project.run("dvc", "repro")
+    assert sorted(stages_run(printed)) == ["comparison@fashion-mnist", "comparison@synthetic"]
+    assert steps_run(printed) == {"evaluate": 4}
+    assert "recall@3" in (project.root / "results/synthetic/metrics.json").read_text()
+    assert "recall@3" not in before
+    assert "recall@3" in project.run("dvc", "metrics", "diff", "--json")
+
+
+def test_a_new_variant_is_the_only_one_that_trains(project: Project) -> None:
+    project.change(comparison={"variants": {"softmax": {"loss": {"name": "softmax"}}}})
+    assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"train": 1, "embed": 1, "evaluate": 1}
+
+
+def test_an_edited_loss_reruns_its_own_runs_only(project: Project) -> None:
+    with (project.root / "dml_core/losses/softtriple.py").open("a") as file:
+        file.write("\n# an edit\n")
+    assert steps_run(project.run("dml", "reproduce")) == {"train": 1, "embed": 1, "evaluate": 1}
+
+
+def test_an_edited_loss_that_no_variant_uses_reruns_no_step(project: Project) -> None:
+    with (project.root / "dml_core/losses/tuplet_margin.py").open("a") as file:
+        file.write("\n# an edit\n")
+    assert steps_run(project.run("dml", "reproduce")) == {}
+
+
+def test_a_damaged_artifact_is_made_again(project: Project) -> None:
+    metrics = sorted((project.root / "state/store/evaluate").glob("*/metrics.json"), key=lambda path: path.stat().st_mtime)[-1]
+    metrics.write_text("{}")
+    assert steps_run(project.run("dml", "reproduce")) == {"evaluate": 1}
+
+
+def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them(project: Project) -> None:
+    shown = project.run("dml", "compare", "synthetic")
+    assert [word for word in ("untrained", "softtriple", "softmax") if shown.count(word) != 1] == []
+
+
+def test_a_second_clone_pulls_the_same_bytes(project: Project, tmp_path: Path) -> None:
+    project.run("dvc", "push")
+    for command in (["add", "."], ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "--quiet", "-m", "results"]):
+        subprocess.run(["git", *command], cwd=project.root, check=True)
+    subprocess.run(["git", "clone", "--quiet", str(project.root), str(tmp_path / "clone")], check=True)
+    clone = Project(tmp_path / "clone", project.environment)
+    clone.run("dvc", "remote", "modify", "--local", "local", "url", str(project.root / "state/dvc-remote"))
+    clone.run("dvc", "pull", "prepare@synthetic", "prepare@fashion-mnist")
+    for path in (project.root / "data/packed").rglob("*.*"):
+        assert (clone.root / path.relative_to(project.root)).read_bytes() == path.read_bytes()

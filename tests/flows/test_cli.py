@@ -1,0 +1,105 @@
+"""The `dml` command as a person meets it: help, and one clear line with exit code 2 for what they got wrong."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def dml(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return tmp_path
+
+
+def change(project: Path, **changes: object) -> None:
+    path = project / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(read_yaml(path), changes)))
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["data"], ["data", "prepare"]]
+)
+def test_help_says_what_a_command_does(command: list[str], tmp_path: Path) -> None:
+    shown = dml(*command, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "Usage:" in shown.stdout
+    assert len(shown.stdout.splitlines()) > 4
+
+
+def refused(shown: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert shown.returncode == 2, shown.stderr
+    lines = shown.stderr.strip().splitlines()
+    assert len(lines) == 1, shown.stderr
+    assert lines[0].startswith("error: ")
+    for part in parts:
+        assert part in lines[0]
+
+
+def test_outside_a_project(tmp_path: Path) -> None:
+    refused(dml("reproduce", cwd=tmp_path), "no params.yaml")
+
+
+@pytest.mark.slow
+def test_an_unknown_key(project: Path) -> None:
+    change(project, comparison={"protocol": {"num_epoch": 3}})
+    refused(dml("data", "list", cwd=project), "unknown key 'num_epoch'; did you mean 'num_epochs'?")
+
+
+@pytest.mark.slow
+def test_missing_raw_data(project: Path) -> None:
+    change(project, datasets={"birds": {"reader": "cub200", "raw": "data/raw/birds", "options": {}}})
+    refused(dml("data", "fetch", "birds", cwd=project), "data/raw/birds")
+    refused(dml("data", "prepare", "birds", cwd=project), "CUB_200_2011")
+    assert not (project / "data" / "packed").exists()
+
+
+@pytest.mark.slow
+def test_an_unreadable_image(project: Path) -> None:
+    change(project, datasets={"synthetic": {"options": {"num_classes": 4, "images_per_class": 3}}})
+    assert dml("data", "fetch", "synthetic", cwd=project).returncode == 0
+    image = sorted((project / "data/raw/synthetic").rglob("*.jpg"))[5]
+    image.write_bytes(image.read_bytes()[:100])
+    refused(dml("data", "prepare", "synthetic", cwd=project), image.name)
+    assert not (project / "data/packed/synthetic").exists()
+
+
+@pytest.mark.slow
+def test_a_state_folder_that_cannot_be_written(project: Path) -> None:
+    refused(dml("reproduce", cwd=project, DML_STATE="/proc/nowhere"), "/proc/nowhere", "DML_STATE")
+
+
+@pytest.mark.slow
+def test_evaluate_scores_files(project: Path) -> None:
+    # Two classes on two axes: every query's nearest neighbour is of its class.
+    np.save(project / "e.npy", np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], dtype=np.float32))
+    np.save(project / "l.npy", np.array(["a", "a", "b", "b"]))
+    shown = dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,2", "--json", "out.json", cwd=project)
+    assert shown.returncode == 0, shown.stderr
+    metrics = json.loads((project / "out.json").read_text())
+    assert metrics == json.loads(shown.stdout)
+    assert metrics["recall@1"] == metrics["recall@2"] == metrics["map@r"] == metrics["nmi"] == 1.0
+    refused(dml("evaluate", "--embeddings", "none.npy", "--labels", "l.npy", cwd=project), "none.npy: no such file")
+    refused(dml("evaluate", "--embeddings", "l.npy", "--labels", "e.npy", cwd=project))
+    refused(dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,x", cwd=project), "--k 1,x")
