@@ -234,12 +234,10 @@ def _open_project() -> "Project":
     """The project around the working directory, with the environment set for what is imported next."""
     import logging
 
-    from tasks.environment import find_project, set_environment
+    from tasks.environment import open_project
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    project = find_project()
-    set_environment(project)
-    return project
+    return open_project()
 
 
 def _print_comparisons(comparisons: "list[Comparison]", tracking_uri: str) -> None:

@@ -16,7 +16,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from dml_core.errors import TrainingError
 from flows.run import STEPS_AT_ONCE, Chain, Outcome, Services, comparison_title, prepare
-from tasks.environment import Project, find_project
+from tasks.environment import Project, open_project
 from tasks.reporting import write_report
 from tasks.specs import comparison_runs, load_params
 
@@ -53,7 +53,7 @@ def reproduce(
         seeds: which seeds; those of `params.yaml` when none is given.
         force: run every step again.
     """
-    project = find_project()
+    project = open_project()
     params = load_params(project.params_file)
     chosen = datasets or list(params.comparison.default_datasets)
     specs = {name: comparison_runs(params, name, tuple(variants or ()), tuple(seeds or ())) for name in chosen}

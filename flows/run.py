@@ -24,7 +24,7 @@ from dml_core.errors import ConfigError, DmlError, TrainingError
 from dml_core.training.loop import Progress, read_history
 from tasks import identity
 from tasks.data import dvc_digest, update_dataset
-from tasks.environment import Project, find_project, git_tags
+from tasks.environment import Project, git_tags, open_project
 from tasks.evaluation import evaluate_run
 from tasks.jobs import Job
 from tasks.progress import ProgressDisplay
@@ -128,7 +128,7 @@ def run(dataset: str, variant: str, seed: int = 0, force: bool = False) -> Outco
         seed: any seed.
         force: run every step again.
     """
-    project = find_project()
+    project = open_project()
     params = load_params(project.params_file)
     (spec,) = comparison_runs(params, dataset, (variant,), (seed,))
     with closing(Services(project, params.scale)) as services:

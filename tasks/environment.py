@@ -51,6 +51,18 @@ def find_project() -> Project:
     return Project(root, state, store, tracking_uri)
 
 
+def open_project() -> Project:
+    """The project around the working directory, with the environment set for what is imported next.
+
+    Raises:
+        ConfigError: no project here.
+        StoreError: its state folder cannot be written.
+    """
+    project = find_project()
+    set_environment(project)
+    return project
+
+
 def git_tags(project: Project) -> dict[str, str]:
     """The commit that the project is at, and whether tracked files differ from it; empty outside a git checkout."""
 

@@ -1,4 +1,4 @@
-"""What several test modules share: a small packed dataset made by the real generator and the real `prepare`, and small training settings."""
+"""Shared by several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
 
 from pathlib import Path
 from typing import Any

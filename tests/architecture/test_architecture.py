@@ -16,6 +16,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
 from tasks.identity import STEP_MODULES, source_files
 from tasks.specs import load_params
+from tests.architecture.readme_results import readme_with, results_text
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
@@ -108,3 +109,8 @@ def test_continuous_integration_calls_the_readmes_command() -> None:
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     assert "make test" in lines
     assert "make check" in lines
+
+
+def test_the_readme_s_results_are_the_reports() -> None:
+    assert results_text().count("| softtriple ") == len(list((ROOT / "results").glob("*/report.md"))) > 0
+    assert (ROOT / "README.md").read_text() == readme_with(results_text())

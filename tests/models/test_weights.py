@@ -108,7 +108,7 @@ def test_imagenet_weights_without_internet_are_one_clear_line(monkeypatch):
         raise urllib.error.URLError("no network\nsecond line")
 
     monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", offline)
-    with pytest.raises(ConfigError, match="cannot be downloaded from https://download.pytorch.org.*weights: <file>") as error:
+    with pytest.raises(ConfigError, match=r"cannot be downloaded from https://download\.pytorch\.org.*weights: <file>") as error:
         build_backbone(BackboneConfig(name="resnet18", weights="imagenet"))
     assert "\n" not in str(error.value)
 
