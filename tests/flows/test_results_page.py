@@ -1,0 +1,74 @@
+"""`flows/results.yaml`: every row and twin builds, and the table says what was measured."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml_core.config import merge, parse, read_yaml
+from dml_core.losses.registry import LOSSES
+from dml_core.training.loop import build_system
+from flows.results import SPEC
+from tasks.results import ResultsSpec, measure, table
+from tests.conftest import SETTINGS
+
+NUM_TRAIN_CLASSES = 5  # of Fashion-MNIST
+SPECIFICATION = parse(ResultsSpec, read_yaml(SPEC), SPEC.name)
+BUILDS = [(row, twin) for row, settings in SPECIFICATION.rows.items() for twin in (False, True) if not twin or settings.twin]
+
+
+@pytest.mark.parametrize(("row", "twin"), BUILDS)
+def test_rows_and_twins_build_and_twins_are_the_other_library(row, twin):
+    config = SPECIFICATION.training_config(row, twin)
+    build_system(config, NUM_TRAIN_CLASSES, 0, torch.device("cpu"))
+    used = {config.loss.name, *(term["name"] for term in config.loss.options.get("terms", ()))} - {"combined"}
+    assert all(name.startswith("pml:") == twin for name in used)
+
+
+def test_all_systems_and_baselines_have_a_row():
+    not_alone = {"combined", "center_loss", "ring_loss"}  # terms beside a softmax
+    variants = {"hardtriple", "l2_constrained_softmax"}
+    assert {SPECIFICATION.training_config(row).loss.name for row in SPECIFICATION.rows} == set(LOSSES) - not_alone - variants
+
+
+def test_every_row_has_the_same_budget():
+    budgets = {
+        SPECIFICATION.training_config(row, twin).model_copy(update={"loss": None, "model": None}).model_dump_json()
+        for row, twin in BUILDS
+        if row != "untrained"
+    }
+    assert len(budgets) == 1
+
+
+def test_rows_are_measured_and_set_beside_their_twins(packed: Path):
+    values = {
+        "dataset": {"reader": "synthetic", "raw": "unused"},
+        "seeds": [0, 1],
+        "protocol": merge(SETTINGS, {"num_epochs": 1}),
+        "rows": {
+            "untrained": {"training": {"loss": {"name": "softmax"}, "num_epochs": 0}},
+            "softmax": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}},
+        },
+    }
+    spec = parse(ResultsSpec, values, "test")
+    heard: list[str] = []
+    found = measure(spec, packed, heard.append)
+    assert [line.partition(":")[0] for line in heard] == ["untrained", "softmax", "softmax (twin)"]
+    assert found["softmax", True] == found["softmax", False]  # the same loss from the same seeds is the same run
+    assert found["untrained", False] != found["softmax", False]
+    assert table(spec, found).splitlines()[-1].endswith("| +0.0 ± 0.0 | yes |")
+
+
+def test_the_table_by_hand():
+    values = {
+        "dataset": {"reader": "synthetic", "raw": "unused"},
+        "seeds": [0, 1],
+        "protocol": SETTINGS,
+        "rows": {"a": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}}},
+    }
+    scores = {"recall@1": [0.5, 0.7], "map@r": [0.2, 0.2], "nmi": [0.1, 0.1]}
+    twins = {**scores, "recall@1": [0.3, 0.498]}
+    # Two seeds: t = 12.706, so half the interval of the differences (0.2, 0.202) is 12.706 * 0.001 = 1.3 %, and of (0.5, 0.7) 127 %.
+    expected = "| a | 60.0 ± 127.1 | 20.0 ± 0.0 | 10.0 ± 0.0 | 39.9 ± 125.8 | +20.1 ± 1.3 | no |"
+    spec = parse(ResultsSpec, values, "test")
+    assert table(spec, {("a", False): scores, ("a", True): twins}).splitlines()[-1] == expected
