@@ -83,7 +83,7 @@ def test_trained_measurements_give_two_finite_numbers(name, packed: Path, monkey
     bench = Bench({"modes": packed, "clothes": packed}, _tiny_protocol())
     measured = MEASUREMENTS[name](bench, 0)
     assert all(math.isfinite(value) for value in measured)
-    assert measured[0] != measured[1]
+    assert measured[0] != measured[1] or name == "unique_centres"  # a count: no centres merge in so short a run
 
 
 def _tiny_protocol():
