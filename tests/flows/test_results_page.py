@@ -5,22 +5,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from dml_core.config import merge, parse, read_yaml
+from dml_core.config import parse, read_yaml
 from dml_core.losses.registry import LOSSES
 from dml_core.training.loop import build_system
 from flows.results import SPEC
 from tasks.results import ResultsSpec, measure, table
-from tests.conftest import SETTINGS
+from tests.conftest import small_training
 
 NUM_TRAIN_CLASSES = 5  # of Fashion-MNIST
 SPECIFICATION = parse(ResultsSpec, read_yaml(SPEC), SPEC.name)
+PROTOCOL = small_training(num_epochs=1).model_dump(exclude={"loss"})
 BUILDS = [(row, twin) for row, settings in SPECIFICATION.rows.items() for twin in (False, True) if not twin or settings.twin]
 
 
 @pytest.mark.parametrize(("row", "twin"), BUILDS)
 def test_rows_and_twins_build_and_twins_are_the_other_library(row, twin):
     config = SPECIFICATION.training_config(row, twin)
-    build_system(config, NUM_TRAIN_CLASSES, 0, torch.device("cpu"))
+    system = build_system(config, NUM_TRAIN_CLASSES, 0, torch.device("cpu"))
+    labels = torch.arange(20) % NUM_TRAIN_CLASSES
+    assert system(torch.randn(20, 3, 28, 28), labels, [20]).total.isfinite()
     used = {config.loss.name, *(term["name"] for term in config.loss.options.get("terms", ()))} - {"combined"}
     assert all(name.startswith("pml:") == twin for name in used)
 
@@ -44,7 +47,7 @@ def test_rows_are_measured_and_set_beside_their_twins(packed: Path):
     values = {
         "dataset": {"reader": "synthetic", "raw": "unused"},
         "seeds": [0, 1],
-        "protocol": merge(SETTINGS, {"num_epochs": 1}),
+        "protocol": PROTOCOL,
         "rows": {
             "untrained": {"training": {"loss": {"name": "softmax"}, "num_epochs": 0}},
             "softmax": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}},
@@ -63,7 +66,7 @@ def test_the_table_by_hand():
     values = {
         "dataset": {"reader": "synthetic", "raw": "unused"},
         "seeds": [0, 1],
-        "protocol": SETTINGS,
+        "protocol": PROTOCOL,
         "rows": {"a": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}}},
     }
     scores = {"recall@1": [0.5, 0.7], "map@r": [0.2, 0.2], "nmi": [0.1, 0.1]}

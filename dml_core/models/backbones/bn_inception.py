@@ -59,7 +59,7 @@ class BNInception(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""
-        maps = self.halve(self._unit("conv1_7x7_s2", images))
+        maps: Tensor = self.halve(self._unit("conv1_7x7_s2", images))
         maps = self.halve(self._unit("conv2_3x3", self._unit("conv2_3x3_reduce", maps)))
         for name, block in BLOCKS.items():
             maps = self._block(name, block, maps)
