@@ -102,7 +102,8 @@ def _plot_gallery(
     chosen = first_of_class[:NUM_GALLERY_QUERIES]
     same = queries.role == gallery.role
     # `exclude_self` goes by index, so one item more is asked for and the query's own index is dropped here.
-    found, _ = nearest(embeddings[1], embeddings[0][chosen], NUM_GALLERY_NEIGHBOURS + same, exclude_self=False, metric=config.metric)
+    num_wanted = min(NUM_GALLERY_NEIGHBOURS + same, len(gallery))
+    found, _ = nearest(embeddings[1], embeddings[0][chosen], num_wanted, exclude_self=False, metric=config.metric)
     neighbours = [
         [index for index in row if not same or index != query][:NUM_GALLERY_NEIGHBOURS] for query, row in zip(chosen, found, strict=True)
     ]

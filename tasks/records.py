@@ -4,10 +4,16 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from dml_core.config import Config
+from pydantic import BaseModel, ConfigDict
 
 
-class FileRecord(Config):
+class Record(BaseModel):
+    """Base of all records: immutable, no unknown keys. Not strict as configuration is: Prefect reads a tuple back from JSON as a list."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRecord(Record):
     """One file of a finished step, by name inside the step's folder, with its size in bytes and its SHA-256."""
 
     name: str
@@ -15,7 +21,7 @@ class FileRecord(Config):
     sha256: str
 
 
-class DatasetRecord(Config):
+class DatasetRecord(Record):
     """A prepared dataset: `digest` is the content's fingerprint (DVC's where DVC tracks it); `counts` are images per role."""
 
     name: str
@@ -25,7 +31,7 @@ class DatasetRecord(Config):
     source: str
 
 
-class StepRecord(Config):
+class StepRecord(Record):
     """A finished step: what made it (`identity`), where it is (`key` in the store), what it consists of.
 
     Attributes:
@@ -65,7 +71,7 @@ def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
     return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in paths)
 
 
-class RunReport(Config):
+class RunReport(Record):
     """All that is published of one run; enough to publish it later from the store, without the flow that made it.
 
     Attributes:

@@ -11,8 +11,8 @@ from dml_core.data.registry import materialise
 from dml_core.training.config import TrainingConfig
 
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
+MODEL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "linear", "embedding_dim": 8}}
 SETTINGS: dict[str, Any] = {
-    "model": {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "linear", "embedding_dim": 8}},
     "sampler": {"kind": "shuffled", "batch_size": 8},
     "transform": {"crop": "padded", "crop_size": 24, "padding": 2, "flip": True, "scaling": "zero-one"},
     "optimiser": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "groups": {"loss": {"learning_rate": 0.5}}},
@@ -30,6 +30,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "packed"
 
 
-def small_training(loss: str = "normalised_softmax", **changes: Any) -> TrainingConfig:
-    """The small settings with a loss and `changes` laid over them."""
-    return parse(TrainingConfig, merge(SETTINGS, {"loss": {"name": loss}} | changes), "test settings")
+def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> TrainingConfig:
+    """The small settings with `changes` laid over them, for a loss and a model."""
+    return parse(TrainingConfig, merge(SETTINGS, changes) | {"loss": {"name": loss}, "model": model}, "test settings")

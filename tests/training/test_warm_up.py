@@ -9,10 +9,10 @@ from dml_core.data.transforms import test_view as plain_view
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system, fit
-from tests.conftest import SETTINGS, small_training
+from tests.conftest import MODEL, SETTINGS, small_training
 
 CPU = torch.device("cpu")
-HEAD = {"model": {**SETTINGS["model"], "head": {"kind": "bn", "embedding_dim": 8}}}
+HEAD = {"model": {**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}}
 
 
 def test_the_batchnorm_pass_moves_averages_and_nothing_else(packed, tmp_path):

@@ -1,0 +1,26 @@
+"""Several worker processes of one gloo group, as tests start them."""
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
+    """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(_join, (work, num_workers, port, arguments), nprocs=num_workers)
+
+
+def _join(rank: int, work: Callable[..., None], num_workers: int, port: int, arguments: tuple[Any, ...]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=num_workers)
+    work(rank, *arguments)
+    dist.destroy_process_group()
