@@ -28,7 +28,8 @@ from dml_core.data.decode import decode_rgb
 from dml_core.data.prepare import pack, prepare
 from dml_core.data.rows import Manifest, Row
 from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import TransformConfig, train_view
+from dml_core.data.transform_config import TransformConfig
+from dml_core.data.transforms import train_view
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
 BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS, NUM_LONG = 32, 5, 4, 120_053

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from dml_core.config import merge, read_yaml
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store import PackedDataset
-from dml_core.training.loop import fit, read_history
+from dml_core.training.history import read_history
+from dml_core.training.loop import fit
 from tasks.embedding import extract
 from tasks.evaluation import evaluate_run
 from tasks.specs import comparison_runs, load_params
@@ -65,8 +67,6 @@ def write_project(project: Path, num_epochs: int, seeds: list[int]) -> None:
     params["datasets"] = {"synthetic": params["datasets"]["synthetic"]}
     params["comparison"]["datasets"] = {"synthetic": {}}
     changes = {"comparison": {"seeds": seeds, "protocol": {"num_epochs": num_epochs}}, "scale": {"num_workers": 2}}
-    import yaml
-
     (project / "params.yaml").write_text(yaml.safe_dump(merge(params, changes), sort_keys=False))
     for name in ("dvc.yaml", "dml_core", "tasks", "flows", ".dvc"):
         if not (project / name).exists():
@@ -106,8 +106,9 @@ def measure_ray() -> float:
 def measure_flow(project: Path) -> float:
     """Seconds for `dml reproduce` in the project, as a process of its own."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-m", "flows.cli", "reproduce"]
     started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "flows.cli", "reproduce"], cwd=project, check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=project, check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 

@@ -24,7 +24,8 @@ from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store import PackedDataset
 from dml_core.training.config import TrainingConfig
-from dml_core.training.loop import Progress, build_system, fit
+from dml_core.training.history import Progress
+from dml_core.training.loop import build_system, fit
 from dml_core.training.optim import build_optimiser
 
 CUDA = torch.cuda.is_available()

@@ -45,7 +45,8 @@ def main() -> None:
 def reproduce(dataset: Datasets = None, variant: Variants = None, seed: Seeds = None, force: Force = False) -> None:
     """Run the standing comparison end to end and report it; what is done already is reused."""
     project = _open_project()
-    from flows.reproduce import reproduce as flow
+    with _prefect_starting():
+        from flows.reproduce import reproduce as flow
 
     _print_comparisons(flow(dataset, variant, seed, force), project.tracking_uri)
 
@@ -59,7 +60,8 @@ def run(
 ) -> None:
     """Run one variant on one dataset with one seed."""
     _open_project()
-    from flows.run import run as flow
+    with _prefect_starting():
+        from flows.run import run as flow
 
     outcome = flow(dataset, variant, seed, force)
     for step, did_run in outcome.ran.items():
@@ -113,6 +115,24 @@ def evaluate(
     if json_file is not None:
         json_file.write_text(text + "\n")
     print(text)
+
+
+@app.command()
+def claims() -> None:
+    """Measure the papers' claims that can be measured on a CPU, and write docs/claims.md (tens of minutes)."""
+    _open_project()
+    from flows.claims import main as measure
+
+    measure()
+
+
+@app.command()
+def results() -> None:
+    """Train every system and its pytorch-metric-learning twin on Fashion-MNIST, and write docs/results.md (tens of minutes)."""
+    _open_project()
+    from flows.results import main as measure
+
+    measure()
 
 
 @app.command()
@@ -238,6 +258,24 @@ def _open_project() -> "Project":
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     return open_project()
+
+
+@contextmanager
+def _prefect_starting() -> "Iterator[None]":
+    """Have Prefect start its server while the body imports what the flow needs: both take seconds, on different cores."""
+    import threading
+
+    def start() -> None:
+        from prefect import get_client
+
+        get_client(sync_client=True)
+
+    thread = threading.Thread(target=start, name="prefect-start")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _print_comparisons(comparisons: "list[Comparison]", tracking_uri: str) -> None:

@@ -21,11 +21,10 @@ from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import ConfigError, DmlError, TrainingError
-from dml_core.training.loop import Progress, read_history
+from dml_core.training.history import Progress, read_history
 from tasks import identity
 from tasks.data import dvc_digest, update_dataset
 from tasks.environment import Project, git_tags, open_project
-from tasks.evaluation import evaluate_run
 from tasks.jobs import Job
 from tasks.progress import ProgressDisplay
 from tasks.records import CheckpointRecord, DatasetRecord, EmbeddingRecord, MetricRecord, RunReport, describe_folder
@@ -196,6 +195,8 @@ def evaluate(
     identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, services: Services
 ) -> MetricRecord:
     """Score the embeddings and draw the run's figures."""
+    from tasks.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+
     key = f"evaluate/{identity}"
     store = services.store
     history = read_history(store.pull(checkpoint.key))

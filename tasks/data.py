@@ -1,7 +1,7 @@
 """Datasets: raw files brought into place, prepared, and kept up to date through DVC. The only module that knows DVC.
 
 DVC is called as a command in a process of its own with the project as working directory (its Python interface depends on the calling
-process's own), and with `--wait-for-lock`, because several flows may ask at once.
+process's own), and with `--wait-for-lock`, because several flows may ask at once. What decodes images is imported where it is used.
 """
 
 import os
@@ -9,20 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from dml_core.config import unknown_name
-from dml_core.data.check import CheckReport, check_dataset
 from dml_core.data.info import read_info
-from dml_core.data.prepare import prepare
-from dml_core.data.registry import fetch
-from dml_core.data.sheet import contact_sheet
 from dml_core.errors import DataError
 from tasks.environment import Project
 from tasks.records import DatasetRecord
 from tasks.specs import DatasetSpec, Params
 from tasks.storage import copy_objects
+
+if TYPE_CHECKING:
+    from dml_core.data.check import CheckReport
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
@@ -48,6 +48,8 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
         DataError: they are not there and a person has to bring them; the line says how.
         StoreError: the mirror cannot be read.
     """
+    from dml_core.data.registry import fetch
+
     raw = project.root / spec.raw
     if spec.mirror is not None:
         copy_objects(spec.mirror, raw, progress)
@@ -55,12 +57,14 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
     return raw
 
 
-def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> "CheckReport":
     """Look at everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
 
     Raises:
         DataError: the annotations cannot be read, or the counts are not the published ones.
     """
+    from dml_core.data.check import check_dataset
+
     return check_dataset(spec.reader, project.root / spec.raw, spec.options, progress)
 
 
@@ -71,6 +75,8 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
         DataError: it is not prepared.
         ConfigError: it has no such role.
     """
+    from dml_core.data.sheet import contact_sheet
+
     contact_sheet(project.packed(name), role, num_classes, num_samples, path)
     return path
 
@@ -82,6 +88,8 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
         DataError: raw files missing or damaged.
         StoreError: the packed data cannot be written.
     """
+    from dml_core.data.prepare import prepare
+
     prepare(spec.reader, project.root / spec.raw, project.packed(name), spec.options, progress)
     return read_dataset(project, name)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dml_core.data.batches import TestView, iterate_batches
 from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import TransformConfig
+from dml_core.data.transform_config import TransformConfig
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel import rank, world_size

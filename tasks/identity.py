@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dml_core.losses.registry import loss_modules
+from dml_core.models.backbones.registry import backbone_module
 from tasks.records import DatasetRecord
 from tasks.specs import RunSpec
 
@@ -29,10 +30,11 @@ STEP_MODULES = {
 
 
 def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a trained system; its loss's own file counts, other losses' files do not."""
+    """Identity of a trained system; its loss's and its backbone's files count, others' do not."""
+    backbone = backbone_module(spec.training.model.backbone.name)
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
-    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], *sorted(losses)))
+    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses)))
 
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dml_core.training.loop import Progress
+from dml_core.training.history import Progress
 from tasks.specs import RunSpec
 
 

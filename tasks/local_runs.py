@@ -14,7 +14,8 @@ from dml_core.data.store import PackedDataset
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
 from dml_core.training.config import TrainingConfig
-from dml_core.training.loop import fit, read_history
+from dml_core.training.history import read_history
+from dml_core.training.loop import fit
 from dml_core.training.parallel import TrainingSystem
 from tasks.specs import DatasetSpec
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dml_core.config import parse
 from dml_core.data.decode import decode_rgb
-from dml_core.data.transforms import TransformConfig, test_view
+from dml_core.data.transform_config import TransformConfig
+from dml_core.data.transforms import test_view
 from dml_core.models.embedder import Embedder, ModelConfig
 
 COLUMN = "image"

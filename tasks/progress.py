@@ -5,7 +5,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from dml_core.training import loop
+from dml_core.training import history
 
 PLAIN_SECONDS = 15.0
 
@@ -26,7 +26,7 @@ class ProgressDisplay:
         self._tasks: dict[str, TaskID] = {}
         self._told = time.monotonic()
 
-    def __call__(self, title: str, message: loop.Progress) -> None:
+    def __call__(self, title: str, message: history.Progress) -> None:
         """Show where a run is."""
         done = message.epoch * message.num_steps + message.step
         total = message.num_epochs * message.num_steps

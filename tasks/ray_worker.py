@@ -20,7 +20,8 @@ from dml_core.data.store import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import load_checkpoint
-from dml_core.training.loop import Progress, build_system, fit
+from dml_core.training.history import Progress
+from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import rank, world_size
 from tasks.embedding import extract
 from tasks.jobs import Job, Outcome

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.table import Table
 from scipy.stats import t as student
 
-from dml_core.data.check import CheckReport
 from dml_core.figures.curves import plot_recall_curves
 from tasks.records import MetricRecord
 from tasks.specs import RunSpec
+
+if TYPE_CHECKING:
+    from dml_core.data.check import CheckReport
 
 METRICS_FILE, PLOTS_FILE, REPORT_FILE, FIGURE_FILE = "metrics.json", "recall.csv", "report.md", "recall.png"
 CONFIDENCE = 0.95
@@ -98,7 +101,7 @@ def comparison_table(title: str, runs: pd.DataFrame) -> Table:
     return table
 
 
-def check_table(name: str, report: CheckReport) -> Table:
+def check_table(name: str, report: "CheckReport") -> Table:
     """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
     table = Table("what", "found", "published or examples", title=f"{name}: raw files")
     for role, counts in report.counts.items():

@@ -174,6 +174,17 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
         source.download(name, path, progress=progress)
 
 
+def enable_s3_weights() -> None:
+    """Let a backbone's `weights: s3://bucket/key` work in this process; every process that builds a network calls it."""
+    from dml_core.models.backbones.weights import DOWNLOADERS
+
+    def fetch(address: str, path: Path) -> None:
+        bucket, _, key = address.removeprefix("s3://").rpartition("/")[0].partition("/")
+        Store(f"s3://{bucket}/{key}", path.parent).download(address.rpartition("/")[2], path)
+
+    DOWNLOADERS["s3"] = fetch
+
+
 def _same_file(folder: Path, file: FileRecord) -> bool:
     path = folder / file.name
     return path.is_file() and path.stat().st_size == file.num_bytes and describe_file(path, file.name).sha256 == file.sha256

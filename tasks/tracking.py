@@ -26,11 +26,9 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 
 import dml_core
 from dml_core.config import flatten
-from dml_core.data.store import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.training.checkpoint import load_checkpoint
-from dml_core.training.loop import Progress, read_history
-from tasks import packaged_model
+from dml_core.training.history import Progress, read_history
 from tasks.records import RunReport
 from tasks.specs import RunSpec
 from tasks.storage import Store
@@ -169,6 +167,9 @@ class Tracker:
 
     def _log_model(self, run_id: str, report: RunReport) -> None:
         """The trained network as a pyfunc: encoded images in, embeddings out, with its code and pinned requirements."""
+        from dml_core.data.store import PackedDataset  # these two bring torchvision, which finding a published run does not need
+        from tasks import packaged_model
+
         checkpoint = load_checkpoint(self._store.pull(report.checkpoint.key))
         assert checkpoint is not None
         dataset = PackedDataset(Path(report.dataset.folder), "train")

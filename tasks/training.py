@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dml_core.errors import TrainingError
-from dml_core.training.loop import Progress
+from dml_core.training.history import Progress
 from tasks.jobs import Job, Outcome
 from tasks.specs import ScaleSpec
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dml_core.data.rows import Box
-from dml_core.data.transforms import TransformConfig, test_view, train_view
+from dml_core.data.transform_config import TransformConfig
+from dml_core.data.transforms import test_view, train_view
 from dml_core.errors import ConfigError
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]

@@ -11,7 +11,8 @@ from PIL import Image
 
 from dml_core.data.decode import decode_rgb
 from dml_core.data.rows import Manifest, Row
-from dml_core.data.transforms import Interpolation, Resize, resize
+from dml_core.data.transform_config import Interpolation, Resize
+from dml_core.data.transforms import resize
 from dml_core.errors import DataError
 
 

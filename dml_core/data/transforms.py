@@ -9,81 +9,21 @@ Shapes: C = 3 channels, H and W in pixels.
 
 import math
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from dml_core.config import Config
 from dml_core.data.rows import Box
+from dml_core.data.transform_config import Interpolation, Jitter, Resize, Scaling, TransformConfig
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _CAFFE_MEAN_BGR = (104.0, 117.0, 128.0)
 _NUM_CROP_ATTEMPTS = 10
-
-Resize = PositiveInt | tuple[PositiveInt, PositiveInt]
-Interpolation = Literal["bilinear", "bicubic"]
-Scaling = Literal["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"]
-
-
-class Jitter(Config):
-    """Strengths of the colour jitter, in torchvision's terms; 0 leaves the property as it is."""
-
-    brightness: float = Field(default=0.0, ge=0.0, le=1.0)
-    contrast: float = Field(default=0.0, ge=0.0, le=1.0)
-    saturation: float = Field(default=0.0, ge=0.0, le=1.0)
-    hue: float = Field(default=0.0, ge=0.0, le=0.5)
-
-
-class TransformConfig(Config):
-    """One protocol's views.
-
-    Attributes:
-        crop_to_box: cut the image to its bounding box first ("cropped" rows of the papers).
-        train_resize, test_resize: before the crop; an int is the length of the short side, (height, width) ignores the aspect ratio.
-        interpolation: of every resize, always antialiased.
-        crop: training crop. "random" takes a crop_size square anywhere, "random_resized" a part of the image resized to
-            crop_size, "padded" a crop_size square after padding with black (small images).
-        crop_size: side of the input in pixels; a test view is the centre square of this size.
-        crop_area, crop_ratio: share of the area, and width by height, of a random_resized crop.
-        padding: pixels on every side for "padded".
-        flip: mirror a training view left to right every other time.
-        jitter: colour jitter of training views.
-        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128).
-    """
-
-    crop_to_box: bool = False
-    train_resize: Resize | None = None
-    test_resize: Resize | None = None
-    interpolation: Interpolation = "bilinear"
-    crop: Literal["none", "random", "random_resized", "padded"] = "none"
-    crop_size: int | None = Field(default=None, ge=1)
-    crop_area: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    padding: int = Field(default=0, ge=0)
-    flip: bool = False
-    jitter: Jitter = Jitter()
-    scaling: Scaling = "rgb-imagenet"
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TransformConfig":
-        if self.crop != "none" and self.crop_size is None:
-            raise ValueError(f"crop '{self.crop}' needs crop_size")
-        if (self.crop == "padded") != (self.padding > 0):
-            raise ValueError("crop 'padded' and padding above 0 go together")
-        for name in ("crop_area", "crop_ratio"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} must rise from above 0, found ({low}, {high})")
-        if self.crop_area[1] > 1:
-            raise ValueError(f"crop_area is a share of the image, found {self.crop_area[1]}")
-        return self
 
 
 def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None) -> Tensor:

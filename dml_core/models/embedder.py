@@ -5,7 +5,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from dml_core.config import Config
-from dml_core.models.backbones import BackboneConfig, build_backbone
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 from dml_core.models.heads import HeadConfig, build_head
 from dml_core.models.pooling import PoolingConfig, build_pooling
 

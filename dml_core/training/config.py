@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config
 from dml_core.data.samplers import SamplerConfig
-from dml_core.data.transforms import TransformConfig
-from dml_core.models.backbones import TRAINED_WITH
+from dml_core.data.transform_config import TransformConfig
+from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.embedder import ModelConfig
 from dml_core.training.optim import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig

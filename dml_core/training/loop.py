@@ -30,31 +30,14 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.checkpoint import load_checkpoint, save_checkpoint
 from dml_core.training.config import TrainingConfig
+from dml_core.training.history import HISTORY_FILE, Progress, Report
 from dml_core.training.optim import build_optimiser, set_learning_rates
 from dml_core.training.parallel import TrainingSystem, rank, shard_sizes, world_size
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.seeding import derived_seed, step_generator
 
-HISTORY_FILE = "history.jsonl"
 PROGRESS_SECONDS = 0.5
 EMBEDDING_BATCH = 256
-
-
-@dataclass(frozen=True)
-class Progress:
-    """One message to whoever watches: where the run is. `checkpoint` is the folder of a checkpoint that was just written."""
-
-    epoch: int
-    num_epochs: int
-    step: int
-    num_steps: int
-    images_per_second: float
-    metrics: dict[str, float]
-    epoch_ended: bool = False
-    checkpoint: Path | None = None
-
-
-Report = Callable[[Progress], None]
 
 
 @dataclass
@@ -291,12 +274,6 @@ def _write_history(folder: Path, lines: list[str], mode: str) -> None:
             file.writelines(line + "\n" for line in lines)
     except OSError as error:
         raise StoreError(f"{folder}: the training history cannot be written ({error.strerror or error})") from None
-
-
-def read_history(folder: Path) -> list[dict[str, float]]:
-    """The steps of a run: epoch, global step, learning-rate factor, loss and its parts. Empty for a run of no epochs."""
-    path = folder / HISTORY_FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # ---------------------------------------------------------------- before the first epoch

@@ -14,6 +14,7 @@ from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
+from dml_core.models.backbones.registry import BACKBONES
 from tasks.identity import STEP_MODULES, source_files
 from tasks.specs import load_params
 from tests.architecture.readme_results import readme_with, results_text
@@ -38,6 +39,7 @@ def test_import_rules() -> None:
 def test_the_core_loads_no_service() -> None:
     loaded = modules_loaded_by("import dml_core.training.loop, dml_core.evaluation.evaluator, dml_core.data.prepare")
     assert "torch" in loaded
+    assert not loaded & {"torchvision", "timm", "pytorch_metric_learning"}  # seconds each, and only for what needs them
     assert not loaded & {"ray", "prefect", "mlflow", "dvc", "boto3", "botocore"}
 
 
@@ -47,15 +49,15 @@ def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
     assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
 
 
-@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data")])
+@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data"), (BACKBONES, "models/backbones")])
 def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: dict[str, str], folder: str) -> None:
     assert registry
     for name, target in registry.items():
         module, _, class_name = target.partition(":")
         path = ROOT / f"{module.replace('.', '/')}.py"
         assert path.parent == ROOT / "dml_core" / folder, name
-        classes = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-        assert class_name in classes, name
+        defined = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+        assert class_name in defined, name
 
 
 def test_every_source_file_says_what_it_is() -> None:

@@ -9,7 +9,8 @@ import torch
 from dml_core.data import batches as batches_module
 from dml_core.data.batches import iterate_batches
 from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import TransformConfig, train_view
+from dml_core.data.transform_config import TransformConfig
+from dml_core.data.transforms import train_view
 from dml_core.errors import ConfigError
 
 VIEW = batches_module.TrainView(TransformConfig(crop="padded", padding=2, crop_size=32, flip=True), seed=1, epoch=2)

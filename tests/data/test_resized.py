@@ -14,7 +14,7 @@ from dml_core.data.batches import iterate_batches
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import TransformConfig
+from dml_core.data.transform_config import TransformConfig
 from dml_core.errors import DataError
 
 

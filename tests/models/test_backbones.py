@@ -8,8 +8,9 @@ from torch.nn import functional
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from dml_core.models.backbones import BACKBONES, TRAINED_WITH, BackboneConfig, build_backbone
 from dml_core.models.backbones.bn_inception import BLOCKS
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH, build_backbone
 
 # Published counts of the whole network less its classifier: torchvision's model pages; bn_inception: 11,295,240.
 PUBLISHED = {

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dml_core.models.backbones import BACKBONES, BackboneConfig
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import BACKBONES
 from dml_core.models.embedder import Embedder, ModelConfig
 from dml_core.models.heads import HeadConfig
 from dml_core.models.pooling import PoolingConfig

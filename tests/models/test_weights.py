@@ -13,7 +13,8 @@ import torchvision
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from dml_core.models.backbones import BackboneConfig, build_backbone
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 
 
 def saved(state, path):

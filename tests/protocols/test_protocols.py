@@ -6,9 +6,11 @@ import torch
 from dml_core.config import merge, parse
 from dml_core.data.store import PackedDataset
 from dml_core.errors import ConfigError
-from dml_core.models.backbones import BackboneConfig, build_backbone
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 from dml_core.training.config import TrainingConfig
-from dml_core.training.loop import fit, read_history
+from dml_core.training.history import read_history
+from dml_core.training.loop import fit
 from tasks import protocols
 from tasks.protocols import load_protocol, protocol_names
 

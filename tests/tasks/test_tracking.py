@@ -13,7 +13,8 @@ from mlflow import MlflowClient
 from dml_core.data.store import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training.loop import Progress, fit, read_history
+from dml_core.training.history import Progress, read_history
+from dml_core.training.loop import fit
 from tasks.embedding import extract, load_embeddings
 from tasks.evaluation import evaluate_run
 from tasks.records import CheckpointRecord, DatasetRecord, EmbeddingRecord, MetricRecord, RunReport, describe_folder

@@ -7,10 +7,11 @@ import boto3
 import pytest
 import torch
 from moto import mock_aws
+from tasks.weights import enable_s3_weights
 
 from dml_core.errors import ConfigError
-from dml_core.models.backbones import BackboneConfig, build_backbone
-from tasks.weights import enable_s3_weights
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
 
 
 @pytest.fixture

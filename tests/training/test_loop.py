@@ -11,7 +11,8 @@ from dml_core.data.store import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.config import TrainingConfig
-from dml_core.training.loop import HISTORY_FILE, Progress, fit, read_history
+from dml_core.training.history import HISTORY_FILE, Progress, read_history
+from dml_core.training.loop import fit
 from tests.conftest import small_training
 
 CPU = torch.device("cpu")

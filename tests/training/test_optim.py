@@ -8,7 +8,7 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss
 from dml_core.losses.registry import build_loss
-from dml_core.models.backbones import BackboneConfig
+from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.embedder import Embedder, ModelConfig
 from dml_core.models.heads import HeadConfig
 from dml_core.models.pooling import PoolingConfig

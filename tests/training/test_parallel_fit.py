@@ -9,7 +9,7 @@ from torch import nn
 from dml_core.data.store import PackedDataset
 from dml_core.training import loop
 from dml_core.training.batchnorm import synchronise_batchnorm
-from dml_core.training.loop import read_history
+from dml_core.training.history import read_history
 from dml_core.training.parallel import shard_sizes
 from tests.conftest import small_training
 from tests.workers import spawn

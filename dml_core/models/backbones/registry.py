@@ -1,0 +1,57 @@
+"""Names of the backbones. A name leads to a module and a builder, imported only when it is used: a run depends on its own family's file."""
+
+from importlib import import_module
+
+from torch import nn
+
+from dml_core.config import unknown_name
+from dml_core.models.backbones.config import BackboneConfig
+
+TIMM_PREFIX = "timm:"
+BACKBONES: dict[str, str] = {
+    "small_cnn": "dml_core.models.backbones.small:build_small",
+    "lenet": "dml_core.models.backbones.small:build_small",
+    "five_layer_cnn": "dml_core.models.backbones.small:build_small",
+    "resnet18": "dml_core.models.backbones.resnet:ResNet",
+    "resnet34": "dml_core.models.backbones.resnet:ResNet",
+    "resnet50": "dml_core.models.backbones.resnet:ResNet",
+    "resnet101": "dml_core.models.backbones.resnet:ResNet",
+    "googlenet": "dml_core.models.backbones.googlenet:GoogLeNet",
+    "vgg16": "dml_core.models.backbones.vgg:VGG16",
+    "bn_inception": "dml_core.models.backbones.bn_inception:BNInception",
+}
+# The scaling of pixels that each network's published weights were trained with.
+TRAINED_WITH = {
+    "resnet18": "rgb-imagenet",
+    "resnet34": "rgb-imagenet",
+    "resnet50": "rgb-imagenet",
+    "resnet101": "rgb-imagenet",
+    "googlenet": "minus-one-one",
+    "vgg16": "rgb-imagenet",
+    "bn_inception": "bgr-caffe",
+}
+
+
+def backbone_module(name: str) -> str:
+    """The module that a backbone's name leads to: what a training run's identity depends on.
+
+    Raises:
+        ConfigError: no such backbone; the nearest name is given.
+    """
+    if name.startswith(TIMM_PREFIX):
+        return "dml_core.models.backbones.timm_model"
+    if name not in BACKBONES:
+        raise unknown_name("backbone", name, [*BACKBONES, f"{TIMM_PREFIX}<model>"])
+    return BACKBONES[name].partition(":")[0]
+
+
+def build_backbone(config: BackboneConfig) -> nn.Module:
+    """The configured network with its attribute `num_features`.
+
+    Raises:
+        ConfigError: unknown name, or weights that are missing or do not fit.
+    """
+    module = import_module(backbone_module(config.name))
+    builder = "TimmModel" if config.name.startswith(TIMM_PREFIX) else BACKBONES[config.name].partition(":")[2]
+    network: nn.Module = getattr(module, builder)(config)
+    return network
