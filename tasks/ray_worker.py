@@ -20,12 +20,13 @@ from dml_core.data.store import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import rank, world_size
 from tasks.embedding import extract
 from tasks.jobs import Job, Outcome
-from tasks.storage import Store
+from tasks.storage import Store, enable_s3_weights
 
 POLL_SECONDS = 0.05
 IDLE_SECONDS = 60.0
@@ -86,6 +87,7 @@ class Board:
 
 def serve(config: dict[str, Any]) -> None:
     """The training function of every worker: work through the board's jobs until it is closed."""
+    enable_s3_weights()
     board = config["board"]
     device = ray.train.torch.get_device()
     if device.type == "cpu":
@@ -145,11 +147,17 @@ def _embed(job: Job, device: torch.device, board: Any) -> None:
     roles = {role: PackedDataset(folder, role) for role in read_info(folder).roles if role != "train"}
     checkpoint = load_checkpoint(store.pull(job.train_key))
     assert checkpoint is not None, "embedding follows training"
-    system = build_system(job.spec.training, len(PackedDataset(folder, "train").class_names), job.spec.seed, device)
+    system = build_system(_without_weights(job.spec.training), len(PackedDataset(folder, "train").class_names), job.spec.seed, device)
     system.load_state_dict(checkpoint["system"])
     assert isinstance(system.model, Embedder)
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     store.push(job.embed_key)
+
+
+def _without_weights(config: TrainingConfig) -> TrainingConfig:
+    """The same system before anything is loaded into it: the checkpoint that follows has the weights."""
+    backbone = config.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
+    return config.model_copy(update={"model": config.model.model_copy(update={"backbone": backbone})})
 
 
 _WORK = {"train": _train, "embed": _embed}

@@ -7,9 +7,9 @@ import boto3
 import pytest
 import torch
 from moto import mock_aws
-from tasks.weights import enable_s3_weights
+from tasks.storage import enable_s3_weights
 
-from dml_core.errors import ConfigError
+from dml_core.errors import StoreError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
 
@@ -39,5 +39,5 @@ def test_weights_come_from_a_bucket(stored):
 
 
 def test_an_absent_object_is_one_line(stored):
-    with pytest.raises(ConfigError, match=r"s3://models/other\.pth.*check the bucket"):
+    with pytest.raises(StoreError, match=r"s3://models.*check the bucket"):
         build_backbone(BackboneConfig(name="lenet", weights="s3://models/other.pth", weights_sha256=stored[0]))

@@ -1,7 +1,7 @@
 """What a backbone starts from: state dicts by name, file or address, loaded strictly. Nothing is ever silently random.
 
 A file from elsewhere is kept in torch's hub folder under its SHA-256, which is checked whenever the file is used. http and https are
-fetched here; whoever knows other stores adds their scheme to `DOWNLOADERS` (`tasks.weights` does so for s3).
+fetched here; whoever knows other stores adds their scheme to `DOWNLOADERS` (`tasks.storage` does so for s3).
 """
 
 import hashlib
