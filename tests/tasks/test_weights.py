@@ -7,11 +7,11 @@ import boto3
 import pytest
 import torch
 from moto import mock_aws
-from tasks.storage import enable_s3_weights
 
 from dml_core.errors import StoreError
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
+from tasks.storage import enable_s3_weights
 
 
 @pytest.fixture
