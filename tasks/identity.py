@@ -78,14 +78,14 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
 
 
 def _module_file(name: str) -> Path | None:
-    """The file of one of the project's own modules; None for a name inside a module or for another package."""
-    if name.partition(".")[0] not in PACKAGES:
+    """The file of one of the project's own modules; None for a name inside a module or for another package. Nothing is imported."""
+    package, *parts = name.split(".")
+    if package not in PACKAGES:
         return None
-    try:
-        found = find_spec(name)
-    except ModuleNotFoundError:
-        return None
-    return Path(found.origin) if found is not None and found.origin is not None else None
+    origin = find_spec(package).origin  # type: ignore[union-attr]
+    path = Path(str(origin)).parent.joinpath(*parts)
+    candidates = (path.with_suffix(".py"), path / "__init__.py") if parts else (path / "__init__.py",)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.table import Table
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from dml_core.figures.curves import plot_recall_curves
 from tasks.records import MetricRecord
@@ -40,7 +40,7 @@ def summarise(values: Sequence[float]) -> Summary:
     """Mean and 95 % interval of one metric over seeds."""
     if len(values) == 1:
         return Summary(values[0], None, 1)
-    quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
     return Summary(fmean(values), quantile * stdev(values) / len(values) ** 0.5, len(values))
 
 

@@ -39,8 +39,13 @@ def test_import_rules() -> None:
 def test_the_core_loads_no_service() -> None:
     loaded = modules_loaded_by("import dml_core.training.loop, dml_core.evaluation.evaluator, dml_core.data.prepare")
     assert "torch" in loaded
-    assert not loaded & {"torchvision", "timm", "pytorch_metric_learning"}  # seconds each, and only for what needs them
     assert not loaded & {"ray", "prefect", "mlflow", "dvc", "boto3", "botocore"}
+
+
+def test_a_flow_that_reuses_everything_loads_no_trainer() -> None:
+    loaded = modules_loaded_by("import flows.reproduce")
+    assert "prefect" in loaded
+    assert not loaded & {"torchvision", "timm", "ray", "sklearn", "faiss"}
 
 
 def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
