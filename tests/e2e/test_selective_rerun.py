@@ -50,9 +50,7 @@ def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
 def test_changed_evaluation_reruns_no_training(project: Project) -> None:
     before = (project.root / "results/synthetic/metrics.json").read_text()
     project.change(evaluation={"recall_at": [1, 3]})
-    printed = project.run("dvc", "repro")
-    assert sorted(stages_run(printed)) == ["comparison@fashion-mnist", "comparison@synthetic"]
-    assert steps_run(printed) == {"evaluate": 4}
+    assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"evaluate": 2}
     assert "recall@3" in (project.root / "results/synthetic/metrics.json").read_text()
     assert "recall@3" not in before
     assert "recall@3" in project.run("dvc", "metrics", "diff", "--json")
@@ -69,13 +67,9 @@ def test_an_edited_loss_reruns_its_own_runs_only(project: Project) -> None:
     assert steps_run(project.run("dml", "reproduce")) == {"train": 1, "embed": 1, "evaluate": 1}
 
 
-def test_an_edited_loss_that_no_variant_uses_reruns_no_step(project: Project) -> None:
+def test_a_damaged_file_is_made_again_and_an_edit_of_a_loss_that_no_variant_uses_reruns_nothing(project: Project) -> None:
     with (project.root / "dml_core/losses/tuplet_margin.py").open("a") as file:
         file.write("\n# an edit\n")
-    assert steps_run(project.run("dml", "reproduce")) == {}
-
-
-def test_a_damaged_artifact_is_made_again(project: Project) -> None:
     metrics = sorted((project.root / "state/store/evaluate").glob("*/metrics.json"), key=lambda path: path.stat().st_mtime)[-1]
     metrics.write_text("{}")
     assert steps_run(project.run("dml", "reproduce")) == {"evaluate": 1}
