@@ -95,7 +95,7 @@ def set_environment(project: Project) -> None:
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_DEDUP_LOGS": "1",
+        "RAY_worker_niceness": "0",  # Ray's 15 starves training beside anything else that runs on a small machine
         "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",

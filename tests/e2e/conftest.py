@@ -42,7 +42,7 @@ class Project:
     root: Path
     environment: dict[str, str]
 
-    def run(self, *command: str, code: int = 0, timeout_seconds: float = 400, **environment: str) -> str:
+    def run(self, *command: str, code: int = 0, timeout_seconds: float = 1200, **environment: str) -> str:
         """Run a command to its end and return what it printed."""
         process = self.start(*command, **environment)
         printed, _ = process.communicate(timeout=timeout_seconds)

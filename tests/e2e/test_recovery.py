@@ -35,7 +35,7 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     project.run("dml", "run", "synthetic", "softtriple", DML_STATE=str(tmp_path / "undisturbed"))
 
     process = project.start("dml", "run", "synthetic", "softtriple", DML_STATE=str(tmp_path / "killed"))
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while not list((tmp_path / "killed/store/train").glob("*/checkpoint.pt")):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "no checkpoint appeared"
@@ -44,7 +44,7 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     assert len(workers) == 2
     os.kill(workers[0].pid, signal.SIGKILL)
     num_steps_at_the_kill = len(history_of(tmp_path / "killed").splitlines())
-    printed, _ = process.communicate(timeout=400)
+    printed, _ = process.communicate(timeout=1200)
 
     assert process.returncode == 0, printed
     assert num_steps_at_the_kill < len(history_of(tmp_path / "undisturbed").splitlines())

@@ -83,7 +83,8 @@ def test_trained_measurements_give_two_finite_numbers(name, packed: Path, monkey
     bench = Bench({"modes": packed, "clothes": packed}, _tiny_protocol())
     measured = MEASUREMENTS[name](bench, 0)
     assert all(math.isfinite(value) for value in measured)
-    assert measured[0] != measured[1] or name == "unique_centres"  # a count: no centres merge in so short a run
+    can_tie = name in ("unique_centres", "multi_centre_recall")  # counts: over few images and steps they may be equal
+    assert measured[0] != measured[1] or can_tie
 
 
 def _tiny_protocol():

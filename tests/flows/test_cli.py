@@ -69,9 +69,9 @@ def test_an_unknown_key(project: Path) -> None:
 
 @pytest.mark.slow
 def test_missing_raw_data(project: Path) -> None:
-    change(project, datasets={"birds": {"reader": "cub200", "raw": "data/raw/birds", "options": {}}})
-    refused(dml("data", "fetch", "birds", cwd=project), "data/raw/birds")
-    refused(dml("data", "prepare", "birds", cwd=project), "CUB_200_2011")
+    change(project, datasets={"cars": {"reader": "cars196", "raw": "data/raw/cars", "options": {}}})  # no link to it works any more
+    refused(dml("data", "fetch", "cars", cwd=project), "data/raw/cars")
+    refused(dml("data", "prepare", "cars", cwd=project), "data/raw/cars")
     assert not (project / "data" / "packed").exists()
 
 
