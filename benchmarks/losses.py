@@ -97,7 +97,10 @@ def contests() -> list[Contest]:
         Contest("triplet_batch_hard", {}, batch_hard, over_classes=False),
         Contest("triplet_semi_hard", {}, semi_hard, over_classes=False),
         Contest("contrastive", {}, lambda size: losses.ContrastiveLoss(), over_classes=False),
-        *(Contest(name, {}, None) for name in ("softmax", "heated_up_softmax", "sgsl", "l2_constrained_softmax", "center_loss")),
+        *(
+            Contest(name, {}, None)
+            for name in ("softmax", "heated_up_softmax", "sgsl", "l2_constrained_softmax", "center_loss", "ring_loss")
+        ),
         Contest("hardtriple", {}, None, several_centres=True),
     ]
 
