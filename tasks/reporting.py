@@ -2,16 +2,16 @@
 
 import csv
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import pandas as pd
 from rich.table import Table
-from scipy.special import stdtrit
 
+from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.figures.curves import plot_recall_curves
 from tasks.records import MetricRecord
 from tasks.specs import RunSpec
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
 METRICS_FILE, PLOTS_FILE, REPORT_FILE, FIGURE_FILE = "metrics.json", "recall.csv", "report.md", "recall.png"
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,8 @@ class Summary:
 
 def summarise(values: Sequence[float]) -> Summary:
     """Mean and 95 % interval of one metric over seeds."""
-    if len(values) == 1:
-        return Summary(values[0], None, 1)
-    quantile = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2))
-    return Summary(fmean(values), quantile * stdev(values) / len(values) ** 0.5, len(values))
+    mean, half_width = mean_over_seeds(values)
+    return Summary(mean, half_width if len(values) > 1 else None, len(values))
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
@@ -91,13 +88,12 @@ def comparison_table(title: str, runs: pd.DataFrame) -> Table:
         title: over the table.
         runs: columns variant and seed, and one for each metric (`Tracker.comparison_table`).
     """
-    names = [name for name in runs.columns if name.startswith("recall_at_")]
-    names = sorted(names, key=lambda name: int(name.rpartition("_")[2])) + [
-        n for n in ("map_at_r", "r_precision", "nmi") if n in runs.columns
-    ]
+    ks = sorted(int(name.removeprefix("recall_at_")) for name in runs.columns if re.fullmatch(r"recall_at_\d+", name))
+    names = [*(f"recall_at_{k}" for k in ks), *(name for name in ("map_at_r", "r_precision", "nmi") if name in runs.columns)]
     table = Table("variant", "seeds", *(name.replace("_at_", "@") for name in names), title=title)
     for variant, rows in runs.groupby("variant", sort=False):
-        table.add_row(str(variant), str(len(rows)), *(str(summarise([float(value) for value in rows[name]])) for name in names))
+        measured = [[float(value) for value in rows[name].dropna()] for name in names]
+        table.add_row(str(variant), str(len(rows)), *(str(summarise(values)) if values else "-" for values in measured))
     return table
 
 

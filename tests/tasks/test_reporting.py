@@ -49,10 +49,13 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_terminal_s_table_has_a_row_for_each_variant() -> None:
-    runs = pd.DataFrame({"variant": ["a", "a", "b"], "seed": [0, 1, 0], "recall_at_10": [0.5, 0.5, 0.3], "recall_at_1": [0.1, 0.1, 0.2]})
+    metrics = {"recall_at_10": [0.5, 0.5, None], "recall_at_1": [0.1, 0.1, 0.2], "recall_at_1_class_mean": [0.0, 0.0, 0.0]}
+    runs = pd.DataFrame({"variant": ["a", "a", "b"], "seed": [0, 1, 0], **metrics})
     console = Console(width=100, record=True)
     console.print(comparison_table("title", runs))
     lines = [line for line in console.export_text().splitlines() if "│" in line or "┃" in line]
     assert len(lines) == 3
     assert lines[0].index("recall@1 ") < lines[0].index("recall@10")
+    assert "class_mean" not in lines[0]
     assert "10.0 ± 0.0" in lines[1]
+    assert lines[2].rstrip(" │").endswith("-")  # never measured at that K
