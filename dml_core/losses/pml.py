@@ -1,7 +1,8 @@
 """Any of pytorch-metric-learning's losses over labelled batches, by class name (`pml:<ClassName>`), with an optional miner.
 
 Options are the class's own, by name. One that is itself an object (miner, distance, reducer, embedding_regularizer,
-weight_regularizer) is a mapping of `name` and its options: `{miner: {name: BatchHardMiner}, margin: 0.1}`.
+weight_regularizer), at any depth, is a mapping of `name` and its options:
+`{margin: 0.1, miner: {name: BatchHardMiner, distance: {name: LpDistance, power: 2}}}`.
 """
 
 import difflib
@@ -28,7 +29,7 @@ CLASSES = {  # kind of object, also the name of the option that takes one: where
 }
 # A base class, and two losses that take no labels.
 UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss)
-RUN_TIME = frozenset({"num_classes", "embedding_size"})  # given by the run, not by its configuration
+RUN_TIME = frozenset({"num_classes", "embedding_size"})  # given by the run wherever a class takes them, never by its configuration
 
 
 class PmlConfig(LossConfig):
@@ -46,11 +47,6 @@ class PmlConfig(LossConfig):
     def _known(self) -> Self:
         try:
             _check("loss", self.target, self.options, also=frozenset({"miner"}))
-            for kind in CLASSES.keys() & self.options.keys():
-                part = self.options[kind]
-                if not isinstance(part, Mapping) or "name" not in part:
-                    raise ValueError(f"option '{kind}' is a mapping of 'name' and options, found {part!r}")
-                _check(kind, part["name"], _without_name(part))
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
@@ -68,13 +64,13 @@ class PmlLoss(Loss):
 
     def __init__(self, config: PmlConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
-        target = _named("loss", config.target)
         sizes = {"num_classes": num_classes, "embedding_size": embedding_dim}
-        self.has_classes = bool(sizes.keys() & _parameters(target))
+        self.has_classes = bool(sizes.keys() & _parameters(_named("loss", config.target)))
+        options = dict(config.options)
+        miner = options.pop("miner", None)
         try:
-            options = {key: _built(key, value) if key in CLASSES else value for key, value in config.options.items()}
-            self.miner: nn.Module | None = options.pop("miner", None)
-            self.loss: nn.Module = target(**options, **{key: size for key, size in sizes.items() if key in _parameters(target)})
+            self.miner: nn.Module | None = miner and _built("miner", miner["name"], _without_name(miner), sizes)
+            self.loss: nn.Module = _built("loss", config.target, options, sizes)
         except (TypeError, ValueError, AssertionError) as error:
             raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {error or type(error).__name__}") from None
 
@@ -112,17 +108,24 @@ def _parameters(found: type) -> set[str]:
 
 
 def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str] = frozenset()) -> None:
-    """Refuse an unknown class, an unknown option, and an option that the run itself provides."""
-    known = (_parameters(_named(kind, name)) | also) - (RUN_TIME if kind == "loss" else frozenset())
-    for option in options:
+    """Refuse an unknown class, an unknown option, and an option that the run itself provides, here and in the objects among the options."""
+    known = (_parameters(_named(kind, name)) | also) - RUN_TIME
+    for option, value in options.items():
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
             raise ConfigError(f"{name} has no option '{option}'{hint} (it has: {', '.join(sorted(known))})")
+        if option in CLASSES:
+            if not isinstance(value, Mapping) or "name" not in value:
+                raise ConfigError(f"{name}: option '{option}' is a mapping of 'name' and options, found {value!r}")
+            _check(option, value["name"], _without_name(value))
 
 
-def _built(kind: str, part: Mapping[str, Any]) -> Any:
-    return _named(kind, part["name"])(**_without_name(part))
+def _built(kind: str, name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+    """The object of that kind and name, with the objects among its options and the sizes that it takes."""
+    target = _named(kind, name)
+    parts = {key: _built(key, value["name"], _without_name(value), sizes) for key, value in options.items() if key in CLASSES}
+    return target(**{**options, **parts, **{key: size for key, size in sizes.items() if key in _parameters(target)}})
 
 
 def _without_name(part: Mapping[str, Any]) -> dict[str, Any]:

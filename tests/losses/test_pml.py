@@ -7,7 +7,7 @@ import torch
 from loss_cases import DIM, NUM_CLASSES, random_batch
 from loss_references import distance, dot, log, mean, negatives, pairs, relu, unit
 from loss_references import exp as e
-from pytorch_metric_learning import losses
+from pytorch_metric_learning import distances, losses, miners, regularizers
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Needs
@@ -71,6 +71,26 @@ def test_a_miner_and_a_distance_come_by_name():
     assert loss(EMBEDDINGS, LABELS).total != unmined(EMBEDDINGS, LABELS).total
 
 
+def test_objects_within_objects_come_by_name():
+    """A miner of squared distances finds other triplets' violations; by hand, with the library's own classes, the same loss."""
+    squared = {"name": "LpDistance", "power": 2}
+    miner = {"name": "TripletMarginMiner", "margin": 0.2, "type_of_triplets": "semihard", "distance": squared}
+    loss = build_loss("pml:TripletMarginLoss", {"margin": 0.2, "distance": squared, "miner": miner}, NUM_CLASSES, DIM)
+    by_hand = miners.TripletMarginMiner(margin=0.2, type_of_triplets="semihard", distance=distances.LpDistance(power=2))
+    theirs = losses.TripletMarginLoss(margin=0.2, distance=distances.LpDistance(power=2))
+    assert loss(EMBEDDINGS, LABELS).total == theirs(EMBEDDINGS, LABELS, by_hand(EMBEDDINGS, LABELS))
+
+
+def test_a_regulariser_is_told_the_number_of_classes():
+    options = {"centers_per_class": 2, "weight_regularizer": {"name": "SparseCentersRegularizer", "centers_per_class": 2}}
+    loss = build_loss("pml:SoftTripleLoss", options, NUM_CLASSES, DIM)
+    bare = build_loss("pml:SoftTripleLoss", {"centers_per_class": 2}, NUM_CLASSES, DIM)
+    bare.load_state_dict(loss.state_dict())
+    embeddings_ND = EMBEDDINGS.float()
+    regulariser = regularizers.SparseCentersRegularizer(NUM_CLASSES, 2)(loss.loss.fc.T)
+    torch.testing.assert_close(loss(embeddings_ND, LABELS).total, bare(embeddings_ND, LABELS).total + regulariser)
+
+
 def test_draws_come_from_the_run_s_generator_and_leave_the_global_state_alone():
     loss = build_loss("pml:TripletMarginLoss", {"triplets_per_anchor": 1}, NUM_CLASSES, DIM)
     state = torch.get_rng_state()
@@ -94,7 +114,20 @@ def test_what_the_adapter_asks_of_the_loop():
         ("ArcFaceLoss", {"num_classes": 3}, "has no option 'num_classes'"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMine"}}, "did you mean 'BatchHardMiner'"),
         ("TripletMarginLoss", {"miner": {"name": "TripletMarginMiner", "margni": 1}}, "did you mean 'margin'"),
-        ("TripletMarginLoss", {"miner": "BatchHardMiner"}, "is a mapping of 'name' and options"),
+        ("TripletMarginLoss", {"miner": "BatchHardMiner"}, "TripletMarginLoss: option 'miner' is a mapping of 'name' and options"),
+        ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": "LpDistance"}}, "BatchHardMiner: option 'distance'"),
+        ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": {"name": "LpDist"}}}, "did you mean 'LpDistance'"),
+        (
+            "TripletMarginLoss",
+            {"miner": {"name": "BatchHardMiner", "distance": {"name": "LpDistance", "pwer": 2}}},
+            "LpDistance has no option 'pwer'; did you mean 'power'",
+        ),
+        (
+            "SoftTripleLoss",
+            {"weight_regularizer": {"name": "SparseCentersRegularizer", "num_classes": 5, "centers_per_class": 10}},
+            "SparseCentersRegularizer has no option 'num_classes'",
+        ),
+        ("SoftTripleLoss", {"weight_regularizer": {"name": "SparseCentersRegularizer"}}, "refuses its options"),
         ("TupletMarginLoss", {"distance": {"name": "LpDistance"}}, "refuses its options"),
         ("P2SGradLoss", {}, "refuses its options"),
     ],
