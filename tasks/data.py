@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dml_core.config import unknown_name
-from dml_core.data.info import read_info
+from dml_core.data.info import INFO_FILE, read_info
 from dml_core.errors import DataError
 from tasks.environment import Project
 from tasks.records import DatasetRecord
@@ -109,13 +109,15 @@ def read_dataset(project: Project, name: str) -> DatasetRecord:
 def update_dataset(project: Project, name: str) -> DatasetRecord:
     """Bring a prepared dataset up to date through DVC, and return its record.
 
-    Inside a DVC stage it only reads: the stage's own dependencies are up to date, and a stage must not call `dvc repro` on them.
+    Inside a DVC stage it only reads: the stage's own dependencies are up to date, and a stage must not call `dvc repro` on them. Packed
+    data that `dvc pull` brought does not need its raw files: they count as unchanged while they are missing.
 
     Raises:
         DataError: DVC's stage failed; the line is what it said last.
     """
     if "DVC_STAGE" not in os.environ:
-        run_dvc(project, "--wait-for-lock", "repro", f"prepare@{name}")
+        without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
+        run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
     return read_dataset(project, name)
 
 

@@ -1,4 +1,4 @@
-"""Names of the datasets. A name leads to a module and a class, imported only when it is used: a dataset depends on its own file alone."""
+"""Names of the datasets: each is its module's, so that `dvc.yaml` can name the file; imported only when it is used."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -12,7 +12,7 @@ from dml_core.data.contract import DatasetConfig
 DATASETS: dict[str, str] = {
     "cars196": "dml_core.data.cars196:Cars196",
     "cub200": "dml_core.data.cub200:Cub200",
-    "fashion-mnist": "dml_core.data.fashion_mnist:FashionMnist",
+    "fashion_mnist": "dml_core.data.fashion_mnist:FashionMnist",
     "folder": "dml_core.data.folder:Folder",
     "inshop": "dml_core.data.inshop:Inshop",
     "manifest": "dml_core.data.manifest:ManifestFile",

@@ -8,12 +8,20 @@ import dataclasses
 import io
 
 from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as tv
 
 from dml_core.data.decode import decode_rgb
 from dml_core.data.rows import Manifest, Row
 from dml_core.data.transform_config import Interpolation, Resize
-from dml_core.data.transforms import resize
 from dml_core.errors import DataError
+
+
+def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
+    """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
+    resized: Tensor = tv.resize(image, [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation), antialias=True)
+    return resized
 
 
 def resized(manifest: Manifest, size: Resize, interpolation: Interpolation) -> Manifest:

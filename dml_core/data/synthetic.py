@@ -4,6 +4,7 @@ The first half of the classes trains, the second half tests, as in CUB.
 """
 
 import hashlib
+import inspect
 import io
 import shutil
 from collections.abc import Callable, Iterator
@@ -71,6 +72,11 @@ class Synthetic(DatasetConfig):
     def _loader(self) -> DatasetConfig:
         return parse_dataset(_LOADERS[self.layout], {"published_counts": False})
 
+    def _sources_sha256(self) -> str:
+        """Hash of the generator's and the loader's source: a tree drawn by a former version, or for a former loader, is not today's."""
+        sources = (__file__, drawing.__file__, layouts.__file__, inspect.getfile(type(self._loader())))
+        return hashlib.sha256(b"".join(Path(path).read_bytes() for path in sources)).hexdigest()
+
     def materialise(self, raw: Path) -> None:
         """Generate unless `raw` holds what these very options and this very generator give; another generated tree is replaced.
 
@@ -78,7 +84,7 @@ class Synthetic(DatasetConfig):
             DataError: `raw` holds files that the generator did not write.
         """
         drawn = self.model_dump_json(indent=2, exclude=set(DatasetConfig.model_fields))
-        stamp, wanted = raw / STAMP_FILE, f"{drawn}\n{_generator_sha256()}\n"
+        stamp, wanted = raw / STAMP_FILE, f"{drawn}\n{self._sources_sha256()}\n"
         if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
             return
         if raw.is_dir() and any(raw.iterdir()) and not stamp.is_file():
@@ -115,12 +121,6 @@ def _draw(config: Synthetic, species: Species, poses: list[Pose], class_index: i
     encoded = io.BytesIO()
     image.save(encoded, "JPEG", quality=_JPEG_QUALITY)
     return Picture(class_index, number, encoded.getvalue(), (left, top, right, bottom))
-
-
-def _generator_sha256() -> str:
-    """Hash of the generator's source, so that a tree drawn by a former version is not taken for today's."""
-    sources = (Path(__file__), Path(drawing.__file__), Path(layouts.__file__))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def _stream(seed: int, *keys: int) -> np.random.Generator:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
+from dml_core.data.resized import resize
 from dml_core.data.rows import Box
-from dml_core.data.transform_config import Interpolation, Jitter, Resize, Scaling, TransformConfig
+from dml_core.data.transform_config import Jitter, Resize, Scaling, TransformConfig
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -61,12 +61,6 @@ def scale(image: Tensor, scaling: Scaling) -> Tensor:
     if scaling == "bgr-caffe":
         image = image.flip(0)
     return image.float().mul_(factor_C11).add_(shift_C11)
-
-
-def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
-    """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
-    resized: Tensor = tv.resize(image, [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation), antialias=True)
-    return resized
 
 
 @cache

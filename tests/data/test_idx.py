@@ -38,7 +38,7 @@ def tiny(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist", "mnist"])
+@pytest.mark.parametrize("name", ["fashion_mnist", "mnist"])
 def test_pools_both_files_and_splits_by_class(name: str, tiny: Path, tmp_path: Path) -> None:
     prepare(name, tiny, tmp_path / "out", SMALL)
     for role, classes in (("train", range(5)), ("test", range(5, 10))):
@@ -46,7 +46,7 @@ def test_pools_both_files_and_splits_by_class(name: str, tiny: Path, tmp_path: P
         fills = {(int(dataset.labels[i]) + classes[0], int(dataset.image(i).unique())) for i in range(len(dataset))}
         assert fills == {(label, 100 * part + 9 - label) for label in classes for part in (0, 1)}
     assert PackedDataset(tmp_path / "out", "train").class_names == list(
-        (FashionMnist if name == "fashion-mnist" else Mnist).class_names[:5]
+        (FashionMnist if name == "fashion_mnist" else Mnist).class_names[:5]
     )
 
 
@@ -74,7 +74,7 @@ def test_real_files_are_found_and_copied_without_overwriting(tmp_path: Path) -> 
     raw.mkdir()
     mine = raw / "train-labels-idx1-ubyte"
     mine.write_bytes(b"mine")
-    materialise("fashion-mnist", {}, raw)
+    materialise("fashion_mnist", {}, raw)
     assert mine.read_bytes() == b"mine"
     assert sorted(path.name for path in raw.iterdir()) == [
         "t10k-images-idx3-ubyte.gz",

@@ -16,7 +16,7 @@ FOLDER = Path(dml_core.data.__file__).parent
 def test_every_name_leads_to_a_dataset_with_its_own_module(name: str) -> None:
     found = dataset_class(name)
     assert issubclass(found, DatasetConfig)
-    assert found.__module__ == "dml_core.data." + name.replace("-", "_")
+    assert found.__module__ == f"dml_core.data.{name}"
     assert found.how_to_get != DatasetConfig.how_to_get, "it says what to do where its files are missing"
 
 

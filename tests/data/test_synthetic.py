@@ -10,7 +10,7 @@ from PIL import Image
 from dml_core.data.drawing import draw_picture, draw_pose, draw_species
 from dml_core.data.layouts import Picture
 from dml_core.data.registry import materialise, parse_dataset
-from dml_core.data.synthetic import Synthetic, draw_pictures, generate
+from dml_core.data.synthetic import STAMP_FILE, Synthetic, draw_pictures, generate
 from dml_core.errors import DataError
 from tests.data.conftest import OPTIONS
 
@@ -112,6 +112,20 @@ def test_materialise_generates_once_and_again_when_options_change(tmp_path: Path
     materialise("synthetic", {**OPTIONS, "seed": 9}, raw)
     assert image.read_bytes() != b"kept"
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
+
+
+@pytest.mark.parametrize("module", ["drawing", "cub200"])
+def test_materialise_generates_again_when_the_generator_or_the_loader_changes(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prepare` of a drawn dataset watches the raw tree alone, so a change of the layout's loader has to change the tree."""
+    raw = tmp_path / "raw"
+    materialise("synthetic", OPTIONS, raw)
+    before = (raw / STAMP_FILE).read_text()
+    (tmp_path / "edited.py").write_text("# an edit")
+    monkeypatch.setattr(f"dml_core.data.{module}.__file__", str(tmp_path / "edited.py"))
+    materialise("synthetic", OPTIONS, raw)
+    assert (raw / STAMP_FILE).read_text() != before
 
 
 def test_materialise_never_overwrites_foreign_files(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""DVC for real, in a temporary checkout: what `prepare` depends on, and packed data pushed from one clone and pulled into another."""
+
+import hashlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from moto.server import ThreadedMotoServer
+
+from dml_core.data.registry import DATASETS
+from tasks.identity import source_files
+from tests.e2e.conftest import Project, make_project
+
+ROOT = Path(__file__).parents[2]
+DRAWN = {"dml_core.data.drawing", "dml_core.data.layouts"}  # what they do is in the raw tree
+NOT_IN_THE_BYTES = {"dml_core.config", "dml_core.errors", "dml_core.data", "dml_core.data.archives", "dml_core.data.transform_config"}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A checkout whose `synthetic` is prepared, committed."""
+    project = make_project(tmp_path_factory.mktemp("first"), ("untrained",))
+    project.run("dvc", "repro", "prepare@synthetic")
+    commit(project)
+    return project
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an S3 server with the bucket `team`."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="team")
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+def commit(project: Project) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "x"]):
+        subprocess.run(["git", *command], cwd=project.root, check=True)
+
+
+def hashes(project: Project) -> dict[str, str]:
+    """Every file below data/packed, hashed without DVC."""
+    packed = project.root / "data/packed"
+    files = [path for path in packed.rglob("*") if path.is_file()]
+    return {path.relative_to(packed).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def pushed_and_pulled(first: Project, folder: Path) -> Project:
+    """Push from the first clone, commit the remote's address, clone, and pull there."""
+    commit(first)
+    first.run("dvc", "push")
+    subprocess.run(["git", "clone", "--quiet", str(first.root), str(folder)], check=True)
+    second = replace(first, root=folder, environment=first.environment | {"PYTHONPATH": str(folder)})
+    assert hashes(second) == {}
+    second.run("dvc", "pull", "prepare@synthetic")
+    assert hashes(second) == hashes(first)
+    assert {Path(name).name for name in hashes(second)} == {"images.arrow", "manifest.parquet", "dataset.json"}
+    return second
+
+
+@pytest.mark.slow
+def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Project, tmp_path: Path) -> None:
+    first.run("dvc", "remote", "add", "--default", "--force", "team", str(tmp_path / "remote"))
+    second = pushed_and_pulled(first, tmp_path / "second")
+    code = "from tasks.data import *; from tasks.environment import find_project; print(update_dataset(find_project(), 'synthetic').counts)"
+    ran = subprocess.run(["python", "-c", code], cwd=second.root, env=second.environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "{'train': 40, 'test': 40}\n"
+    assert not (second.root / "data/raw").exists()
+
+
+@pytest.mark.slow
+def test_an_s3_remote_over_http(first: Project, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setitem(first.environment, name, "us-east-1" if name.endswith("REGION") else "test")
+    first.run("dvc", "remote", "add", "--default", "--force", "team", "s3://team/dvc")
+    first.run("dvc", "remote", "modify", "team", "endpointurl", s3)
+    pushed_and_pulled(first, tmp_path / "second")
+    stored = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="team", Prefix="dvc/")
+    assert stored["KeyCount"] == 4, "three files and the list of them"
+
+
+@pytest.mark.slow
+def test_prepare_watches_its_own_module_and_not_the_other_datasets(first: Project) -> None:
+    def edited(module: str) -> str:
+        with (first.root / f"dml_core/data/{module}.py").open("a") as file:
+            file.write("\n# an edit\n")
+        return first.run("dvc", "status", "prepare@synthetic")
+
+    assert "up to date" in edited("cars196")
+    assert "dml_core/data/synthetic.py" in edited("synthetic")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_prepare_watches_all_that_decides_the_bytes(name: str) -> None:
+    prepare = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["do"]
+    watched = {dep.replace("${item.reader}", name) for dep in prepare["deps"]}
+    used = set(source_files(["dml_core.data.prepare", f"dml_core.data.{name}"])) - NOT_IN_THE_BYTES - DRAWN
+    assert f"dml_core.data.{name}" in used
+    assert {f"{module.replace('.', '/')}.py" for module in used} <= watched
