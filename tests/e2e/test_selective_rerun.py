@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.e2e.conftest import Project, steps_run
 
@@ -43,6 +44,12 @@ def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
     assert "comparison@synthetic" in stages_run(printed)
     assert not [stage for stage in stages_run(printed) if stage.endswith("@fashion-mnist")]
     assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 2}
+    client = MlflowClient(f"sqlite:///{project.root / 'state/mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    for dataset, num_contents in (("synthetic", 2), ("fashion-mnist", 1)):
+        runs = client.search_runs(experiments, f"params.dataset = '{dataset}' and params.variant = 'softtriple'")
+        assert len(runs) == len({run.data.tags["dml.dataset_digest"] for run in runs}) == num_contents
+        assert len({run.inputs.dataset_inputs[0].dataset.digest for run in runs}) == num_contents
 
 
 def test_changed_evaluation_reruns_no_training(project: Project) -> None:
