@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from flows.reproduce import Comparison
     from tasks.environment import Project
+    from tasks.specs import DatasetSpec
 
 app = typer.Typer(
     help="Reproduce, compare and serve deep metric learning systems.",
@@ -182,12 +183,9 @@ def data_list() -> None:
 @data_app.command("fetch")
 def data_fetch(name: DatasetName) -> None:
     """Bring a dataset's raw files into place (generate, copy, download, unpack), or say how; what is there stays as it is."""
-    project = _open_project()
-    from tasks.data import dataset_spec, fetch_raw
-    from tasks.specs import load_params
+    with _working_on(name, "fetching") as (project, spec, progress):
+        from tasks.data import fetch_raw
 
-    spec = dataset_spec(load_params(project.params_file), name)
-    with _progress_bar(f"fetching {name}") as progress:
         raw = fetch_raw(project, spec, progress)
     print(f"{name}: raw files are in {raw}")
 
@@ -195,17 +193,15 @@ def data_fetch(name: DatasetName) -> None:
 @data_app.command("check")
 def data_check(name: DatasetName) -> None:
     """Look at every raw image: counts, unreadable, duplicates across train and test, boxes; exit code 2 on a violation."""
-    project = _open_project()
+    with _working_on(name, "checking") as (project, spec, progress):
+        from tasks.data import check_raw
+
+        report = check_raw(project, spec, progress)
     from rich.console import Console
 
     from dml_core.errors import DataError
-    from tasks.data import check_raw, dataset_spec
     from tasks.reporting import check_table
-    from tasks.specs import load_params
 
-    spec = dataset_spec(load_params(project.params_file), name)
-    with _progress_bar(f"checking {name}") as progress:
-        report = check_raw(project, spec, progress)
     Console().print(check_table(name, report))
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; mend the raw files in {spec.raw}")
@@ -214,12 +210,9 @@ def data_check(name: DatasetName) -> None:
 @data_app.command("prepare")
 def data_prepare(name: DatasetName) -> None:
     """Pack a dataset's raw files into its store; `dvc repro prepare@NAME` does it when something changed."""
-    project = _open_project()
-    from tasks.data import dataset_spec, prepare_dataset
-    from tasks.specs import load_params
+    with _working_on(name, "packing") as (project, spec, progress):
+        from tasks.data import prepare_dataset
 
-    spec = dataset_spec(load_params(project.params_file), name)
-    with _progress_bar(f"packing {name}") as progress:
         record = prepare_dataset(project, name, spec, progress)
     print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
 
@@ -240,14 +233,20 @@ def data_show(
 
 
 @contextmanager
-def _progress_bar(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """A bar on standard error, moved by calls with (done, total)."""
+def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, Callable[[int, int], None]]]":
+    """The project, a dataset of its, and a bar on standard error that is moved by calls with (done, total)."""
+    project = _open_project()
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(title, total=None)
-        yield lambda done, total: bars.update(bar, completed=done, total=total or None)
+    from tasks.data import dataset_spec
+    from tasks.specs import load_params
+
+    spec = dataset_spec(load_params(project.params_file), name)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(f"{verb} {name}", total=None)
+        yield project, spec, lambda done, total: bars.update(bar, completed=done, total=total or None)
 
 
 def _open_project() -> "Project":

@@ -15,7 +15,7 @@ import yaml
 
 from dml_core.config import unknown_name
 from dml_core.data.info import INFO_FILE, read_info
-from dml_core.errors import DataError
+from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
 from tasks.records import DatasetRecord
 from tasks.specs import DatasetSpec, Params
@@ -46,14 +46,17 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
 
     Raises:
         DataError: they are not there and a person has to bring them; the line says how.
-        StoreError: the mirror cannot be read.
+        StoreError: the mirror cannot be read, or the folder cannot be written.
     """
     from dml_core.data.registry import fetch
 
     raw = project.root / spec.raw
-    if spec.mirror is not None:
-        copy_objects(spec.mirror, raw, progress)
-    fetch(spec.reader, spec.options, raw, progress)
+    try:
+        if spec.mirror is not None:
+            copy_objects(spec.mirror, raw, progress)
+        fetch(spec.reader, spec.options, raw, progress)
+    except OSError as error:
+        raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     return raw
 
 
@@ -61,7 +64,7 @@ def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
     """Look at everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
 
     Raises:
-        DataError: the annotations cannot be read, or the counts are not the published ones.
+        DataError: the annotations cannot be read.
     """
     from dml_core.data.check import check_dataset
 
@@ -74,10 +77,14 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     Raises:
         DataError: it is not prepared.
         ConfigError: it has no such role.
+        StoreError: the file cannot be written.
     """
     from dml_core.data.sheet import contact_sheet
 
-    contact_sheet(project.packed(name), role, num_classes, num_samples, path)
+    try:
+        contact_sheet(project.packed(name), role, num_classes, num_samples, path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another place with --out") from None
     return path
 
 

@@ -103,10 +103,11 @@ def check_table(name: str, report: "CheckReport") -> Table:
     for role, counts in report.counts.items():
         published = report.published.get(role)
         beside = f"{published.num_images} images of {published.num_classes} classes" if published else "nothing published"
-        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes", beside)
+        smallest, largest = report.class_sizes[role]
+        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {smallest} to {largest} of each", beside)
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
-            table.add_row(f"{kind}: {finding.what}", f"{finding.num_images} images", ", ".join(finding.examples))
+            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), ", ".join(finding.examples))
     return table
 
 

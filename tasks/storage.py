@@ -6,16 +6,16 @@ do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dml_core.errors import StoreError
+from dml_core.data.archives import Progress, download
+from dml_core.errors import DataError, StoreError
 from tasks.records import FileRecord, StepRecord, describe_file, describe_folder
 
 CHUNK_BYTES = 1 << 20
-Progress = Callable[[int, int], None]
 
 
 class Store:
@@ -127,7 +127,20 @@ class Store:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
-    def download(self, key: str, path: Path, sha256: str | None = None, progress: Progress | None = None) -> None:
+    def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
+        """Fetch one large object by a signed link; an interrupted fetch goes on where it stopped.
+
+        Raises:
+            StoreError: it cannot be read, or ends before all of it has come; the part that has come is kept.
+        """
+        arguments = {"Bucket": self._bucket, "Key": self._object_key(key)}
+        link = self._client.generate_presigned_url("get_object", Params=arguments)
+        try:
+            download(link, path, progress)
+        except DataError as error:
+            raise StoreError(str(error).replace(link, f"{self.address}/{key}")) from None
+
+    def download(self, key: str, path: Path, sha256: str | None = None) -> None:
         """Fetch one object beside `path`, check its hash where it is known, and rename it into place.
 
         Raises:
@@ -140,8 +153,6 @@ class Store:
             for chunk in iter(lambda: found["Body"].read(CHUNK_BYTES), b""):
                 digest.update(chunk)
                 file.write(chunk)
-                if progress is not None:
-                    progress(file.tell(), found["ContentLength"])
         if sha256 not in (None, digest.hexdigest()):
             Path(file.name).unlink()
             raise StoreError(f"store {self.address}: {key} arrived damaged (SHA-256 differs); run the step again with --force")
@@ -154,7 +165,7 @@ class Store:
 
 
 def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
-    """Copy every object below `s3://bucket/prefix` that `folder` does not have; what is there stays as it is.
+    """Copy every object below `s3://bucket/prefix` that `folder` does not have; what is there stays, an interrupted copy goes on.
 
     Args:
         address: the prefix; object names below it become paths below `folder`.
@@ -171,7 +182,7 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
             continue
         if not path.resolve().is_relative_to(folder.resolve()):
             raise StoreError(f"{address}: refused, object '{name}' would be written outside {folder}")
-        source.download(name, path, progress=progress)
+        source.fetch(name, path, progress)
 
 
 def enable_s3_weights() -> None:

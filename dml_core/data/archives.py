@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -61,7 +62,9 @@ def download(url: str, path: Path, progress: Progress | None = None) -> None:
                     done += len(chunk)
                     if progress:
                         progress(done, total)
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            partial.unlink()  # the file there is shorter than what has come: it is another one
         raise DataError(f"{url}: download failed after {done} bytes ({error}); run it again to go on") from None
     if done < total:
         raise DataError(f"{url}: ended after {done} of {total} bytes; run it again to go on")

@@ -5,7 +5,7 @@
 
 import hashlib
 import io
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from dml_core.data.contract import OfficialDataset
 from dml_core.data.decode import decode_rgb
 from dml_core.data.registry import parse_dataset
 from dml_core.data.rows import Counts, Manifest, Row, role_counts
+from dml_core.data.rules import published_differences
 from dml_core.errors import DataError
 
 _MAX_EXAMPLES = 5
@@ -26,10 +27,10 @@ _BOX_TOLERANCE_PIXELS = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Something found in some images: how many, and a few of their paths."""
+    """Something found: what, how many times, and a few examples (paths of images)."""
 
     what: str
-    num_images: int
+    num_found: int
     examples: tuple[str, ...]
 
 
@@ -39,12 +40,14 @@ class CheckReport:
 
     Attributes:
         counts: images and classes per role.
+        class_sizes: images of the smallest and of the largest class, per role.
         published: the same as published; empty where there is none.
         notes: what is as it should be but worth knowing (grayscale, CMYK).
         violations: what must be mended.
     """
 
     counts: dict[str, Counts]
+    class_sizes: dict[str, tuple[int, int]]
     published: dict[str, Counts]
     notes: list[Finding]
     violations: list[Finding]
@@ -64,13 +67,22 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Ca
 
     Raises:
         ConfigError: unknown dataset or option.
-        DataError: the annotations cannot be read, break a rule of every dataset, or do not have the published counts.
+        DataError: the annotations cannot be read, or break a rule of every dataset.
     """
     dataset = parse_dataset(name, options)
+    published: dict[str, Counts] = {}
+    if isinstance(dataset, OfficialDataset) and dataset.published_counts:
+        published, dataset = dict(dataset.published), dataset.model_copy(update={"published_counts": False})
     manifest = dataset.read(raw)
-    published = dict(dataset.published) if isinstance(dataset, OfficialDataset) and dataset.published_counts else {}
     facts = _look_at_all(manifest, progress)
-    return CheckReport(role_counts(manifest.rows), published, _notes(facts), _violations(facts))
+    violations = _violations(facts, published_differences(manifest.rows, published))
+    return CheckReport(role_counts(manifest.rows), _class_sizes(manifest.rows), published, _notes(facts), violations)
+
+
+def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
+    sizes = Counter((row.role, row.label) for row in rows)
+    per_role = {role: [size for (of, _), size in sizes.items() if of == role] for role in role_counts(rows)}
+    return {role: (min(found), max(found)) for role, found in per_role.items()}
 
 
 def _look_at_all(manifest: Manifest, progress: Callable[[int, int], None] | None) -> list[_Facts]:
@@ -101,13 +113,14 @@ def _notes(facts: list[_Facts]) -> list[Finding]:
     return [_finding(what, by_mode[mode]) for mode, what in kinds.items() if mode in by_mode]
 
 
-def _violations(facts: list[_Facts]) -> list[Finding]:
+def _violations(facts: list[_Facts], differences: list[str]) -> list[Finding]:
     found = {
+        "counts are not the published ones": differences,
         "unreadable": [fact.row.path for fact in facts if not fact.is_readable],
         "same bytes in train and in another role": _leaks(facts),
         "box outside the image": [fact.row.path for fact in facts if fact.is_readable and _box_is_outside(fact)],
     }
-    return [_finding(what, paths) for what, paths in found.items() if paths]
+    return [_finding(what, examples) for what, examples in found.items() if examples]
 
 
 def _leaks(facts: list[_Facts]) -> list[str]:
@@ -128,6 +141,6 @@ def _box_is_outside(fact: _Facts) -> bool:
     return min(left, top) < -_BOX_TOLERANCE_PIXELS or right > width or bottom > height or left >= right or top >= bottom
 
 
-def _finding(what: str, paths: Iterable[str]) -> Finding:
-    listed = list(paths)
+def _finding(what: str, examples: Iterable[str]) -> Finding:
+    listed = list(examples)
     return Finding(what, len(listed), tuple(listed[:_MAX_EXAMPLES]))

@@ -141,5 +141,8 @@ def _png(pixels: Bytes) -> bytes:
 def _copy(source: Path, target: Path) -> None:
     """Whole or not at all."""
     partial = target.with_name(f".{target.name}.partial")
-    shutil.copyfile(source, partial)
-    partial.replace(target)
+    try:
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

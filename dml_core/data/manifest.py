@@ -54,17 +54,18 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
     try:
         table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=_text_columns(csv))
+        columns = table.column_names
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; {ManifestFile.how_to_get}") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path}: not readable as a table ({str(error).splitlines()[0]})") from None
-    for column in table.column_names:
+    for column in columns:
         if column not in _COLUMNS:
             raise DataError(f"{path}: unknown column '{column}' (known: {', '.join(_COLUMNS)})")
     for column in ("path", "label"):
-        if column not in table.column_names or table[column].null_count:
+        if column not in columns or table[column].null_count:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
-    boxes = [column for column in _BOX_COLUMNS if column in table.column_names]
+    boxes = [column for column in _BOX_COLUMNS if column in columns]
     if boxes and len(boxes) < len(_BOX_COLUMNS):
         raise DataError(f"{path}: a box needs all of the columns {', '.join(_BOX_COLUMNS)}")
     records: list[dict[str, Any]] = table.to_pylist()

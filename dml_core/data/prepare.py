@@ -73,7 +73,8 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
         _publish(partial, out)
     except OSError as error:
-        raise StoreError(f"{out}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text is longer
+        raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         with contextlib.suppress(OSError):

@@ -27,14 +27,21 @@ def check_published(rows: list[Row], published: Mapping[str, Counts], where: Pat
     Raises:
         DataError: a role has another number of images or classes.
     """
+    differing = published_differences(rows, published)
+    if differing:
+        raise DataError(f"{where}: {differing[0]}; unpack the official archive again, or set published_counts: false")
+
+
+def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> list[str]:
+    """One sentence for each role that has another number of images or classes than published."""
     found = role_counts(rows)
-    for role, expected in published.items():
-        counts = found.get(role, Counts(0, 0))
-        if counts != expected:
-            raise DataError(
-                f"{where}: {role} has {counts.num_images} images of {counts.num_classes} classes, published are "
-                f"{expected.num_images} of {expected.num_classes}; unpack the official archive again, or set published_counts: false"
-            )
+    counts = {role: found.get(role, Counts(0, 0)) for role in published}
+    return [
+        f"{role} has {counts[role].num_images} images of {counts[role].num_classes} classes, published are {expected.num_images} of "
+        f"{expected.num_classes}"
+        for role, expected in published.items()
+        if counts[role] != expected
+    ]
 
 
 def _check_paths(rows: list[Row], where: Path) -> None:

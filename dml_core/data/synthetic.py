@@ -91,10 +91,13 @@ class Synthetic(DatasetConfig):
             raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
         partial = raw.parent / f".{raw.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        generate(self, partial)
-        (partial / STAMP_FILE).write_text(wanted, encoding="utf-8")
-        shutil.rmtree(raw, ignore_errors=True)
-        partial.rename(raw)
+        try:
+            generate(self, partial)
+            (partial / STAMP_FILE).write_text(wanted, encoding="utf-8")
+            shutil.rmtree(raw, ignore_errors=True)
+            partial.rename(raw)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def draw_pictures(config: Synthetic) -> Iterator[Picture]:

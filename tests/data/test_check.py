@@ -12,7 +12,6 @@ from dml_core.data.check import CheckReport, check_dataset
 from dml_core.data.rows import Counts
 from dml_core.data.sheet import contact_sheet
 from dml_core.data.store import PackedDataset
-from dml_core.errors import DataError
 from tests.data.conftest import OPTIONS
 
 
@@ -40,7 +39,7 @@ def test_a_sound_folder_has_no_violations(raw: Path) -> None:
     assert report.counts == {"train": Counts(15, 3), "test": Counts(15, 3)}
     assert report.published == {}
     modes = [Image.open(io.BytesIO(path.read_bytes())).mode for path in raw.rglob("*.jpg")]
-    assert [(note.what, note.num_images) for note in report.notes] == [("grayscale, converted to RGB", modes.count("L"))]
+    assert [(note.what, note.num_found) for note in report.notes] == [("grayscale, converted to RGB", modes.count("L"))]
 
 
 def test_every_problem_is_listed(raw: Path) -> None:
@@ -69,8 +68,14 @@ def test_cmyk_is_noted_and_missing_is_unreadable(raw: Path) -> None:
 
 
 def test_published_counts_are_part_of_it(raw: Path) -> None:
-    with pytest.raises(DataError, match="published are 5864 of 100"):
-        check_dataset("cub200", raw, {})
+    image(raw, 1, 1).write_bytes(b"")
+    report = check_dataset("cub200", raw, {})
+    assert report.published["train"] == Counts(5_864, 100)
+    assert report.class_sizes == {"train": (5, 5), "test": (5, 5)}
+    counts, unreadable = report.violations
+    assert counts.examples[0] == "train has 15 images of 3 classes, published are 5864 of 100"
+    assert counts.num_found == 2
+    assert unreadable.what == "unreadable", "the images are looked at all the same"
 
 
 def test_progress_counts_all_images(raw: Path) -> None:
