@@ -1,14 +1,16 @@
 """What does one loss cost, forward and backward, beside pytorch-metric-learning's (PML) in the same run?
 
-    nice -n 10 .venv/bin/python benchmarks/losses.py
+    OMP_NUM_THREADS=1 .venv/bin/python benchmarks/losses.py [LOSS ...]
 
-For each loss with a counterpart: milliseconds (best of interleaved runs) and peak MiB (of tensors made by one forward and backward), and
-the ratios ours / PML: below 1.0 ours is faster or smaller. Losses over classes run at every B, C, d and K that fits; "-" stands for a
-side that does not fit. Then each loss's growth with C and with B. CPU, one thread.
+For each loss (or each named one) with a counterpart: milliseconds (best of interleaved runs) and peak MiB (of tensors made by one
+forward and backward), and the ratios ours / PML: below 1.0 ours is faster or smaller. Losses over classes run at every B, C, d and K that
+fits (the discriminative loss's d is C); "-" stands for a side that does not fit or that PML lacks. Then each loss's growth with C and
+with B. CPU, one thread.
 """
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,8 +20,10 @@ from typing import Any
 import torch
 from pytorch_metric_learning import losses, miners, regularizers
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
+from dml_core.losses.multi_centre import MultiCentre, centre_spread
 from dml_core.losses.registry import build_loss
 
 BATCH_SIZES, CLASS_COUNTS, DIMS, CENTRE_COUNTS = (32, 256), (98, 11_318, 100_000), (64, 512), (1, 2, 10)
@@ -42,15 +46,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Contest:
-    """One of our losses and its counterpart, which is None where PML has none; `sizes` is what it is run at."""
+    """One of our losses and its counterpart, which is None where PML has none."""
 
     name: str
     options: dict[str, Any]
-    peer: Callable[[Size], Callable[[Tensor, Tensor], Tensor]] | None
+    peer: Callable[[Size], nn.Module] | None
     note: str = ""
     over_classes: bool = True
     several_centres: bool = False
     square_peer: bool = False
+    regulariser_alone: bool = False
     found: dict[Size, float] = field(default_factory=dict)
 
 
@@ -68,6 +73,43 @@ class Mined(nn.Module):
         indices = self.miner(embeddings, labels) if self.miner else None
         total: Tensor = sum(weight * loss(embeddings, labels, indices) for weight, loss in zip(self.weights, self.losses, strict=True))
         return total
+
+
+class Ours(nn.Module):
+    """The total of one of our losses."""
+
+    def __init__(self, contest: Contest, size: Size) -> None:
+        super().__init__()
+        options = contest.options | ({"num_centres": size.centres} if contest.several_centres else {})
+        self.loss = build_loss(contest.name, options, size.classes, size.dim)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of the batch."""
+        total: Tensor = self.loss(embeddings, labels).total
+        return total
+
+
+class OurRegulariser(Ours):
+    """SoftTriple's regulariser without the loss around it."""
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Of the centres as they are, not yet of unit length."""
+        assert isinstance(self.loss, MultiCentre)
+        return centre_spread(functional.normalize(self.loss.centres_KCD, dim=-1))
+
+
+class PmlRegulariser(nn.Module):
+    """PML's of as many centres, which it takes to unit length too."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(size.classes * size.centres, size.dim))
+        self.regulariser = regularizers.SparseCentersRegularizer(size.classes, size.centres)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Of the centres; the batch does not enter."""
+        value: Tensor = self.regulariser(self.centres)
+        return value
 
 
 def soft_triple_peer(size: Size, regularised: bool) -> nn.Module:
@@ -92,6 +134,7 @@ def contests() -> list[Contest]:
         Contest("proxy_nca", {}, lambda size: losses.ProxyNCALoss(size.classes, size.dim)),
         Contest("softtriple", {"regulariser_weight": 0.0}, lambda size: soft_triple_peer(size, False), "no regulariser", True, True),
         Contest("softtriple", {}, lambda size: soft_triple_peer(size, True), "regulariser", True, True, True),
+        Contest("softtriple", {}, PmlRegulariser, "regulariser alone", True, True, True, True),
         Contest("tuplet_margin", {"negatives": "all"}, tuplet_peer, "all negatives", over_classes=False),
         Contest("tuplet_margin", {}, tuplet_peer, "random negatives; PML all", over_classes=False),
         Contest("triplet_batch_hard", {}, batch_hard, over_classes=False),
@@ -99,7 +142,7 @@ def contests() -> list[Contest]:
         Contest("contrastive", {}, lambda size: losses.ContrastiveLoss(), over_classes=False),
         *(
             Contest(name, {}, None)
-            for name in ("softmax", "heated_up_softmax", "sgsl", "l2_constrained_softmax", "center_loss", "ring_loss")
+            for name in ("softmax", "heated_up_softmax", "discriminative", "sgsl", "l2_constrained_softmax", "center_loss", "ring_loss")
         ),
         Contest("hardtriple", {}, None, several_centres=True),
     ]
@@ -107,13 +150,13 @@ def contests() -> list[Contest]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    entered = contests()
+    entered = [contest for contest in contests() if not sys.argv[1:] or contest.name in sys.argv[1:]]
     print(f"{'loss':24}{'':28}{'B':>5}{'C':>8}{'d':>5}{'K':>4}{'ms':>9}{'PML ms':>9}{'ratio':>7}{'MiB':>8}{'PML MiB':>9}{'ratio':>7}")
     ratios: list[float] = []
     for contest in entered:
         for size in sizes(contest):
             ratios += run(contest, size)
-    print(f"\nlargest time ratio ours / PML: {max(ratios):.2f}")
+    print(f"\nlargest time ratio ours / PML: {max(ratios, default=math.nan):.2f}")
     for contest in entered:
         print_growth(contest)
 
@@ -124,17 +167,22 @@ def sizes(contest: Contest) -> Iterator[Size]:
         yield from (Size(batch, batch // NUM_SAMPLES_PER_CLASS, dim) for batch, dim in product(BATCH_SIZES, DIMS))
         return
     for batch, classes, dim, centres in product(BATCH_SIZES, CLASS_COUNTS, DIMS, CENTRE_COUNTS if contest.several_centres else (1,)):
+        if contest.name == "discriminative":  # its centroids are the axes: no parameters, d = C
+            if dim == DIMS[0] and mib(batch * classes) <= MOST_SIMILARITY_MIB:
+                yield Size(batch, classes, classes)
+            continue
+        if contest.regulariser_alone and (batch != BATCH_SIZES[0] or centres == 1):
+            continue
         if mib(classes * centres * dim) <= MOST_PARAMETER_MIB and mib(batch * classes * centres) <= MOST_SIMILARITY_MIB:
             yield Size(batch, classes, dim, centres)
 
 
 def run(contest: Contest, size: Size) -> list[float]:
     """Print one line; the ratio of times where there are two."""
-    options = contest.options | ({"num_centres": size.centres} if contest.several_centres else {})
-    ours = build_loss(contest.name, options, size.classes, size.dim)
+    ours = OurRegulariser(contest, size) if contest.regulariser_alone else Ours(contest, size)
     fits = not (contest.square_peer and size.centres > 1 and mib((size.classes * size.centres) ** 2) > MOST_SQUARE_MIB)
     peer = contest.peer(size) if contest.peer and fits else None
-    steps = [step(lambda x, y: ours(x, y).total, ours, size), *([step(peer, peer, size)] if peer else [])]
+    steps = [step(ours, size), *([step(peer, size)] if peer else [])]
     milliseconds, peak = best_milliseconds(steps), [peak_mib(one) for one in steps]
     contest.found[size] = milliseconds[0]
     cells = [f"{milliseconds[0]:9.2f}", f"{milliseconds[1]:9.2f}{milliseconds[0] / milliseconds[1]:7.2f}" if peer else f"{'-':>9}{'-':>7}"]
@@ -143,7 +191,7 @@ def run(contest: Contest, size: Size) -> list[float]:
     return [milliseconds[0] / milliseconds[1]] if peer else []
 
 
-def step(loss: Callable[[Tensor, Tensor], Tensor], module: Any, size: Size) -> Step:
+def step(loss: nn.Module, size: Size) -> Step:
     """One forward and backward over a batch of k classes with 8 samples."""
     random = torch.Generator().manual_seed(0)
     embeddings = torch.randn(size.batch, size.dim, generator=random, requires_grad=True)
@@ -152,7 +200,7 @@ def step(loss: Callable[[Tensor, Tensor], Tensor], module: Any, size: Size) -> S
     def once() -> None:
         torch.autograd.backward(loss(embeddings, labels))
         embeddings.grad = None  # so that every run starts with the same memory
-        module.zero_grad()
+        loss.zero_grad()
 
     return once
 
@@ -187,7 +235,8 @@ def peak_mib(once: Step) -> float:
 def print_growth(contest: Contest) -> None:
     """How the time grows when C or B alone grows, at d = 64 and the fewest centres."""
     for larger, smaller in product(contest.found, contest.found):
-        if larger.dim != DIMS[0] or (larger.dim, larger.centres) != (smaller.dim, smaller.centres) or larger.centres > 2:
+        same_dim = larger.dim == smaller.dim == DIMS[0] or contest.name == "discriminative"
+        if not same_dim or larger.centres != smaller.centres or larger.centres > 2:
             continue
         by_classes = larger.batch == smaller.batch and larger.classes > smaller.classes and contest.over_classes
         by_batch = larger.batch > smaller.batch and (larger.classes == smaller.classes or not contest.over_classes)

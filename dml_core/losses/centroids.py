@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
 from torch import Tensor
 
 POINTS_PER_CENTROID = 100  # "a large set of points" in the paper; assumed: of 3 to 100 tried, this came nearest to Table 3's distances
@@ -24,6 +23,8 @@ class CentroidDistances(NamedTuple):
 
 def kmeans_centroids(num_centroids: int, dim: int, seed: int) -> Tensor:
     """Unit-length centres of a K-means over points drawn uniformly on the hypersphere: float32 (C, D), the same for the same seed."""
+    from sklearn.cluster import KMeans  # two seconds that reading the options of a loss does not need
+
     points = np.random.default_rng(seed).standard_normal((POINTS_PER_CENTROID * num_centroids, dim))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     centres = KMeans(num_centroids, n_init=1, random_state=seed).fit(points).cluster_centers_

@@ -61,7 +61,7 @@ def centroid_terms(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor
 
 def bound_terms(embeddings_ND: Tensor, dot_NC: Tensor, labels_N: Tensor, squared_norm_C: Tensor | float = 1.0) -> Tensor:
     """Eq. 8's summand of each sample, (N,), from its dot products with the centroids and their squared norms."""
-    squared_NC = embeddings_ND.square().sum(dim=1, keepdim=True) + squared_norm_C - 2.0 * dot_NC
+    squared_NC = torch.add(embeddings_ND.square().sum(dim=1, keepdim=True) + squared_norm_C, dot_NC, alpha=-2.0)
     # Below the rounding error of the subtraction a distance is not known; its gradient is then taken as zero instead of infinite.
     distance_NC = squared_NC.clamp_min(torch.finfo(squared_NC.dtype).eps).sqrt()
     own_N = distance_NC.gather(1, labels_N[:, None]).squeeze(1)

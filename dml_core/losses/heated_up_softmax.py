@@ -81,6 +81,7 @@ class HeatedUpSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 2."""
-        logits_NC = functional.linear(embeddings_ND, functional.normalize(self.classifier.weight), self.classifier.bias)
-        total = functional.cross_entropy(self.alpha * logits_NC, labels_N)
+        bias_C = None if self.classifier.bias is None else self.alpha * self.classifier.bias
+        logits_NC = functional.linear(self.alpha * embeddings_ND, functional.normalize(self.classifier.weight), bias_C)
+        total = functional.cross_entropy(logits_NC, labels_N)
         return LossOutput(total, {"softmax": total.detach()})

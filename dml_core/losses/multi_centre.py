@@ -1,6 +1,6 @@
 """What SoftTriple and HardTriple share: K unit-length centres per class, the margin, the regulariser (Qian et al., ICCV 2019, eq. 8-10).
 
-Shapes: N samples, D embedding dimensions, C classes, K centres per class, P = K(K-1)/2 pairs of centres of one class.
+Shapes: N samples, D embedding dimensions, C classes, K centres per class.
 """
 
 from abc import abstractmethod
@@ -73,6 +73,5 @@ def centre_spread(unit_KCD: Tensor) -> Tensor:
     """
     num_centres, num_classes, _ = unit_KCD.shape
     unit_CKD = unit_KCD.transpose(0, 1)
-    first_P, second_P = torch.triu_indices(num_centres, num_centres, offset=1, device=unit_KCD.device)
-    cos_CP = (unit_CKD @ unit_CKD.transpose(1, 2))[:, first_P, second_P]
-    return (2.0 + ROOT_EPSILON - 2.0 * cos_CP).sqrt().sum() / (num_classes * num_centres * (num_centres - 1))
+    squared_CKK = torch.baddbmm(unit_KCD.new_tensor(2.0 + ROOT_EPSILON), unit_CKD, unit_CKD.transpose(1, 2), alpha=-2.0)
+    return squared_CKK.sqrt().triu(1).sum() / (num_classes * num_centres * (num_centres - 1))

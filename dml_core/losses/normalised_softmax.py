@@ -35,6 +35,6 @@ class NormalisedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 3."""
-        sim_NC = functional.normalize(embeddings_ND) @ functional.normalize(self.centres_CD).T
-        total = functional.cross_entropy(self.config.scale * sim_NC, labels_N)
+        scaled_ND = self.config.scale * functional.normalize(embeddings_ND)  # here, not at the logits: no second N x C tensor
+        total = functional.cross_entropy(scaled_ND @ functional.normalize(self.centres_CD).T, labels_N)
         return LossOutput(total, {"softmax": total.detach()})
