@@ -59,7 +59,8 @@ def reproduce(
     specs = {name: comparison_runs(params, name, tuple(variants or ()), tuple(seeds or ())) for name in chosen}
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare(project, name) for name in chosen}
-        chains = {name: [Chain(spec, prepared[name], services, force) for spec in specs[name]] for name in chosen}
+        published = {name: services.tracker.published(comparison_title(name)) for name in chosen}
+        chains = {name: [Chain(spec, prepared[name], services, force, published[name]) for spec in specs[name]] for name in chosen}
         errors = [error for name in chosen for chain in chains[name] if (error := chain.wait()) is not None]
     if errors:
         raise errors[0] if len(errors) == 1 else TrainingError(f"{len(errors)} runs failed, the others are done; the first: {errors[0]}")

@@ -80,9 +80,17 @@ class Outcome:
 
 
 class Chain:
-    """One run's steps, submitted; each starts when the one before it is done."""
+    """One run's steps, submitted; each starts when the one before it is done.
 
-    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool) -> None:
+    Args:
+        spec: the run.
+        dataset: what it reads.
+        services: the flow's.
+        force: run every step, done or not.
+        published: identities of runs that MLflow has whole and as current: publishing them again would add nothing.
+    """
+
+    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str]) -> None:
         self.spec = spec
         train_id, embed_id, evaluate_id = (
             of(spec, dataset) for of in (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
@@ -90,13 +98,14 @@ class Chain:
         checkpoint = _step(train, train_id, services, force).submit(train_id, spec, dataset, evaluate_id, services)
         embeddings = _step(embed, embed_id, services, force).submit(embed_id, spec, dataset, checkpoint, services)
         scores = _step(evaluate, evaluate_id, services, force).submit(evaluate_id, spec, dataset, checkpoint, embeddings, services)
-        published = publish.submit(spec, dataset, checkpoint, embeddings, scores, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
-        self._published = published
+        self._publishing = []
+        if evaluate_id not in published:
+            self._publishing.append(publish.submit(spec, dataset, checkpoint, embeddings, scores, services))
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; the error of the first that failed, if one did."""
-        for future in (*self._steps.values(), self._published):
+        for future in (*self._steps.values(), *self._publishing):
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
                 error = future.state.result(raise_on_failure=False)
@@ -106,7 +115,8 @@ class Chain:
     def outcome(self) -> Outcome:
         """What a run that did not fail came to."""
         ran = {step: future.state.name != "Cached" for step, future in self._steps.items()}
-        return Outcome(self.spec, self._steps["evaluate"].result(), ran, self._published.result() is not None)
+        delivered = all(future.result() is not None for future in self._publishing)
+        return Outcome(self.spec, self._steps["evaluate"].result(), ran, delivered)
 
 
 def comparison_title(dataset: str) -> str:
@@ -131,7 +141,7 @@ def run(dataset: str, variant: str, seed: int = 0, force: bool = False) -> Outco
     params = load_params(project.params_file)
     (spec,) = comparison_runs(params, dataset, (variant,), (seed,))
     with closing(Services(project, params.scale)) as services:
-        chain = Chain(spec, prepare(project, dataset), services, force)
+        chain = Chain(spec, prepare(project, dataset), services, force, services.tracker.published(comparison_title(dataset)))
         error = chain.wait()
     if error is not None:
         raise error
@@ -183,7 +193,7 @@ def train(identity: str, spec: RunSpec, dataset: DatasetRecord, evaluate_id: str
 
 @task(**_STEP_OPTIONS)
 def embed(identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services) -> EmbeddingRecord:
-    """Extract the embeddings of the run's test images on the same workers."""
+    """Extract the embeddings of the images that the run is scored on, on the same workers."""
     key = f"embed/{identity}"
     with _worker_slots(services):
         facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
@@ -201,7 +211,8 @@ def evaluate(
     store = services.store
     history = read_history(store.pull(checkpoint.key))
     folder = store.folder(key)
-    metrics = evaluate_run(spec.evaluation, spec.seed, spec.title, history, Path(dataset.folder), store.pull(embeddings.key), folder)
+    packed, extracted = Path(dataset.folder), store.pull(embeddings.key)
+    metrics = evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, spec.training.validation)
     store.push(key)
     return MetricRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder), metrics=metrics)
 

@@ -25,9 +25,10 @@ from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
 
 import dml_core
-from dml_core.config import flatten
+from dml_core.config import flatten, parse
 from dml_core.errors import TrackingError
 from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from tasks.records import RunReport
 from tasks.specs import RunSpec
@@ -99,9 +100,7 @@ class Tracker:
         Raises:
             TrackingError: the server cannot be reached, or has no such comparison.
         """
-        with _told_as_tracking_error(self.uri):
-            parent = self._find_parent(comparison)
-            runs = self._search(f"tags.`{PARENT_TAG}` = '{parent}' and tags.`{CURRENT_TAG}` = 'true'") if parent else []
+        runs = self._current_runs(comparison)
         if not runs:
             raise TrackingError(f"MLflow at {self.uri} has no runs of '{comparison}'; run dml reproduce first")
         rows = [
@@ -109,6 +108,14 @@ class Tracker:
             for r in runs
         ]
         return pd.DataFrame(rows).sort_values(["variant", "seed"], ignore_index=True)
+
+    def published(self, comparison: str) -> frozenset[str]:
+        """Identities of the comparison's current runs that MLflow has whole; none where it is away."""
+        try:
+            runs = self._current_runs(comparison)
+        except TrackingError:
+            return frozenset()  # publishing will try again, and say so
+        return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if run.data.tags.get(PUBLISHED_TAG) == "true")
 
     def comparisons(self) -> list[str]:
         """Titles of the comparisons that the server knows."""
@@ -167,12 +174,13 @@ class Tracker:
 
     def _log_model(self, run_id: str, report: RunReport) -> None:
         """The trained network as a pyfunc: encoded images in, embeddings out, with its code and pinned requirements."""
-        from dml_core.data.store import PackedDataset  # these two bring torchvision, which finding a published run does not need
+        from dml_core.data.splits import open_role  # these two bring torchvision, which finding a published run does not need
         from tasks import packaged_model
 
         checkpoint = load_checkpoint(self._store.pull(report.checkpoint.key))
         assert checkpoint is not None
-        dataset = PackedDataset(Path(report.dataset.folder), "train")
+        training = parse(TrainingConfig, report.parameters["training"], "published run")
+        dataset = open_role(Path(report.dataset.folder), "train", training.validation)
         mlflow.set_tracking_uri(self.uri)  # log_model has only the fluent interface; the lock is held
         with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id):
             description = packaged_model.save(Path(folder), report.parameters["training"], len(dataset.class_names), checkpoint["system"])
@@ -206,6 +214,12 @@ class Tracker:
             return str(found[0].info.run_id)
         parent = self._find_parent(comparison) or self._create(comparison, {COMPARISON_TAG: comparison})
         return self._create(title, {PARENT_TAG: parent, IDENTITY_TAG: identity})
+
+    def _current_runs(self, comparison: str) -> list[Any]:
+        """The comparison's children that no newer one of their variant and seed has superseded."""
+        with _told_as_tracking_error(self.uri):
+            parent = self._find_parent(comparison)
+            return self._search(f"tags.`{PARENT_TAG}` = '{parent}' and tags.`{CURRENT_TAG}` = 'true'") if parent else []
 
     def _find_parent(self, comparison: str) -> str | None:
         found = self._search(f"tags.`{COMPARISON_TAG}` = '{comparison}'")

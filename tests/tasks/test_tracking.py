@@ -113,8 +113,10 @@ def test_live_curves_are_not_published_again(tracker: Tracker, report: RunReport
 
 def test_a_newer_run_of_the_same_variant_and_seed_supersedes(tracker: Tracker, report: RunReport) -> None:
     tracker.publish(report)
+    assert tracker.published(COMPARISON) == {report.identity}
     newer = report.model_copy(update={"identity": "identity-of-y"})
     run_id = tracker.publish(newer)
+    assert tracker.published(COMPARISON) == {"identity-of-y"}
     table = tracker.comparison_table(COMPARISON)
     assert list(table["run_id"]) == [run_id]
     assert tracker.publish(report) != run_id
@@ -127,6 +129,7 @@ def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunRepo
     spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
     away.live(COMPARISON, report.identity, spec)(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     assert away.publish(report) is None
+    assert away.published(COMPARISON) == frozenset()
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 cannot be used") as caught:
         away.sync()
     assert "\n" not in str(caught.value)
