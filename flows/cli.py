@@ -165,8 +165,9 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the datasets and whether they are prepared."""
+    """List the datasets and whether they are prepared, and the readers that `params.yaml` may name."""
     project = _open_project()
+    from dml_core.data.registry import DATASETS
     from dml_core.errors import DataError
     from tasks.data import read_dataset
     from tasks.specs import load_params
@@ -178,6 +179,7 @@ def data_list() -> None:
         except DataError:
             state = f"not prepared; dml data prepare {name}"
         print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
+    print(f"readers: {', '.join(DATASETS)}")
 
 
 @data_app.command("fetch")

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dml_core.data.split_config import ValidationConfig
+from dml_core.data.splits import open_role
 from dml_core.data.store import PackedDataset
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
@@ -23,7 +25,14 @@ NUM_GALLERY_NEIGHBOURS = 8
 
 
 def evaluate_run(
-    config: EvaluationConfig, seed: int, title: str, history: list[dict[str, float]], dataset: Path, embeddings: Path, folder: Path
+    config: EvaluationConfig,
+    seed: int,
+    title: str,
+    history: list[dict[str, float]],
+    dataset: Path,
+    embeddings: Path,
+    folder: Path,
+    validation: ValidationConfig | None = None,
 ) -> dict[str, float]:
     """Score a run's embeddings and draw its figures into `folder`.
 
@@ -35,6 +44,7 @@ def evaluate_run(
         dataset: the packed dataset's folder, for the gallery's images.
         embeddings: folder of the extracted embeddings.
         folder: where `metrics.json` and the figures go.
+        validation: which training classes the run held out.
 
     Returns:
         Metric name -> fraction or count.
@@ -54,7 +64,7 @@ def evaluate_run(
         if history:
             _plot_history(history, folder / CURVE_FILE, title)
         plot_similarity_histogram(gallery_ND, labels_N, folder / HISTOGRAM_FILE, title, config.metric, seed=seed)
-        roles = PackedDataset(dataset, query_role), PackedDataset(dataset, gallery_role)
+        roles = open_role(dataset, query_role, validation), open_role(dataset, gallery_role, validation)
         _plot_gallery(config, seed, roles, (queries_QD, gallery_ND), (query_labels_Q, labels_N), folder / GALLERY_FILE)
     except OSError as error:
         raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
@@ -76,9 +86,9 @@ def load_array(path: Path) -> np.ndarray:
 
 
 def query_and_gallery(embeddings: Path) -> tuple[str, str]:
-    """The roles that ask and that are searched: query and gallery where the dataset has them, else test twice."""
-    roles = json.loads((embeddings / "manifest.json").read_text())
-    return ("query", "gallery") if "query" in roles else ("test", "test")
+    """The roles that ask and that are searched: query and gallery where there are such, else the only one twice."""
+    roles = list(json.loads((embeddings / "manifest.json").read_text()))
+    return ("query", "gallery") if "query" in roles else (roles[0], roles[0])
 
 
 def _plot_history(history: list[dict[str, float]], path: Path, title: str) -> None:

@@ -23,7 +23,7 @@ from tasks.specs import RunSpec
 PACKAGES = ("dml_core", "tasks")
 STEP_VERSION = {"train": 1, "embed": 1, "evaluate": 1}
 STEP_MODULES = {
-    "train": ("dml_core.training.loop",),
+    "train": ("dml_core.training.loop", "dml_core.data.splits"),
     "embed": ("tasks.embedding",),
     "evaluate": ("tasks.evaluation",),
 }
@@ -39,7 +39,7 @@ def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
     """Identity of a run's embeddings."""
-    return _identity("embed", {}, train_identity(spec, dataset), STEP_MODULES["embed"])
+    return _identity("embed", {"role": spec.evaluation.role}, train_identity(spec, dataset), STEP_MODULES["embed"])
 
 
 def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:

@@ -10,7 +10,7 @@ import torch
 from dml_core.data.batches import TestView, iterate_batches
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
-from dml_core.data.store import PackedDataset
+from dml_core.data.splits import open_role
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
 from dml_core.training.config import TrainingConfig
@@ -40,7 +40,7 @@ class LocalRun:
     @torch.no_grad()
     def embed(self, role: str) -> tuple[np.ndarray, np.ndarray]:
         """Test embeddings (N, E) float32 and labels (N,) of a role, in dataset order."""
-        dataset = PackedDataset(self.packed, role)
+        dataset = open_role(self.packed, role, self.config.validation)
         batches = np.split(np.arange(len(dataset)), range(BATCH_SIZE, len(dataset), BATCH_SIZE))
         embed = self.system.eval().model.embed
         assert callable(embed)
@@ -55,7 +55,7 @@ class LocalRun:
 def train_here(config: TrainingConfig, packed: Path, seed: int) -> LocalRun:
     """Train on the packed dataset's training role; nothing is kept on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        system = fit(config, PackedDataset(packed, "train"), seed, Path(folder), CPU)
+        system = fit(config, open_role(packed, "train", config.validation), seed, Path(folder), CPU)
         return LocalRun(config, packed, system, read_history(Path(folder)))
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dml_core.data.info import read_info
-from dml_core.data.store import PackedDataset
+from dml_core.data.splits import open_role, save_split, split_classes
 from dml_core.errors import DmlError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import load_checkpoint
@@ -128,8 +128,11 @@ def _next_job(board: Any) -> Job | str | None:
 
 def _train(job: Job, device: torch.device, board: Any) -> None:
     store = Store(job.store, Path(job.cache))
-    dataset = PackedDataset(_dataset_folder(job, store), "train")
+    packed, validation = _dataset_folder(job, store), job.spec.training.validation
+    dataset = open_role(packed, "train", validation)
     folder = store.pull(job.train_key)
+    if validation is not None and rank() == 0:
+        save_split(split_classes(packed, validation), folder)
 
     def report(message: Progress) -> None:
         if message.checkpoint is not None:
@@ -143,11 +146,13 @@ def _train(job: Job, device: torch.device, board: Any) -> None:
 
 def _embed(job: Job, device: torch.device, board: Any) -> None:
     store = Store(job.store, Path(job.cache))
-    folder = _dataset_folder(job, store)
-    roles = {role: PackedDataset(folder, role) for role in read_info(folder).roles if role != "train"}
+    folder, validation = _dataset_folder(job, store), job.spec.training.validation
+    scored = ["validation"] if job.spec.evaluation.role == "validation" else [role for role in read_info(folder).roles if role != "train"]
+    roles = {role: open_role(folder, role, validation) for role in scored}
     checkpoint = load_checkpoint(store.pull(job.train_key))
     assert checkpoint is not None, "embedding follows training"
-    system = build_system(_without_weights(job.spec.training), len(PackedDataset(folder, "train").class_names), job.spec.seed, device)
+    num_classes = len(open_role(folder, "train", validation).class_names)
+    system = build_system(_without_weights(job.spec.training), num_classes, job.spec.seed, device)
     system.load_state_dict(checkpoint["system"])
     assert isinstance(system.model, Embedder)
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)

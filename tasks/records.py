@@ -46,7 +46,7 @@ class StepRecord(Record):
 
 
 class CheckpointRecord(StepRecord):
-    """A trained system: `checkpoint.pt` and `history.jsonl`."""
+    """A trained system: `checkpoint.pt`, `history.jsonl`, and `validation_split.json` where classes were held out."""
 
 
 class EmbeddingRecord(StepRecord):

@@ -64,7 +64,7 @@ def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folde
         writer.writerow(["variant", "k", "recall"])
         writer.writerows([variant, k, f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
     plot_recall_curves(recalls, folder / FIGURE_FILE, title)
-    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}))
+    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role)
     (folder / REPORT_FILE).write_text(text)
     return text
 
@@ -111,12 +111,12 @@ def check_table(name: str, report: "CheckReport") -> Table:
     return table
 
 
-def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int) -> str:
+def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str) -> str:
     columns = report_columns(summaries)
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
     rows = [["variant", *columns], *([variant, *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
     rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
-    lines = [f"# {title}", "", f"Per cent, test classes, {spread}.", "", padded[0], rule, *padded[1:]]
+    lines = [f"# {title}", "", f"Per cent, {role} classes, {spread}.", "", padded[0], rule, *padded[1:]]
     return "\n".join([*lines, "", f"![Recall@K]({FIGURE_FILE})", ""])

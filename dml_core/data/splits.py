@@ -1,14 +1,15 @@
 """Class-disjoint validation: some of the training classes are held out, chosen by a seed, and the choice is saved with the run."""
 
+import hashlib
 from pathlib import Path
-
-import numpy as np
-from pydantic import ValidationError
 
 from dml_core.config import Config
 from dml_core.data.info import read_info
+from dml_core.data.split_config import ValidationConfig
 from dml_core.data.store import PackedDataset
-from dml_core.errors import ConfigError, DataError
+from dml_core.errors import ConfigError, StoreError
+
+SPLIT_FILE = "validation_split.json"
 
 
 class ClassSplit(Config):
@@ -16,54 +17,62 @@ class ClassSplit(Config):
 
     Attributes:
         fingerprint: of the packed dataset that was split.
-        seed, val_share: what the choice derives from.
-        train, val: class names, each in the dataset's order.
+        share, seed: what the choice derives from.
+        train, validation: class names, each in the dataset's order.
     """
 
     fingerprint: str
+    share: float
     seed: int
-    val_share: float
     train: tuple[str, ...]
-    val: tuple[str, ...]
+    validation: tuple[str, ...]
 
 
-def split_classes(folder: Path, val_share: float, seed: int) -> ClassSplit:
-    """Choose `val_share` of the training classes of a packed dataset, at least two, for validation.
+def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
+    """Hold out a share of the training classes of a packed dataset, at least two.
+
+    The choice depends on the seed and the classes' names alone: they are ordered by a hash of both, and the first are held out.
 
     Raises:
-        ConfigError: fewer than two classes would be left for training, or the share is not within (0, 1).
+        ConfigError: fewer than two classes would be left for training.
     """
     names = PackedDataset(folder, "train").class_names
-    num_val = max(2, round(val_share * len(names)))
-    if not 0 < val_share < 1 or len(names) - num_val < 2:
-        raise ConfigError(f"val_share {val_share} of {len(names)} training classes leaves fewer than two to train; choose a smaller share")
-    chosen = set(np.random.default_rng(seed).permutation(len(names))[:num_val].tolist())
+    num_held_out = max(2, round(config.share * len(names)))
+    if len(names) - num_held_out < 2:
+        raise ConfigError(
+            f"validation.share {config.share:g} of {len(names)} training classes leaves fewer than two to train; choose a smaller share"
+        )
+    held_out = set(sorted(names, key=lambda name: hashlib.sha256(f"{config.seed} {name}".encode()).digest())[:num_held_out])
     return ClassSplit(
         fingerprint=read_info(folder).fingerprint,
-        seed=seed,
-        val_share=val_share,
-        train=tuple(name for index, name in enumerate(names) if index not in chosen),
-        val=tuple(name for index, name in enumerate(names) if index in chosen),
+        share=config.share,
+        seed=config.seed,
+        train=tuple(name for name in names if name not in held_out),
+        validation=tuple(name for name in names if name in held_out),
     )
 
 
-def save_split(split: ClassSplit, path: Path) -> None:
-    """Write the split as JSON."""
-    path.write_text(split.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def load_split(path: Path, folder: Path) -> ClassSplit:
-    """Read a saved split of the packed dataset in `folder`.
+def open_role(folder: Path, role: str, validation: ValidationConfig | None) -> PackedDataset:
+    """One role of a packed dataset as a run sees it: "train" without the classes held out, "validation" those alone.
 
     Raises:
-        DataError: no such file, not a split, or the split of another dataset.
+        DataError: no prepared dataset there.
+        ConfigError: it has no such role, or too few classes to hold some out.
+    """
+    if validation is None or role not in ("train", "validation"):
+        return PackedDataset(folder, role)
+    split = split_classes(folder, validation)
+    return PackedDataset(folder, "train", split.train if role == "train" else split.validation)
+
+
+def save_split(split: ClassSplit, folder: Path) -> None:
+    """Write the split as `validation_split.json`.
+
+    Raises:
+        StoreError: the folder cannot be written.
     """
     try:
-        split = ClassSplit.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; make the validation split again") from None
-    except ValidationError:
-        raise DataError(f"{path}: not a saved validation split; make it again") from None
-    if split.fingerprint != read_info(folder).fingerprint:
-        raise DataError(f"{path}: belongs to another dataset than {folder}; make the validation split again")
-    return split
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SPLIT_FILE).write_text(split.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{folder}: the validation split cannot be written ({error.strerror or error}); free space") from None

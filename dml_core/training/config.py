@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config
 from dml_core.data.samplers import SamplerConfig
+from dml_core.data.split_config import ValidationConfig
 from dml_core.data.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.embedder import ModelConfig
@@ -24,6 +25,7 @@ class TrainingConfig(Config):
     """One system as it is trained.
 
     Attributes:
+        validation: training classes that are held out (`data.splits.open_role` opens the rest); None trains on all of them.
         num_epochs: 0 leaves the network as it was initialised (the untrained reference).
         warm_up_batchnorm: one pass over the training images before the first epoch that only moves BatchNorm's averages (heated-up
             softmax's released code, whose new head would start from averages of nothing).
@@ -35,6 +37,7 @@ class TrainingConfig(Config):
     loss: LossChoice
     sampler: SamplerConfig
     transform: TransformConfig
+    validation: ValidationConfig | None = None
     optimiser: OptimiserConfig = OptimiserConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     num_epochs: int = Field(ge=0)

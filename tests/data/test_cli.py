@@ -80,7 +80,9 @@ def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
-    assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data prepare d" in project.dml("list")
+    listed = project.dml("list")
+    assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data prepare d\n" in listed
+    assert "readers: cars196, cub200, " in listed
     assert project.dml("fetch") == f"d: raw files are in {project.raw}\n"
     assert "9 images of 3 classes, 3 to 3 of each" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
     assert re.fullmatch(r"d: 9 train, 9 test, digest [0-9a-f]{16}\n", project.dml("prepare"))

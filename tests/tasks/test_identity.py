@@ -32,6 +32,7 @@ def identities(spec: RunSpec = SPEC, dataset: DatasetRecord = DATASET) -> list[s
         changed(training={"loss": {"options": {"scale": 5.0}}}),
         changed(training={"optimiser": {"learning_rate": 0.1}}),
         changed(training={"model": {"head": {"embedding_dim": 16}}}),
+        changed(training={"validation": {"share": 0.2}}),
     ],
 )
 def test_training_settings_change_every_step(spec: RunSpec) -> None:
@@ -41,6 +42,13 @@ def test_training_settings_change_every_step(spec: RunSpec) -> None:
 def test_evaluation_settings_change_the_evaluation_only() -> None:
     before, after = identities(), identities(changed(evaluation={"recall_at": (1, 10)}))
     assert before[:2] == after[:2]
+    assert before[2] != after[2]
+
+
+def test_scoring_validation_classes_embeds_them_and_trains_nothing() -> None:
+    before, after = identities(), identities(changed(evaluation={"role": "validation"}))
+    assert before[0] == after[0]
+    assert before[1] != after[1]
     assert before[2] != after[2]
 
 

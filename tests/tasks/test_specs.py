@@ -55,6 +55,8 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
         ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"num_centres": 0}}}}}}, "num_centres"),
+        ({"evaluation": {"role": "validation"}}, "no classes are held out; set validation: {share: 0.2}"),
+        ({"comparison": {"protocol": {"validation": {"share": 1.0}}}}, "validation.share"),
         ({"comparison": {"protocol": {"optimiser": {"momentum": 0.9}}}}, "momentum and nesterov belong to sgd"),
     ],
 )
