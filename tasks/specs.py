@@ -135,9 +135,7 @@ def comparison_runs(
         with located(where):
             parse_loss_options(training.loss.name, training.loss.options)
             if params.evaluation.role == "validation" and training.validation is None:
-                raise ConfigError(
-                    "evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}"
-                )
+                raise ConfigError("evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}")
         runs += [
             RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation)
             for seed in seeds or comparison.seeds
