@@ -1,6 +1,6 @@
 """What SoftTriple and HardTriple share: K unit-length centres per class, the margin, the regulariser (Qian et al., ICCV 2019, eq. 8-10).
 
-Shapes: N samples, D embedding dimensions, C classes, K centres per class.
+Shapes: N samples, D embedding dimensions, C classes, K centres per class, P pairs of centres.
 """
 
 from abc import abstractmethod
@@ -69,9 +69,13 @@ class MultiCentre(Loss):
 def centre_spread(unit_KCD: Tensor) -> Tensor:
     """Sum over classes of eq. 9 over C K (K - 1): half the mean distance of two centres of one class; scalar.
 
-    No matrix over all C K centres is made, only the (C, K, K) cosines within the classes.
+    No matrix over all C K centres is made, only the cosines within the classes.
     """
     num_centres, num_classes, _ = unit_KCD.shape
+    if num_centres <= 3:  # no more pairs than centres: products of rows, as many small matrix products take three times as long
+        first_P, second_P = torch.triu_indices(num_centres, num_centres, offset=1, device=unit_KCD.device)
+        cos_PC = (unit_KCD[first_P] * unit_KCD[second_P]).sum(dim=-1)
+        return (2.0 + ROOT_EPSILON - 2.0 * cos_PC).sqrt().sum() / (num_classes * num_centres * (num_centres - 1))
     unit_CKD = unit_KCD.transpose(0, 1)
     squared_CKK = torch.baddbmm(unit_KCD.new_tensor(2.0 + ROOT_EPSILON), unit_CKD, unit_CKD.transpose(1, 2), alpha=-2.0)
     return squared_CKK.sqrt().triu(1).sum() / (num_classes * num_centres * (num_centres - 1))

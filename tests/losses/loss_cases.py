@@ -12,7 +12,7 @@ VARIANTS = {
     "softmax": [{}, {"bias": False, "label_smoothing": 0.1}],
     "normalised_softmax": [{"scale": 8.0}],
     "softtriple": [{"num_centres": 3}, {"num_centres": 3, "regulariser_weight": 0.0, "margin": 0.1}, {"num_centres": 1}],
-    "hardtriple": [{"num_centres": 3}],
+    "hardtriple": [{"num_centres": 4}],
     "heated_up_softmax": [{}, {"alpha": 8.0, "bias": False, "better_init": True}],
     "discriminative": [{}, {"centroids": "kmeans"}],
     "tuplet_margin": [{}, {"negatives": "all"}, {"negatives": "all", "scale": 8.0, "slack_margin": 0.0, "variance_weight": 0.0}],

@@ -30,14 +30,17 @@ def test_normalised_softmax():
     equal(ours("normalised_softmax", {}, centres_CD=centres(NUM_CLASSES, DIM)), theirs(EMBEDDINGS, LABELS))
 
 
+@pytest.mark.parametrize("num_centres", [2, 5])
 @pytest.mark.parametrize("weight", [0.0, 0.2])
-def test_softtriple_with_and_without_the_regulariser(weight):
+def test_softtriple_with_and_without_the_regulariser(weight, num_centres):
     """Theirs adds no 1e-5 under the root (but the type's epsilon): the regularisers differ by less than that."""
-    centres_KCD = centres(3, NUM_CLASSES, DIM)
-    regulariser = regularizers.SparseCentersRegularizer(NUM_CLASSES, 3) if weight else None
-    theirs = losses.SoftTripleLoss(NUM_CLASSES, DIM, centers_per_class=3, weight_regularizer=regulariser, weight_reg_weight=weight)
+    centres_KCD = centres(num_centres, NUM_CLASSES, DIM)
+    regulariser = regularizers.SparseCentersRegularizer(NUM_CLASSES, num_centres) if weight else None
+    theirs = losses.SoftTripleLoss(
+        NUM_CLASSES, DIM, centers_per_class=num_centres, weight_regularizer=regulariser, weight_reg_weight=weight
+    )
     theirs.fc.data = centres_KCD.transpose(0, 1).flatten(0, 1).T.contiguous()
-    mine = ours("softtriple", {"num_centres": 3, "regulariser_weight": weight}, centres_KCD=centres_KCD)
+    mine = ours("softtriple", {"num_centres": num_centres, "regulariser_weight": weight}, centres_KCD=centres_KCD)
     torch.testing.assert_close(mine, theirs(EMBEDDINGS, LABELS), rtol=0.0, atol=1e-5 * weight + 1e-9)
 
 
