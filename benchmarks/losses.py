@@ -151,7 +151,7 @@ def contests() -> list[Contest]:
 def main() -> None:
     torch.set_num_threads(1)
     entered = [contest for contest in contests() if not sys.argv[1:] or contest.name in sys.argv[1:]]
-    print(f"{'loss':24}{'':28}{'B':>5}{'C':>8}{'d':>5}{'K':>4}{'ms':>9}{'PML ms':>9}{'ratio':>7}{'MiB':>8}{'PML MiB':>9}{'ratio':>7}")
+    print(f"{'loss':24}{'':28}{'B':>5}{'C':>8}{'d':>8}{'K':>4}{'ms':>9}{'PML ms':>9}{'ratio':>7}{'MiB':>8}{'PML MiB':>9}{'ratio':>7}")
     ratios: list[float] = []
     for contest in entered:
         for size in sizes(contest):
@@ -187,7 +187,7 @@ def run(contest: Contest, size: Size) -> list[float]:
     contest.found[size] = milliseconds[0]
     cells = [f"{milliseconds[0]:9.2f}", f"{milliseconds[1]:9.2f}{milliseconds[0] / milliseconds[1]:7.2f}" if peer else f"{'-':>9}{'-':>7}"]
     cells += [f"{peak[0]:8.1f}", f"{peak[1]:9.1f}{peak[0] / peak[1]:7.2f}" if peer else f"{'-':>9}{'-':>7}"]
-    print(f"{contest.name:24}{contest.note:28}{size.batch:5}{size.classes:8}{size.dim:5}{size.centres:4}{''.join(cells)}", flush=True)
+    print(f"{contest.name:24}{contest.note:28}{size.batch:5}{size.classes:8}{size.dim:8}{size.centres:4}{''.join(cells)}", flush=True)
     return [milliseconds[0] / milliseconds[1]] if peer else []
 
 
