@@ -5,7 +5,9 @@ import torch
 from loss_cases import build
 from torch.nn import functional
 
+from dml_core.config import parse
 from dml_core.losses.contract import Needs
+from dml_core.models.heads import HeadConfig, build_head
 
 
 def course(num_epochs, **options):
@@ -46,6 +48,25 @@ def test_alpha_scales_the_logits():
     for epoch, alpha in ((0, 16.0), (79, 4.0)):
         loss.start_epoch(epoch, 80)
         torch.testing.assert_close(loss(embeddings_ND, labels_N).total, functional.cross_entropy(alpha * logits_NC, labels_N))
+
+
+@pytest.mark.parametrize(
+    ("variant", "last_alpha"), [("SM", None), ("LN", 16.0), ("BN", 16.0), ("HLN", 4.0), ("HBN", 4.0)], ids=lambda value: str(value)
+)
+def test_the_five_variants_of_the_paper(variant, last_alpha):
+    """What the loss sees: anything (SM), unit length (LN), or unit variance over sqrt(k) (BN); and whether it is heated at the end."""
+    kind = {"kind": "bn"} if variant.endswith("BN") else {"normalise_in_training": variant != "SM"}
+    head = build_head(parse(HeadConfig, {"embedding_dim": 5, **kind}, "head"), 12).double()
+    seen_ND = head(3 + torch.randn(400, 12, dtype=torch.float64))
+    unit_length = torch.allclose(seen_ND.norm(dim=1), torch.ones(400).double())
+    unit_variance = torch.allclose(seen_ND.var(dim=0, correction=0), torch.full((5,), 1 / 5).double(), rtol=0.05)
+    assert (unit_length, unit_variance) == (variant.endswith("LN"), variant.endswith("BN"))
+    if last_alpha is None:
+        assert not hasattr(build(("softmax", {})), "alpha")
+    else:
+        loss = build(("heated_up_softmax", {} if variant.startswith("H") else {"heated_alpha": None}))
+        loss.start_epoch(79, 80)
+        assert loss.alpha == last_alpha
 
 
 def test_better_init_points_each_weight_at_its_class_mean():

@@ -136,3 +136,16 @@ def test_frozen_batchnorm_is_as_each_paper_has_it():
     ]
     assert frozen("sgsl", "cub200", "as_released") == "all"
     assert frozen("heated_up_softmax", "cub200", "as_published") == "none"
+
+
+def test_the_common_track():
+    """Ours: AdamW, 1e-4 for the backbone, 1e-3 for the head, 1e-2 for the loss; a line over the first of 40 epochs, then a cosine."""
+    config, optimiser, at = timetable("common", "cub200", "softtriple")
+    assert (config.num_epochs, type(optimiser)) == (40, torch.optim.AdamW)
+    ours = torch.tensor([1e-4, 1e-3, 1e-2])
+    for epoch, factor in ((0, 0.0), (1, 0.99847), (20, 0.505), (39, 0.01153)):  # 0.01 + 0.99 (1 + cos(pi e / 40)) / 2
+        groups, _ = at(epoch)
+        assert list(groups) == ["backbone", "head", "loss"]
+        rates, decays = torch.tensor(list(groups.values())).T
+        torch.testing.assert_close(rates, factor * ours, rtol=1e-3, atol=0.0)
+        assert decays.tolist() == pytest.approx([1e-4] * 3)

@@ -9,6 +9,7 @@ from torch import nn
 from dml_core.data.store import PackedDataset
 from dml_core.training import loop
 from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
 from dml_core.training.parallel import shard_sizes
 from tests.conftest import small_training
@@ -16,6 +17,7 @@ from tests.workers import spawn
 
 CPU = torch.device("cpu")
 RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
+BETTER_INIT = LossChoice(name="heated_up_softmax", options={"better_init": True})
 RUNS = {
     "centres, GroupNorm": small_training("softtriple", num_epochs=2),
     "pairs, GroupNorm": small_training(
@@ -24,6 +26,8 @@ RUNS = {
         optimiser={"learning_rate": 1e-4},
     ),
     "centres, BatchNorm": small_training(model=RESNET, num_epochs=1),
+    # BatchNorm's averages of the training images, then the classifier at the classes' means: no step is trained.
+    "before the first epoch": small_training(model=RESNET, num_epochs=0, warm_up_batchnorm=True).model_copy(update={"loss": BETTER_INIT}),
 }
 
 
