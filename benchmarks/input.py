@@ -1,18 +1,20 @@
 """How fast is the training input pipeline, beside bare decoding and torchvision's ImageFolder, on the same images?
 
-    nice -n 10 .venv/bin/python benchmarks/input.py
+    .venv/bin/python benchmarks/input.py      (2.5 GB in the temporary folder)
 
 All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The bound is what
 decoding and transforming cost when they are run alone: ours must reach 0.85 of it. Then both feed one batch after another through two
-loader workers, a store as long as Stanford Online Products is opened, and one worker's own memory is read.
+loader workers, one worker's memory is read, and a store as long as Stanford Online Products is packed and opened.
 """
 
 import io
 import itertools
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from dml_core.data.transform_config import TransformConfig
 from dml_core.data.transforms import train_view
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
-BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS, NUM_LONG = 32, 5, 4, 120_053
+BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS = 32, 5, 4
+NUM_LONG, LONG_BYTES = 120_053, 20_000
 CONFIG = TransformConfig(crop="random_resized", crop_size=224, flip=True)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -46,8 +49,8 @@ def main() -> None:
         dataset = PackedDataset(root / "packed", "train")
         compare_on_one_core(dataset, root / "raw")
         compare_with_loader_workers(dataset, root / "raw")
-        print(f"one worker's own memory (anonymous pages) grows over its first epoch by {epoch_memory_mib(dataset):.0f} MiB")
-        time_to_first_batch(root / "long")
+        memory_of_one_worker(dataset, root / "raw")
+        long_store(root / "long")
 
 
 def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
@@ -81,18 +84,32 @@ def compare_with_loader_workers(dataset: PackedDataset, raw: Path) -> None:
     )
 
 
-def time_to_first_batch(folder: Path) -> None:
-    """A store of as many images as Stanford Online Products has, opened and read from in a random order."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (48, 48)).save(buffer, "JPEG")
-    rows = [Row(f"class_{n // 5}/{n}.jpg", n // 5, f"class_{n // 5}", "train") for n in range(NUM_LONG)]
-    pack("folder", {}, Manifest(rows, lambda _: buffer.getvalue()), folder)
+def long_store(folder: Path) -> None:
+    """A store of as many images as Stanford Online Products has, about as many bytes each: packed, opened, read from in a random order."""
+    own = in_a_fresh_process(_pack_long, folder)
+    print(f"packing {NUM_LONG} images, {sum(path.stat().st_size for path in folder.iterdir()) / 2**30:.1f} GiB: own memory {own:.0f} MiB")
     config = TransformConfig(crop="padded", padding=4, crop_size=48)
     start = time.perf_counter()
     dataset = PackedDataset(folder, "train")
     order = np.random.default_rng(0).permutation(len(dataset))
     next(iterate_batches(dataset, [order[:BATCH_SIZE]], TrainView(config, 0, 0), 0))
     print(f"time to first batch of {len(dataset)} images: {time.perf_counter() - start:.2f} s (to stay under: 2)")
+
+
+def _pack_long(folder: Path) -> float:
+    """Small pictures, so that decoding takes seconds and not minutes, with as many bytes after them as photographs have."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (48, 48)).save(buffer, "JPEG")
+    encoded = buffer.getvalue() + bytes(LONG_BYTES)
+    before, peak = _anonymous_mib(), 0.0
+
+    def watch(done: int, total: int) -> None:
+        nonlocal peak
+        peak = max(peak, _anonymous_mib() - before)
+
+    rows = [Row(f"class_{n // 5}/{n}.jpg", n // 5, f"class_{n // 5}", "train") for n in range(NUM_LONG)]
+    pack("folder", {}, Manifest(rows, lambda _: bytes(encoded)), folder, watch)
+    return max(peak, _anonymous_mib() - before)
 
 
 def write_photographs(raw: Path) -> None:
@@ -134,21 +151,30 @@ def exhaust(items: Iterator[Any]) -> None:
         pass
 
 
-def epoch_memory_mib(dataset: PackedDataset) -> float:
-    """Growth of a fresh process's anonymous memory over an epoch; the mapped store is shared and not counted."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(_grown_by_an_epoch, (dataset,))
+def memory_of_one_worker(dataset: PackedDataset, raw: Path) -> None:
+    for name, batches in (
+        ("ours", partial(our_batches, dataset, 1, 0)),
+        ("ImageFolder", partial(folder_batches, raw, len(dataset), 1, 0)),
+    ):
+        peak, own = in_a_fresh_process(_memory_of_an_epoch, batches)
+        print(f"one worker's memory, {name}: peak {peak:.0f} MiB, libraries and mapped files included; the epoch's own {own:.0f} MiB")
 
 
-def _grown_by_an_epoch(dataset: PackedDataset) -> float:
+def _memory_of_an_epoch(batches: Callable[[], Iterator[Any]]) -> tuple[float, float]:
+    """Peak of this process's memory, and how far its own (anonymous) pages grow over an epoch, in MiB."""
     before = _anonymous_mib()
-    exhaust(our_batches(dataset, 1, 0))
-    return _anonymous_mib() - before
+    own = max(_anonymous_mib() - before for _ in batches())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, own
 
 
 def _anonymous_mib() -> float:
     line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith("RssAnon"))
     return int(line.split()[1]) / 1024
+
+
+def in_a_fresh_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, arguments)
 
 
 if __name__ == "__main__":

@@ -92,26 +92,43 @@ def compare(
 
 @app.command()
 def evaluate(
-    embeddings: Annotated[Path, typer.Option(help="Embeddings, .npy, (N, D): the gallery, and the queries where none are given.")],
-    labels: Annotated[Path, typer.Option(help="Labels, .npy, (N,), integers or strings.")],
+    embeddings: Annotated[
+        Path, typer.Option(help="Embeddings (N, D): a .npy file, or the folder of an extraction. The queries too where none are given.")
+    ],
+    labels: Annotated[Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder has its own.")] = None,
     query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
     query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
     k: Annotated[str, typer.Option("--k", help="The K of Recall@K, separated by commas.")] = "1,2,4,8",
+    metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    stream: Annotated[bool, typer.Option("--stream", help="One shard at a time in memory: the retrieval metrics only.")] = False,
+    approximate: Annotated[str | None, typer.Option(help="Search through an index, ivf, pq or hnsw: Recall@K only.")] = None,
+    index_option: Annotated[list[str] | None, typer.Option(help="Of the index, as num_probes=64; repeat for several.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the metrics to this file too.")] = None,
 ) -> None:
     """Score embeddings from files: retrieval and clustering metrics, as fractions."""
     import json
 
+    from dml_core.config import parse
     from dml_core.errors import ConfigError
     from dml_core.evaluation.config import EvaluationConfig
-    from dml_core.evaluation.evaluator import evaluate as evaluate_arrays
-    from tasks.evaluation import load_array
+    from tasks.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdigit() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
-    config = EvaluationConfig(recall_at=tuple(int(part) for part in k.split(",")))
-    queries_QD, query_labels_Q = (None if path is None else load_array(path) for path in (query_embeddings, query_labels))
-    metrics = evaluate_arrays(load_array(embeddings), load_array(labels), config, queries_QD, query_labels_Q)
+    if index_option and approximate is None:
+        raise ConfigError("--index-option is of an index; choose one with --approximate ivf, pq or hnsw")
+    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": metric}, "dml evaluate")
+    approximation = None if approximate is None else approximation_of(approximate, index_option or [])
+    metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)
+    if approximate is not None:
+        recalls = ", ".join(
+            f"{value:.4f} {name.removeprefix('index_recall')}" for name, value in metrics.items() if name.startswith("index_")
+        )
+        print(
+            f"approximate ({approximate}): of the exact nearest neighbours the index found {recalls}, "
+            f"over {metrics['num_sampled_queries']} sampled queries; MAP@R, R-precision and the clustering metrics are not estimated",
+            file=sys.stderr,
+        )
     text = json.dumps(metrics, indent=2)
     if json_file is not None:
         json_file.write_text(text + "\n")
@@ -165,7 +182,7 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the datasets and whether they are prepared, and the readers that `params.yaml` may name."""
+    """List the datasets and how they stand, and the readers that params.yaml may name."""
     project = _open_project()
     from dml_core.data.registry import DATASETS
     from dml_core.errors import DataError
@@ -177,14 +194,14 @@ def data_list() -> None:
             record = read_dataset(project, name)
             state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
         except DataError:
-            state = f"not prepared; dml data prepare {name}"
+            state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
         print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
     print(f"readers: {', '.join(DATASETS)}")
 
 
 @data_app.command("fetch")
 def data_fetch(name: DatasetName) -> None:
-    """Bring a dataset's raw files into place (generate, copy, download, unpack), or say how; what is there stays as it is."""
+    """Bring raw files into place, or say how. Generates, copies, downloads, unpacks; what is there stays as it is."""
     with _working_on(name, "fetching") as (project, spec, progress):
         from tasks.data import fetch_raw
 
@@ -194,7 +211,7 @@ def data_fetch(name: DatasetName) -> None:
 
 @data_app.command("check")
 def data_check(name: DatasetName) -> None:
-    """Look at every raw image: counts, unreadable, duplicates across train and test, boxes; exit code 2 on a violation."""
+    """Look at every raw image. Counts, unreadable, duplicates across train and test, boxes; exit code 2 on a violation."""
     with _working_on(name, "checking") as (project, spec, progress):
         from tasks.data import check_raw
 
@@ -211,7 +228,7 @@ def data_check(name: DatasetName) -> None:
 
 @data_app.command("prepare")
 def data_prepare(name: DatasetName) -> None:
-    """Pack a dataset's raw files into its store; `dvc repro prepare@NAME` does it when something changed."""
+    """Pack raw files into the dataset's store. `dvc repro prepare@NAME` does it when something changed."""
     with _working_on(name, "packing") as (project, spec, progress):
         from tasks.data import prepare_dataset
 
@@ -227,10 +244,12 @@ def data_show(
     samples: Annotated[int, typer.Option(min=1, help="How many images of each.")] = 8,
     out: Annotated[Path, typer.Option(help="The PNG.")] = Path("contact_sheet.png"),
 ) -> None:
-    """Draw a contact sheet of a prepared dataset: classes by samples, with boxes."""
+    """Draw a contact sheet of a prepared dataset. Classes by samples, with boxes."""
     project = _open_project()
-    from tasks.data import show_dataset
+    from tasks.data import dataset_spec, show_dataset
+    from tasks.specs import load_params
 
+    dataset_spec(load_params(project.params_file), name)  # a name that params.yaml does not have is told as such
     print(show_dataset(project, name, role, classes, samples, out))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from rich.table import Table
+from rich.table import Column, Table
 
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.figures.curves import plot_recall_curves
@@ -99,15 +99,16 @@ def comparison_table(title: str, runs: pd.DataFrame) -> Table:
 
 def check_table(name: str, report: "CheckReport") -> Table:
     """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
-    table = Table("what", "found", "published or examples", title=f"{name}: raw files")
+    table = Table("what", "found", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
     for role, counts in report.counts.items():
         published = report.published.get(role)
         beside = f"{published.num_images} images of {published.num_classes} classes" if published else "nothing published"
         smallest, largest = report.class_sizes[role]
-        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {smallest} to {largest} of each", beside)
+        each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {each} of each", beside)
     for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
         for finding in findings:
-            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), ", ".join(finding.examples))
+            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples))
     return table
 
 

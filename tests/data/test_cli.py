@@ -81,10 +81,10 @@ def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
     listed = project.dml("list")
-    assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data prepare d\n" in listed
+    assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data fetch d\n" in listed
     assert "readers: cars196, cub200, " in listed
     assert project.dml("fetch") == f"d: raw files are in {project.raw}\n"
-    assert "9 images of 3 classes, 3 to 3 of each" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
+    assert "9 images of 3 classes, 3 of each" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
     assert re.fullmatch(r"d: 9 train, 9 test, digest [0-9a-f]{16}\n", project.dml("prepare"))
     assert "d: reader synthetic, raw files in data/raw/d: prepared, 9 train, 9 test, digest" in project.dml("list")
     assert project.dml("show", "--role", "test", "--classes", "2", "--samples", "3") == "contact_sheet.png\n"
@@ -104,7 +104,9 @@ def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -
 
 def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None:
     assert "no prepared dataset; run `dml data prepare`" in project.dml("show", code=2)
+    assert "dml data prepare d\n" not in project.dml("list")
     project.dml("fetch")
+    assert "dml data prepare d\n" in project.dml("list")
     project.dml("prepare")
     assert "no role 'val' (it has train, test)" in project.dml("show", "--role", "val", code=2)
     assert "cannot be written (No such file or directory)" in project.dml("show", "--out", "nowhere/sheet.png", code=2)
