@@ -1,12 +1,10 @@
-"""`python -m flows.claims`: measure every claim of `flows/claims.yaml` in this process, print the table and write `docs/claims.md`."""
+"""`python -m flows.claims`: measure every claim of `flows/claims.yaml`, one process a core, print the table and write `docs/claims.md`."""
 
 import tempfile
 from pathlib import Path
 
-import torch
-
 from dml_core.config import parse, read_yaml
-from tasks.claims import Bench, ClaimsSpec, Verdict, claims_table, measure_claims
+from tasks.claims import Bench, ClaimsSpec, claims_history, claims_table, measure_claims
 from tasks.environment import find_project
 from tasks.local_runs import pack_here
 
@@ -18,24 +16,26 @@ mean and half the 95 % interval. A claim holds where the interval of the differe
 refuted where it lies on the other, and is not shown where it holds 0. What a small network shows says little of a large one.
 
 {table}
+
+## History
+
+What was changed after a first look, and what that look had shown. Nothing was changed after the second, which is the table above.
+
+{history}
 """
 
 
 def main() -> None:
     """Measure all claims and write the page."""
-    torch.set_num_threads(1)
     project = find_project()
     spec = parse(ClaimsSpec, read_yaml(SPEC), SPEC.name)
     with tempfile.TemporaryDirectory() as folder:
         packed = {name: pack_here(dataset, project.root, Path(folder) / name) for name, dataset in spec.datasets.items()}
-        verdicts = measure_claims(spec, Bench(packed, spec.protocol), _watch)
+        verdicts = measure_claims(spec, Bench(packed, spec.protocol), lambda line: print(line, flush=True))
     table = claims_table(verdicts)
     print(table)
-    (project.root / "docs" / "claims.md").write_text(PAGE.format(seeds=", ".join(map(str, spec.seeds)), table=table))
-
-
-def _watch(found: Verdict) -> None:
-    print(f"{found.claim.id}: {found.verdict}", flush=True)
+    page = PAGE.format(seeds=", ".join(map(str, spec.seeds)), table=table, history=claims_history(spec))
+    (project.root / "docs" / "claims.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m flows.results`: train every row of `flows/results.yaml` in this process and write `docs/results.md`."""
+"""`python -m flows.results`: train every row of `flows/results.yaml`, one process a core, and write `docs/results.md`."""
 
 import os
 import platform
@@ -10,7 +10,7 @@ import torch
 from dml_core.config import parse, read_yaml
 from tasks.environment import find_project, git_tags
 from tasks.local_runs import pack_here
-from tasks.results import ResultsSpec, measure, table
+from tasks.results import ResultsSpec, against_untrained, measure, table
 
 SPEC = Path(__file__).parent / "results.yaml"
 PAGE = """# Results on a CPU
@@ -19,18 +19,22 @@ Made by `python -m flows.results` from `flows/results.yaml`; do not edit. Commit
 
 Fashion-MNIST, {counts}: train classes 0 to 4, test classes 5 to 9, never seen in training. Every row has the same small network, images,
 batches, augmentation, optimiser and {epochs} epochs; only the loss differs, and the head where a loss is defined on its own. Per cent over
-seeds {seeds}: mean and half the 95 % interval (Student's t, so wide for few seeds).
+seeds {seeds}: mean and half the 95 % interval (Student's t, so wide for few seeds). `untrained` is the same network, pooling and head with
+the random weights that the rows with that head start from, its BatchNorm averages those of the training images.
+
+{chosen}
 
 A twin is pytorch-metric-learning's implementation of the same loss, trained by the same loop from the same seeds. Within noise: 0 lies
 in the 95 % interval of the difference, paired by seed.
 
 {table}
+
+{against_untrained}
 """
 
 
 def main() -> None:
     """Run everything and write the page."""
-    torch.set_num_threads(1)  # small networks gain nothing from more, and the figures do not depend on the machine's cores
     project = find_project()
     spec = parse(ResultsSpec, read_yaml(SPEC), SPEC.name)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +46,9 @@ def main() -> None:
         counts=f"{spec.dataset.options['images_per_class']} images of each class",
         epochs=spec.protocol["num_epochs"],
         seeds=", ".join(map(str, spec.seeds)),
+        chosen=spec.chosen.strip(),
         table=table(spec, found),
+        against_untrained=against_untrained(spec, found),
     )
     (project.root / "docs" / "results.md").write_text(page)
 

@@ -10,7 +10,7 @@ from dml_core.config import parse, read_yaml
 from dml_core.errors import ConfigError
 from flows.claims import SPEC
 from tasks import claims
-from tasks.claims import MEASUREMENTS, Bench, Claim, ClaimsSpec, claims_table, judge, measure_claims
+from tasks.claims import MEASUREMENTS, Bench, Claim, ClaimsSpec, claims_history, claims_table, judge, measure_claims
 
 SPECIFICATION = parse(ClaimsSpec, read_yaml(SPEC), SPEC.name)
 NO_BENCH = Bench({}, {})
@@ -48,11 +48,18 @@ def test_an_unknown_measurement_is_refused_before_anything_is_measured():
         measure_claims(spec, NO_BENCH, lambda verdict: None)
 
 
-def test_claims_are_measured_with_every_seed_and_told():
+def test_a_changed_measurement_says_so_on_the_page():
+    changed = claim().model_copy(update={"history": "First otherwise."})
+    spec = SPECIFICATION.model_copy(update={"claims": (changed, claim()), "history": "Of all."})
+    assert claims_history(spec) == "- Of all.\n- text First otherwise."
+
+
+def test_claims_are_measured_with_every_seed_and_told(monkeypatch):
+    monkeypatch.setattr(claims, "side_by_side", lambda work, jobs: ((job, work(job)) for job in jobs))
     spec = SPECIFICATION.model_copy(update={"claims": (claim(),), "seeds": (0, 1, 2)})
     heard = []
     (found,) = measure_claims(spec, NO_BENCH, heard.append)
-    assert heard == [found]
+    assert [line.partition(": ")[0] for line in heard] == ["1 of 3", "2 of 3", "3 of 3"]
     assert found.values == [MEASUREMENTS["hard_gradients"](NO_BENCH, seed)[0] for seed in (0, 1, 2)]
     assert claims_table([found]).splitlines()[2].endswith("| holds |")
 
@@ -79,7 +86,7 @@ def test_pair_cosines_are_all_pairs(packed: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MEASUREMENTS if "gradients" not in name and "exponent" not in name])
 def test_trained_measurements_give_two_finite_numbers(name, packed: Path, monkeypatch):
-    monkeypatch.setattr(claims, "LARGE", {})  # the tiny dataset has fewer classes and smaller images
+    monkeypatch.setattr(claims, "MODES", {})  # the tiny dataset has fewer classes and smaller images
     bench = Bench({"modes": packed, "clothes": packed}, _tiny_protocol())
     measured = MEASUREMENTS[name](bench, 0)
     assert all(math.isfinite(value) for value in measured)

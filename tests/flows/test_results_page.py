@@ -9,7 +9,8 @@ from dml_core.config import parse, read_yaml
 from dml_core.losses.registry import LOSSES
 from dml_core.training.loop import build_system
 from flows.results import SPEC
-from tasks.results import ResultsSpec, measure, table
+from tasks import results
+from tasks.results import ResultsSpec, against_untrained, measure, table
 from tests.conftest import small_training
 
 NUM_TRAIN_CLASSES = 5  # of Fashion-MNIST
@@ -38,13 +39,15 @@ def test_every_row_has_the_same_budget():
     budgets = {
         SPECIFICATION.training_config(row, twin).model_copy(update={"loss": None, "model": None}).model_dump_json()
         for row, twin in BUILDS
-        if row != "untrained"
+        if not row.startswith("untrained")
     }
     assert len(budgets) == 1
 
 
-def test_rows_are_measured_and_set_beside_their_twins(packed: Path):
+def test_rows_are_measured_and_set_beside_their_twins(packed: Path, monkeypatch):
+    monkeypatch.setattr(results, "side_by_side", lambda work, jobs: ((job, work(job)) for job in jobs))
     values = {
+        "chosen": "by nobody",
         "dataset": {"reader": "synthetic", "raw": "unused"},
         "seeds": [0, 1],
         "protocol": PROTOCOL,
@@ -56,7 +59,8 @@ def test_rows_are_measured_and_set_beside_their_twins(packed: Path):
     spec = parse(ResultsSpec, values, "test")
     heard: list[str] = []
     found = measure(spec, packed, heard.append)
-    assert [line.partition(":")[0] for line in heard] == ["untrained", "softmax", "softmax (twin)"]
+    names = ["untrained", "softmax", "softmax (twin)"]
+    assert [line.split(": ")[1] for line in heard] == [f"{name}, seed {seed}" for seed in (0, 1) for name in names]
     assert found["softmax", True] == found["softmax", False]  # the same loss from the same seeds is the same run
     assert found["untrained", False] != found["softmax", False]
     assert table(spec, found).splitlines()[-1].endswith("| +0.0 ± 0.0 | yes |")
@@ -64,14 +68,26 @@ def test_rows_are_measured_and_set_beside_their_twins(packed: Path):
 
 def test_the_table_by_hand():
     values = {
+        "chosen": "by nobody",
         "dataset": {"reader": "synthetic", "raw": "unused"},
         "seeds": [0, 1],
         "protocol": PROTOCOL,
-        "rows": {"a": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}}},
+        "rows": {"a": {"training": {"loss": {"name": "softmax"}}, "twin": {"loss": {"name": "softmax"}}, "twin_differs": "it is slower."}},
     }
     scores = {"recall@1": [0.5, 0.7], "map@r": [0.2, 0.2], "nmi": [0.1, 0.1]}
     twins = {**scores, "recall@1": [0.3, 0.498]}
     # Two seeds: t = 12.706, so half the interval of the differences (0.2, 0.202) is 12.706 * 0.001 = 1.3 %, and of (0.5, 0.7) 127 %.
-    expected = "| a | 60.0 ± 127.1 | 20.0 ± 0.0 | 10.0 ± 0.0 | 39.9 ± 125.8 | +20.1 ± 1.3 | no |"
+    expected = "| a | 60.0 ± 127.1 | 20.0 ± 0.0 | 10.0 ± 0.0 | 39.9 ± 125.8 (1) | +20.1 ± 1.3 | no |"
     spec = parse(ResultsSpec, values, "test")
-    assert table(spec, {("a", False): scores, ("a", True): twins}).splitlines()[-1] == expected
+    *_, row, _, note = table(spec, {("a", False): scores, ("a", True): twins}).splitlines()
+    assert row == expected
+    assert note == "(1) Not the same loss: it is slower."
+
+
+def test_rows_are_counted_against_the_untrained_network():
+    """Differences (10, 11, 12) leave 0 out, (-1, 0, 1) do not, (-5, -6, -7) leave it out below."""
+    spec = SPECIFICATION.model_copy(update={"rows": dict.fromkeys(("untrained", "a", "b", "c"), SPECIFICATION.rows["softmax"])})
+    values = {"untrained": (50, 50, 50), "a": (60, 61, 62), "b": (49, 50, 51), "c": (45, 44, 43)}
+    found = {(row, False): {key: [*scores] for key in results.METRICS} for row, scores in values.items()}
+    assert "Of 3 rows" in against_untrained(spec, found)
+    assert "in R@1 1 better and 1 worse" in against_untrained(spec, found)
