@@ -10,7 +10,6 @@ loader workers, one worker's memory is read, and a store as long as Stanford Onl
 import io
 import itertools
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -101,15 +100,15 @@ def _pack_long(folder: Path) -> float:
     buffer = io.BytesIO()
     Image.new("RGB", (48, 48)).save(buffer, "JPEG")
     encoded = buffer.getvalue() + bytes(LONG_BYTES)
-    before, peak = _anonymous_mib(), 0.0
+    before, peak = _status_mib("RssAnon"), 0.0
 
     def watch(done: int, total: int) -> None:
         nonlocal peak
-        peak = max(peak, _anonymous_mib() - before)
+        peak = max(peak, _status_mib("RssAnon") - before)
 
     rows = [Row(f"class_{n // 5}/{n}.jpg", n // 5, f"class_{n // 5}", "train") for n in range(NUM_LONG)]
     pack("folder", {}, Manifest(rows, lambda _: bytes(encoded)), folder, watch)
-    return max(peak, _anonymous_mib() - before)
+    return max(peak, _status_mib("RssAnon") - before)
 
 
 def write_photographs(raw: Path) -> None:
@@ -162,13 +161,13 @@ def memory_of_one_worker(dataset: PackedDataset, raw: Path) -> None:
 
 def _memory_of_an_epoch(batches: Callable[[], Iterator[Any]]) -> tuple[float, float]:
     """Peak of this process's memory, and how far its own (anonymous) pages grow over an epoch, in MiB."""
-    before = _anonymous_mib()
-    own = max(_anonymous_mib() - before for _ in batches())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, own
+    before = _status_mib("RssAnon")
+    own = max(_status_mib("RssAnon") - before for _ in batches())
+    return _status_mib("VmHWM"), own
 
 
-def _anonymous_mib() -> float:
-    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith("RssAnon"))
+def _status_mib(entry: str) -> float:
+    line = next(line for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines() if line.startswith(entry))
     return int(line.split()[1]) / 1024
 
 
