@@ -12,6 +12,7 @@ import argparse
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,26 @@ import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 
 from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
 from dml_core.evaluation.clustering import kmeans
 from dml_core.evaluation.config import EvaluationConfig, KMeansConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.seeding import first_centres
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 SIZES = {  # samples and classes of the test sets, width of a class
     "sop": (60_502, 11_316, 2.2),
     "inshop": (26_830, 3_985, 2.2),
     "cub": (5_924, 100, 4.0),
+    "half": (12_000, 2_000, 2.2),
     "tiny": (2_000, 300, 2.2),
+    "two": (10_000, 2, 6.0),
+    "five": (10_000, 5, 6.0),
 }
+NUM_LLOYD_ITERATIONS = 10
 PAGE_BYTES = 4096
 
 
@@ -41,14 +48,18 @@ def main() -> None:
     parser.add_argument("question", choices=["retrieval", "clustering", "whole", "million"])
     parser.add_argument("--size", choices=SIZES, default="sop")
     parser.add_argument("--gallery", type=int, default=1_000_000, help="items of the large gallery")
+    parser.add_argument("--limit", type=float, default=240, help="seconds for scikit-learn's k-means with its own first centres")
     arguments = parser.parse_args()
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"{torch.get_num_threads()} threads, FAISS {faiss.__version__}, torch {torch.__version__}, load {load}")
     if arguments.question == "million":
         million(arguments.gallery)
     else:
-        questions = {"retrieval": retrieval, "clustering": clustering, "whole": whole}
-        questions[arguments.question](generate(*SIZES[arguments.size], num_dimensions=512), SIZES[arguments.size][1])
+        arrays = generate(*SIZES[arguments.size], num_dimensions=512)
+        if arguments.question == "clustering":
+            clustering(arrays, SIZES[arguments.size][1], arguments.size, arguments.limit)
+        else:
+            {"retrieval": retrieval, "whole": whole}[arguments.question](*arrays)
 
 
 def generate(num_samples: int, num_classes: int, width: float, num_dimensions: int, seed: int = 0) -> Arrays:
@@ -86,10 +97,9 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 
 
-def retrieval(arrays: Arrays, _num_classes: int) -> None:
+def retrieval(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-    embeddings, labels = arrays
     config = EvaluationConfig(recall_at=(1, 10, 100, 1000), clustering=False)
     values, ours = measured(
         "ours, Recall@{1,10,100,1000} and MAP@R", lambda: evaluate_shards([EmbeddingShard(lambda: embeddings, labels)], config)
@@ -97,7 +107,7 @@ def retrieval(arrays: Arrays, _num_classes: int) -> None:
     print({name: round(value, 5) for name, value in values.items()})
     index = faiss.IndexFlatIP(embeddings.shape[1])
     index.add(embeddings)
-    _, theirs = measured("FAISS IndexFlatIP, top 1000", lambda: index.search(embeddings, min(1000, len(embeddings))))
+    _, theirs = measured("FAISS IndexFlatIP, top 1000", lambda: index.search(embeddings, 1000))
     print(f"ratio to FAISS: {ours / theirs:.3f}")
     calculator = AccuracyCalculator(include=("precision_at_1", "mean_average_precision_at_r"), k="max_bin_count")
     tensors = torch.from_numpy(embeddings), torch.from_numpy(labels)
@@ -105,22 +115,44 @@ def retrieval(arrays: Arrays, _num_classes: int) -> None:
     print(values, f"ratio to AccuracyCalculator: {ours / theirs:.3f}", sep="\n")
 
 
-def clustering(arrays: Arrays, num_classes: int) -> None:
-    from sklearn.cluster import KMeans
-
+def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float) -> None:
+    """Ours beside scikit-learn from the same first centres (Lloyd alone), and beside it with its own, for a limited time."""
     embeddings, _ = arrays
-    config = KMeansConfig()
+    config = KMeansConfig(num_iterations=NUM_LLOYD_ITERATIONS)
     points = as_points(embeddings, "cosine")
-    (_, inertia), ours = measured("ours", lambda: kmeans(points, num_classes, config, seed=0))
+    (_, inertia), ours = measured(f"ours, {NUM_LLOYD_ITERATIONS} iterations at most", lambda: kmeans(points, num_classes, config, seed=0))
     print(f"inertia {inertia:.2f}")
-    peer = KMeans(num_classes, n_init=1, max_iter=config.num_iterations, tol=0, random_state=0)
-    _, theirs = measured("scikit-learn KMeans", lambda: peer.fit(embeddings))
+    chosen, seeding = measured("of that, first centres", lambda: first_centres(embeddings, num_classes, seed=0))
+    peer = KMeans(num_classes, init=embeddings[chosen], n_init=1, max_iter=NUM_LLOYD_ITERATIONS, tol=0)
+    _, theirs = measured("scikit-learn KMeans from the same first centres", lambda: peer.fit(embeddings))
     print(f"inertia {peer.inertia_:.2f} after {peer.n_iter_} iterations")
-    print(f"ratio of times: {ours / theirs:.3f}, of inertias: {inertia / peer.inertia_:.4f}")
+    print(f"Lloyd alone: ratio of times {(ours - seeding) / theirs:.3f}, of inertias {inertia / peer.inertia_:.4f}")
+    receiver, sender = get_context("spawn").Pipe(duplex=False)
+    process = get_context("spawn").Process(target=_cluster_with_scikit_learn, args=(size, sender))
+    process.start()
+    receiver.recv()  # it has its data
+    if not receiver.poll(limit_seconds):
+        process.terminate()
+        print(f"scikit-learn KMeans, one initialisation: stopped after {limit_seconds:.0f} s; ratio of times < {ours / limit_seconds:.3f}")
+        return
+    theirs, their_inertia, num_iterations = receiver.recv()
+    process.join()
+    print(f"scikit-learn KMeans, one initialisation: {theirs:.2f} s, inertia {their_inertia:.2f} after {num_iterations} iterations")
+    print(f"ratio of times: {ours / theirs:.3f}, of inertias: {inertia / their_inertia:.4f}")
 
 
-def whole(arrays: Arrays, _num_classes: int) -> None:
-    values, _ = measured("every metric", lambda: evaluate(*arrays, EvaluationConfig()))
+def _cluster_with_scikit_learn(size: str, sender: Any) -> None:
+    """In a process of its own, which can be stopped."""
+    embeddings, _ = generate(*SIZES[size], num_dimensions=512)
+    peer = KMeans(SIZES[size][1], n_init=1, max_iter=NUM_LLOYD_ITERATIONS, tol=0, random_state=0)
+    sender.send("ready")
+    start = time.perf_counter()
+    peer.fit(embeddings)
+    sender.send((time.perf_counter() - start, peer.inertia_, peer.n_iter_))
+
+
+def whole(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
+    values, _ = measured("every metric", lambda: evaluate(embeddings, labels, EvaluationConfig()))
     print({name: round(value, 4) for name, value in values.items()})
 
 
@@ -134,7 +166,7 @@ def million(num_items: int) -> None:
     values, exact = measured("exact", lambda: evaluate_shards([gallery], config, [queries]))
     print({name: round(value, 5) for name, value in values.items()})
     approximation = ApproximateConfig(index="ivf_flat", num_lists=1024, num_probes=64)
-    values, fast = measured("IVF", lambda: evaluate_approximately(gallery, queries, config, approximation))
+    values, fast = measured("IVF", lambda: evaluate_approximately([gallery], config, approximation, [queries]))
     print({name: round(value, 5) for name, value in values.items()}, f"ratio of times: {fast / exact:.3f}", sep="\n")
 
 

@@ -71,14 +71,14 @@ def evaluate_run(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def load_array(path: Path) -> np.ndarray:
-    """An array from a `.npy` file; nothing in it is executed.
+def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
+    """An array from a `.npy` file; nothing in it is executed. Memory-mapped, only what is looked at is read.
 
     Raises:
         EvaluationError: no such file, or not a plain array of numbers or strings.
     """
     try:
-        return np.asarray(np.load(path, allow_pickle=False))
+        return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))
     except FileNotFoundError:
         raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
     except (ValueError, EOFError, OSError) as error:

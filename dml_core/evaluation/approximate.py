@@ -6,6 +6,7 @@ sample of the queries, ties at the k-th distance counting as found. MAP@R and th
 Shapes: N gallery items, Q queries, S sampled queries, D dimensions, k neighbours.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import faiss
@@ -15,8 +16,18 @@ from pydantic import Field
 
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.config import EvaluationConfig, Positive
-from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, as_similarities, blocks, centred, load_points, origin, squared_distances
+from dml_core.evaluation.config import EvaluationConfig, Metric, Positive
+from dml_core.evaluation.geometry import (
+    NUM_ROWS_AT_ONCE,
+    Points,
+    as_points,
+    as_similarities,
+    blocks,
+    centred,
+    load_points,
+    origin,
+    squared_distances,
+)
 from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
 from dml_core.evaluation.neighbours import nearest
 
@@ -46,51 +57,89 @@ class ApproximateConfig(Config):
 
 
 def evaluate_approximately(
-    gallery: EmbeddingShard, queries: EmbeddingShard, config: EvaluationConfig, approximation: ApproximateConfig, seed: int = 0
+    gallery: Sequence[EmbeddingShard],
+    config: EvaluationConfig,
+    approximation: ApproximateConfig,
+    queries: Sequence[EmbeddingShard] | None = None,
+    seed: int = 0,
 ) -> dict[str, float | int]:
-    """Recall@K of queries against a gallery, by an index, with the index's own recall; queries without a positive are left out.
+    """Recall@K by an index, with the index's own recall; queries without a positive are left out.
 
     Args:
-        gallery: (N, D) and its labels.
-        queries: (Q, D) and their labels; none of them is an item of the gallery.
+        gallery: its shards, of which one is in memory at a time, besides the index.
         config: the K and the metric.
         approximation: the index.
+        queries: their shards; None if the gallery's items are the queries, each left out of its own gallery by index.
         seed: of the sample of queries that are searched exactly too.
 
     Raises:
         EvaluationError: what cannot be scored, or an index that does not fit the embeddings.
     """
-    items, asked = load_points(gallery, config.metric), load_points(queries, config.metric)
-    _, (codes_N, codes_Q) = label_codes([checked_labels(gallery.labels), checked_labels(queries.labels)])
-    scored = np.flatnonzero(np.isin(codes_Q, codes_N))
+    is_self = queries is None
+    query_shards = gallery if queries is None else queries
+    _, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
+    codes_N = np.concatenate(codes[: len(gallery)])
+    codes_Q = codes_N if is_self else np.concatenate(codes[len(gallery) :])
+    scored = np.flatnonzero(np.bincount(codes_N, minlength=int(codes_Q.max()) + 1)[codes_Q] > is_self)
     if len(scored) == 0:
         raise EvaluationError("no query has a sample of its class in the gallery, so nothing can be found; check the labels")
-    k = min(config.recall_at[-1], len(items))
-    origin_D = origin(items)
-    index = _build(items, origin_D, approximation)
-    found_Sk = index.search(centred(asked, origin_D, scored), k)[1]
-    is_hit_Sk = (codes_N[found_Sk] == codes_Q[scored, None]) & (found_Sk >= 0)
+    k = min(config.recall_at[-1], len(codes_N) - is_self)
+    origin_D = origin(load_points(gallery[0], config.metric))
+    index = _build(gallery, len(codes_N), origin_D, config.metric, approximation)
+    sample = np.sort(np.random.default_rng(seed).permutation(scored)[: approximation.num_sampled_queries])
+    found, sampled_rows = [], []
+    for shard, first in _numbered(query_shards):
+        points = load_points(shard, config.metric)
+        if points.raw.shape[1] != index.d:
+            raise EvaluationError(f"embeddings of {points.raw.shape[1]} and {index.d} dimensions cannot be compared")
+        found += [_search(index, centred(points, origin_D), first if is_self else None, k)]
+        sampled_rows += [points.raw[sample[(sample >= first) & (sample < first + len(points))] - first]]
+    found_Qk = np.concatenate(found)
+    is_hit_Sk = (codes_N[found_Qk[scored]] == codes_Q[scored, None]) & (found_Qk[scored] >= 0)
     values: dict[str, float | int] = {f"recall@{n}": float(is_hit_Sk[:, :n].any(axis=1).mean()) for n in config.recall_at}
-    sample = np.random.default_rng(seed).permutation(len(scored))[: approximation.num_sampled_queries]
-    values |= _index_recall(items, asked, scored[sample], found_Sk[sample], config.recall_at)
-    counts = {"num_queries": len(asked), "num_queries_without_positive": len(asked) - len(scored)}
+    asked = as_points(np.concatenate(sampled_rows), config.metric)
+    values |= _index_recall(gallery, asked, sample if is_self else None, found_Qk[sample], config.recall_at)
+    counts = {"num_queries": len(codes_Q), "num_queries_without_positive": len(codes_Q) - len(scored)}
     return values | counts | {"is_approximate": 1, "num_sampled_queries": len(sample)}
 
 
-def _build(items: Points, origin_D: NDArray[np.float64], approximation: ApproximateConfig) -> Any:
-    """The index, trained on an evenly spaced part of the gallery and filled block by block."""
-    num_dimensions = items.raw.shape[1]
+def _numbered(shards: Sequence[EmbeddingShard]) -> Iterator[tuple[EmbeddingShard, int]]:
+    """Each shard and the index of its first item."""
+    firsts = np.cumsum([0, *(len(np.asarray(shard.labels)) for shard in shards)]).tolist()
+    return zip(shards, firsts, strict=False)
+
+
+def _build(
+    gallery: Sequence[EmbeddingShard], num_items: int, origin_D: NDArray[np.float64], metric: Metric, approximation: ApproximateConfig
+) -> Any:
+    """The index, trained on an evenly spaced part of the gallery and filled shard by shard."""
     if approximation.index == "hnsw":
-        index = faiss.IndexHNSWFlat(num_dimensions, approximation.num_links)
+        index = faiss.IndexHNSWFlat(len(origin_D), approximation.num_links)
         index.hnsw.efSearch = approximation.num_visited
     else:
-        index = _inverted_lists(num_dimensions, len(items), approximation)
-        num_training = min(len(items), NUM_TRAINING_POINTS_PER_LIST * index.nlist)
-        index.train(centred(items, origin_D, np.linspace(0, len(items) - 1, num_training, dtype=np.int64)))
+        index = _inverted_lists(len(origin_D), num_items, approximation)
+        wanted = np.linspace(0, num_items - 1, min(num_items, NUM_TRAINING_POINTS_PER_LIST * index.nlist), dtype=np.int64)
+        training = []
+        for shard, first in _numbered(gallery):
+            points = load_points(shard, metric)
+            training.append(centred(points, origin_D, wanted[(wanted >= first) & (wanted < first + len(points))] - first))
+        index.train(np.concatenate(training))
         index.nprobe = approximation.num_probes
-    for rows in blocks(len(items), NUM_ROWS_AT_ONCE):
-        index.add(centred(items, origin_D, np.arange(rows.start, rows.stop)))
+    for shard in gallery:
+        points = load_points(shard, metric)
+        for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
+            index.add(centred(points, origin_D, np.arange(rows.start, rows.stop)))
     return index
+
+
+def _search(index: Any, rows_QD: NDArray[np.float32], first: int | None, k: int) -> NDArray[np.int64]:
+    """The k items found for each query, (Q, k), -1 where fewer are; not itself, where the queries are the items from `first` on."""
+    if first is None:
+        found_Qk: NDArray[np.int64] = index.search(rows_QD, k)[1]
+        return found_Qk
+    found_Qm = index.search(rows_QD, k + 1)[1]
+    is_self_Qm = found_Qm == np.arange(first, first + len(found_Qm))[:, None]
+    return np.take_along_axis(found_Qm, np.argsort(is_self_Qm, axis=1, kind="stable")[:, :k], axis=1)
 
 
 def _inverted_lists(num_dimensions: int, num_items: int, approximation: ApproximateConfig) -> Any:
@@ -104,15 +153,26 @@ def _inverted_lists(num_dimensions: int, num_items: int, approximation: Approxim
 
 
 def _index_recall(
-    items: Points, asked: Points, sample: NDArray[np.int64], found_Sk: NDArray[np.int64], recall_at: tuple[int, ...]
+    gallery: Sequence[EmbeddingShard],
+    asked: Points,
+    self_index_S: NDArray[np.int64] | None,
+    found_Sk: NDArray[np.int64],
+    recall_at: tuple[int, ...],
 ) -> dict[str, float]:
     """Share of the exact nearest n that are among the first n found, for each n."""
     num_found = found_Sk.shape[1]
-    _, similarities_Sk = nearest(items.raw, asked.raw[sample], num_found, exclude_self=False, metric=items.metric)
-    flat = squared_distances(items, np.maximum(found_Sk, 0).ravel(), asked, sample.repeat(num_found))
-    found_similarities_Sk = np.where(found_Sk >= 0, as_similarities(flat, items.metric).reshape(found_Sk.shape), -np.inf)
-    recalls = {}
-    for n in recall_at:
-        within = found_similarities_Sk[:, :n] >= similarities_Sk[:, min(n, num_found) - 1, None]
-        recalls[f"index_recall@{n}"] = float(within.mean())
-    return recalls
+    found_similarities_Sk = np.full(found_Sk.shape, -np.inf, dtype=np.float32)
+    nearest_Sk = np.empty((len(found_Sk), 0), dtype=np.float32)
+    for shard, first in _numbered(gallery):
+        points = load_points(shard, asked.metric)
+        num_wanted = min(len(points), num_found + (self_index_S is not None))
+        indices, similarities = nearest(points.raw, asked.raw, num_wanted, exclude_self=False, metric=asked.metric)
+        if self_index_S is not None:
+            similarities[indices + first == self_index_S[:, None]] = -np.inf
+        nearest_Sk = -np.sort(-np.concatenate([nearest_Sk, similarities], axis=1), axis=1)[:, :num_found]
+        rows, columns = np.nonzero((found_Sk >= first) & (found_Sk < first + len(points)))
+        distances = squared_distances(points, found_Sk[rows, columns] - first, asked, rows)
+        found_similarities_Sk[rows, columns] = as_similarities(distances, asked.metric)
+    return {
+        f"index_recall@{n}": float((found_similarities_Sk[:, :n] >= nearest_Sk[:, min(n, num_found) - 1, None]).mean()) for n in recall_at
+    }

@@ -20,6 +20,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, check
 
 BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
+SMALLEST_PRODUCT = 2**12  # pairs of a block for which a matrix product is worth its preparation
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,36 @@ def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, ri
 
 
 def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points, right_J: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Squared distance of every pair of the indexed points, (I, J): the same numbers as `squared_distances`, with fewer rows fetched."""
+    """Squared distance of every pair of the indexed points, (I, J): the same numbers as `squared_distances`, with less work.
+
+    Products in float64 tell almost every distance to the last bit of its float32; the few others are measured pair by pair.
+    """
     distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
+    by_product = distances_IJ.size >= SMALLEST_PRODUCT
     for columns in blocks(len(right_J), NUM_ROWS_AT_ONCE):
         right_JD = right.rows(right_J[columns])
-        for rows in blocks(len(left_I), max(1, BYTES_AT_ONCE // right_JD.nbytes)):
-            distances_IJ[rows, columns] = _squared_norms(left.rows(left_I[rows])[:, None] - right_JD)
+        for rows in blocks(len(left_I), NUM_ROWS_AT_ONCE // 16 if by_product else max(1, BYTES_AT_ONCE // right_JD.nbytes)):
+            left_ID = left.rows(left_I[rows])
+            if not by_product:
+                distances_IJ[rows, columns] = _squared_norms(left_ID[:, None] - right_JD)
+                continue
+            low, high = _bracketed(left_ID, right_JD)
+            unsure_I, unsure_J = np.nonzero(low != high)
+            low[unsure_I, unsure_J] = squared_distances(left, left_I[rows][unsure_I], right, right_J[columns][unsure_J])
+            distances_IJ[rows, columns] = low
     return distances_IJ
+
+
+def _bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Two bounds on the rounded squared distance of every pair, (I, J)."""
+    squares_I, squares_J = (np.einsum("nd,nd->n", rows, rows) for rows in (left_ID, right_JD))
+    distances_IJ = left_ID @ right_JD.T
+    distances_IJ *= -2
+    distances_IJ += squares_I[:, None]
+    distances_IJ += squares_J
+    largest = float(np.sqrt(squares_J.max()))
+    error_I1 = 2 * rounding_error("euclidean", np.sqrt(squares_I), largest, left_ID.shape[1], np.float64)[:, None]
+    return (distances_IJ - error_I1).astype(np.float32), (distances_IJ + error_I1).astype(np.float32)
 
 
 def _squared_norms(differences: NDArray[np.float64]) -> NDArray[np.float32]:
@@ -108,10 +132,12 @@ def origin(points: Points) -> NDArray[np.float64]:
     return mean_D
 
 
-def centred(points: Points, origin_D: NDArray[np.float64], index: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
-    """Points (the indexed ones) in float32 with `origin_D` as their zero, which changes no distance; (N, D)."""
+def centred(
+    points: Points, origin_D: NDArray[np.float64], index: NDArray[np.int64] | None = None, dtype: type[np.floating[Any]] = np.float32
+) -> NDArray[Any]:
+    """Points (the indexed ones) in float32, or in `dtype`, with `origin_D` as their zero, which changes no distance; (N, D)."""
     num_rows = len(points) if index is None else len(index)
-    centred_ND = np.empty((num_rows, points.raw.shape[1]), dtype=np.float32)
+    centred_ND = np.empty((num_rows, points.raw.shape[1]), dtype=dtype)
     for rows in blocks(num_rows, NUM_ROWS_AT_ONCE):
         centred_ND[rows] = points.rows(rows if index is None else index[rows]) - origin_D
     return centred_ND
@@ -123,20 +149,24 @@ def blocks(num_rows: int, size: int) -> Iterator[slice]:
         yield slice(start, min(start + size, num_rows))
 
 
-def rounding_error(metric: Metric, norms: NDArray[Any], largest_norm: float, num_dimensions: int) -> NDArray[np.float64]:
-    """Bound on the error of a pair's nearness in float32, whatever the order of the sums; twice as much for the squared distance.
+def rounding_error(
+    metric: Metric, norms: NDArray[Any], largest_norm: float, num_dimensions: int, dtype: Any = np.float32
+) -> NDArray[np.float64]:
+    """Bound on the error of a pair's nearness in float32 or float64, whatever the order of the sums; twice that for the squared distance.
 
     Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products is off by at most D u / (1 - D u)
     times the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most
-    |a| |b|, or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms, of the exact distance and of the bounds.
+    |a| |b|, or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53,
+    and the distance that is summed directly, which the bound is a distance to, errs by up to twice as much again: hence 2^-51.
 
     Args:
         metric: cosine (of vectors of norm 1) or euclidean.
         norms: |a| of the queries.
         largest_norm: the largest |b|.
         num_dimensions: D.
+        dtype: of the products.
     """
-    relative = (num_dimensions + 16) * 2.0**-24
+    relative = (num_dimensions + 16) * (2.0**-51 if dtype == np.float64 else 2.0**-24)
     queries = norms.astype(np.float64)
     magnitudes: NDArray[np.float64] = np.ones_like(queries) if metric == "cosine" else np.square(queries + largest_norm) / 2
     return relative / (1 - relative) * magnitudes

@@ -8,9 +8,8 @@ fewer and fewer negatives need work as the gallery is swept.
 Shapes: Q queries (each with a positive), P positives of all queries, query by query and nearest first, E negatives.
 """
 
-from typing import Any
-
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 
@@ -26,6 +25,7 @@ class RankCounter:
         self.distances = distances_P
         self.sizes = sizes_Q
         self.starts = np.concatenate([[0], np.cumsum(sizes_Q)])
+        self.keys = _keys(np.arange(len(sizes_Q)).repeat(sizes_Q), distances_P)
         self.counts = np.zeros(len(distances_P), dtype=np.int64)
         self.num_useful = sizes_Q.copy()
 
@@ -34,16 +34,18 @@ class RankCounter:
         starts = self.starts[:-1][rows]
         return self.distances[starts], self.distances[starts + self.num_useful[rows] - 1]
 
-    def insertion_points(self, queries_E: NDArray[np.int64], distances_E: NDArray[Any]) -> NDArray[np.int64]:
+    def insertion_points(self, rows: slice, queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.int64]:
         """Index into P of the query's first positive that is not nearer than the given distance (one past its last: none)."""
-        low_E, high_E = self.starts[queries_E], self.starts[queries_E + 1]
-        for _ in range(int(self.sizes.max()).bit_length()):
-            middle_E = (low_E + high_E) // 2
-            open_E = low_E < high_E
-            nearer_E = open_E & (self.distances[np.minimum(middle_E, len(self.distances) - 1)] < distances_E)
-            low_E = np.where(nearer_E, middle_E + 1, low_E)
-            high_E = np.where(open_E & ~nearer_E, middle_E, high_E)
-        return low_E
+        first, last = self.starts[rows.start], self.starts[rows.stop]
+        keys, wanted = torch.from_numpy(self.keys[first:last]), torch.from_numpy(_keys(queries_E, distances_E))
+        points_E: NDArray[np.int64] = torch.searchsorted(keys, wanted).numpy()
+        points_E += first
+        return points_E
+
+    def are_nearer(self, points_E: NDArray[np.int64], queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Whether the query has a positive at its insertion point which is nearer than the given distance."""
+        nearer_E: NDArray[np.bool_] = self.distances[np.minimum(points_E, len(self.distances) - 1)] < distances_E
+        return nearer_E & (points_E < self.starts[queries_E + 1])
 
     def add(self, rows: slice, num_before_first: NDArray[np.int64], queries_E: NDArray[np.int64], points_E: NDArray[np.int64]) -> None:
         """Take in negatives of the queries in `rows`: those before the first positive as numbers, the others by insertion point."""
@@ -82,3 +84,9 @@ class RankCounter:
         before_query = sums[self.starts[:-1][rows] - first]
         ranks: NDArray[np.int64] = sums[1:] - before_query.repeat(self.sizes[rows]) + self._order(rows)
         return ranks
+
+
+def _keys(queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Integers in the order of (query, distance): the bits of floats that are not negative are in the order of the floats."""
+    keys: NDArray[np.int64] = (queries_E << 32) | np.maximum(distances_E, 0).view(np.uint32)
+    return keys

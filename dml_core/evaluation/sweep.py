@@ -11,7 +11,7 @@ Shapes: N gallery items, Q queries, P positives of all queries, E entries of a t
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,11 @@ from dml_core.evaluation.retrieval import QueryScores
 from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, full_precision, part, tile
 
 NUM_SAMPLE_ITEMS = 256
-BYTES_PER_POSITIVE = 64  # of the state of a query
+BYTES_PER_POSITIVE = 72  # of the state of a query
 BYTES_PER_ENTRY = 64  # of a tile, were every entry of it to be placed among the positives
 ENTRIES_AT_ONCE = 2**18
 LARGEST_TILE = 4096
+MANY_POSITIVES = 200  # of a query on average: so densely do they lie that float32 cannot tell where an item stands among them
 
 
 class Shard(NamedTuple):
@@ -64,13 +65,14 @@ def score_queries(
     groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
+    dtype = np.float64 if num_positives_Q.mean() > MANY_POSITIVES else np.float32
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
     with full_precision():
         for index in groups:
-            group = as_side(queries, index, codes_Q[index], origin_D, resources.device)
+            group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
             counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
-            _sweep([group] if is_symmetric else (_side(shard, origin_D, resources) for shard in gallery), group, counter, resources)
+            _sweep([group] if is_symmetric else (_side(shard, origin_D, resources, dtype) for shard in gallery), group, counter, resources)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
 
@@ -88,9 +90,9 @@ def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_
     return groups
 
 
-def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources) -> Side:
+def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources, dtype: type[np.floating[Any]]) -> Side:
     index = np.argsort(shard.codes, kind="stable")
-    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device)
+    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device, dtype)
 
 
 def _positive_distances(
@@ -124,7 +126,7 @@ def _positive_distances(
 def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources: Resources) -> None:
     """Take in every pair of a query and an item of `sides`; where the side is `queries` itself, each tile serves both its sides."""
     size = min(LARGEST_TILE, math.isqrt(resources.max_block_bytes // BYTES_PER_ENTRY))
-    buffer = torch.empty(size * size, device=resources.device)
+    buffer = torch.empty(size * size, device=resources.device, dtype=queries.vectors.dtype)
     for number, items in enumerate(sides):
         if number == 0:
             _find_useless(items, queries, counter, size, buffer)
@@ -151,17 +153,20 @@ def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, b
 
 def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
     """Count the items of one tile against the queries `rows`, which run along `axis` of the tile."""
-    offset = OFFSET[queries.points.metric]
-    error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1])
-    first_Q, last_Q = (offset - distances_Q / 2 for distances_Q in counter.bounds(rows))
-    found = compare(near, (first_Q + error_Q).astype(np.float32), (last_Q - error_Q).astype(np.float32), axis)
+    offset, dtype = OFFSET[queries.points.metric], np.float64 if near.dtype == torch.float64 else np.float32
+    error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1], dtype)
+    first_Q, last_Q = counter.bounds(rows)
+    upper_Q = offset - first_Q.astype(np.float64) / 2 + error_Q
+    lower_Q = offset - np.nextafter(last_Q, np.float32(np.inf)).astype(np.float64) / 2 - error_Q  # what rounds to the last one ties with it
+    found = compare(near, upper_Q.astype(dtype), lower_Q.astype(dtype), axis)
     local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
     points_E = np.empty(len(local_E), dtype=np.int64)
     for some in blocks(len(local_E), ENTRIES_AT_ONCE):
         queries_E, distances_E = local_E[some] + rows.start, 2 * (offset - found.nearness[some].astype(np.float64))
-        low_E = counter.insertion_points(queries_E, distances_E - 2 * error_Q[local_E[some]])
-        unsure = np.flatnonzero(low_E != counter.insertion_points(queries_E, distances_E + 2 * error_Q[local_E[some]]))
+        slack_E = 2 * error_Q[local_E[some]]
+        low_E = counter.insertion_points(rows, queries_E, (distances_E - slack_E).astype(np.float32))
+        unsure = np.flatnonzero(counter.are_nearer(low_E, queries_E, (distances_E + slack_E).astype(np.float32)))
         exact = squared_distances(queries.points, queries.index[local_E[some][unsure]], items.points, items.index[items_E[some][unsure]])
-        low_E[unsure] = counter.insertion_points(queries_E[unsure], exact)
+        low_E[unsure] = counter.insertion_points(rows, queries_E[unsure], exact)
         points_E[some] = low_E
     counter.add(rows, found.num_above, local_E + rows.start, points_E)

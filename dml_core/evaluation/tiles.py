@@ -1,7 +1,8 @@
 """Tiles of the similarity matrix: a block of float32 products, and what lies above two bounds in it.
 
-An entry of a tile is its pair's nearness, OFFSET - d^2 / 2 as float32 finds it: larger is nearer. On the CPU the products are torch's and
-the comparisons numpy's, which counts booleans many times faster than torch does; on a GPU all but the few entries found stays there.
+An entry of a tile is its pair's nearness, OFFSET - d^2 / 2 as float32 finds it (float64 where positives lie densely): larger is nearer. On
+the CPU the products are torch's and the comparisons numpy's, which counts booleans many times faster than torch does; on a GPU all but the
+few entries found stays there.
 
 Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
 """
@@ -9,7 +10,7 @@ Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Side:
         points: where their exact coordinates are.
         index: row in `points` of each.
         codes: class of each, ascending.
-        vectors: float32 coordinates (N, D) on the device.
+        vectors: float32 or float64 coordinates (N, D) on the device.
         norms: of the vectors.
     """
 
@@ -49,7 +50,7 @@ class Found(NamedTuple):
     num_above: NDArray[np.int64]
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
-    nearness: NDArray[np.float32]
+    nearness: NDArray[np.floating[Any]]
 
 
 def usable_device(name: Device) -> torch.device:
@@ -64,10 +65,15 @@ def usable_device(name: Device) -> torch.device:
 
 
 def as_side(
-    points: Points, index: NDArray[np.int64], codes: NDArray[np.int64], origin_D: NDArray[np.float64], device: torch.device
+    points: Points,
+    index: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    origin_D: NDArray[np.float64],
+    device: torch.device,
+    dtype: type[np.floating[Any]] = np.float32,
 ) -> Side:
     """The indexed points, which are in the order of their classes `codes`, ready for tiles."""
-    vectors_ND = centred(points, origin_D, index)
+    vectors_ND = centred(points, origin_D, index, dtype)
     norms_N = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))
     return Side(points, index, codes, torch.from_numpy(vectors_ND).to(device), norms_N)
 
@@ -109,15 +115,15 @@ def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
 
 
 def _half_squares(side: Side) -> Tensor:
-    return torch.from_numpy((side.norms**2 / 2).astype(np.float32)).to(side.vectors.device)
+    return torch.from_numpy(side.norms**2 / 2).to(side.vectors)
 
 
-def compare(near_IJ: Tensor, upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
     """Entries above `upper` and from `lower` to `upper`, one pair of bounds for each row (`axis` 0) or column (1) of the tile."""
     return _compare_on_cpu(near_IJ.numpy(), upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
 
 
-def _compare_on_cpu(near_IJ: NDArray[np.float32], upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+def _compare_on_cpu(near_IJ: NDArray[Any], upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
     above_IJ = near_IJ > np.expand_dims(upper, 1 - axis)
     between_IJ = near_IJ >= np.expand_dims(lower, 1 - axis)
     between_IJ ^= above_IJ
@@ -135,7 +141,7 @@ def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
     return total_J
 
 
-def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[np.float32], lower: NDArray[np.float32], axis: int) -> Found:
+def _compare_on_gpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
     above_IJ = near_IJ > torch.from_numpy(upper).to(near_IJ.device).unsqueeze(1 - axis)
     between_IJ = (near_IJ >= torch.from_numpy(lower).to(near_IJ.device).unsqueeze(1 - axis)) ^ above_IJ
     rows_E, columns_E = between_IJ.nonzero(as_tuple=True)

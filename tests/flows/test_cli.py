@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
+from flows.cli import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,5 +103,9 @@ def test_evaluate_scores_files(project: Path) -> None:
     assert metrics == json.loads(shown.stdout)
     assert metrics["recall@1"] == metrics["recall@2"] == metrics["map@r"] == metrics["nmi"] == 1.0
     refused(dml("evaluate", "--embeddings", "none.npy", "--labels", "l.npy", cwd=project), "none.npy: no such file")
+    files = ["--embeddings", str(project / "e.npy"), "--labels", str(project / "l.npy")]
+    approximate = CliRunner().invoke(app, ["evaluate", *files, "--k", "1", "--approximate", "hnsw"])
+    assert json.loads(approximate.stdout)["is_approximate"] == 1
+    assert "the index found 1.0000 @1, over 4 sampled queries" in approximate.stderr
     refused(dml("evaluate", "--embeddings", "l.npy", "--labels", "e.npy", cwd=project))
     refused(dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,x", cwd=project), "--k 1,x")
