@@ -1,9 +1,13 @@
 """Shared by several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
 
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from dml_core.config import merge, parse
 from dml_core.data.prepare import prepare
@@ -28,6 +32,28 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     materialise("synthetic", SYNTHETIC_OPTIONS, folder / "raw")
     prepare("synthetic", folder / "raw", folder / "packed", SYNTHETIC_OPTIONS)
     return folder / "packed"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server on this machine, over HTTP."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a new bucket on that server, which the AWS environment variables point to."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:32]
+    boto3.client("s3").create_bucket(Bucket=name)
+    return name
 
 
 def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> TrainingConfig:

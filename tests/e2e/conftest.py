@@ -55,6 +55,15 @@ class Project:
         environment = self.environment | environment
         return subprocess.Popen(words, cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
+    def git(self, *arguments: str) -> None:
+        """Run a git command."""
+        subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@example.invalid", *arguments], cwd=self.root, check=True)
+
+    def commit(self, message: str) -> None:
+        """Commit everything that git does not ignore."""
+        self.git("add", ".")
+        self.git("commit", "--quiet", "-m", message)
+
     def change(self, **changes: object) -> None:
         """Lay changes over params.yaml."""
         path = self.root / "params.yaml"
@@ -86,12 +95,8 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     project = Project(root, kept | {"PYTHONPATH": str(root), "PATH": path, "PYTHONUNBUFFERED": "1"})
-    for command in (
-        ["init", "--quiet"],
-        ["add", "."],
-        ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "--quiet", "-m", "project"],
-    ):
-        subprocess.run(["git", *command], cwd=root, check=True)
+    project.git("init", "--quiet")
+    project.commit("project")
     return project
 
 

@@ -52,12 +52,20 @@ def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
         assert len({run.inputs.dataset_inputs[0].dataset.digest for run in runs}) == num_contents
 
 
-def test_changed_evaluation_reruns_no_training(project: Project) -> None:
-    before = (project.root / "results/synthetic/metrics.json").read_text()
+def test_changed_evaluation_reruns_no_training_and_dvc_tells_the_difference(project: Project) -> None:
+    project.commit("results")
     project.change(evaluation={"recall_at": [1, 3]})
     assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"evaluate": 2}
-    assert "recall@3" in (project.root / "results/synthetic/metrics.json").read_text()
-    assert "recall@3" not in before
+    changed = json.loads(project.run("dvc", "metrics", "diff", "--json"))
+    assert list(changed) == ["results/synthetic/metrics.json"]
+    of_softtriple = {
+        name: entry for name, entry in changed["results/synthetic/metrics.json"].items() if name.startswith("softtriple.recall@")
+    }
+    assert {name.partition(".")[2] for name, entry in of_softtriple.items() if "new" in entry} >= {"recall@3"}
+    project.run("dvc", "plots", "show", "--out", "plots")
+    page = (project.root / "plots/index.html").read_text()
+    assert '"recall"' in page
+    assert "softtriple" in page
 
 
 def test_a_new_variant_is_the_only_one_that_trains(project: Project) -> None:

@@ -1,35 +1,19 @@
-"""Both kinds of store: a folder, and S3 over HTTP (a moto server started here)."""
+"""Both kinds of store: a folder, and S3 over HTTP."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from dml_core.errors import StoreError
 from tasks.records import StepRecord, describe_folder
 from tasks.storage import Store, copy_objects
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    boto3.client("s3").create_bucket(Bucket="runs")
-    return "s3://runs/some/prefix"
+def address(s3_bucket: str) -> str:
+    return f"s3://{s3_bucket}/some/prefix"
 
 
 def write(folder: Path) -> tuple:
@@ -58,8 +42,8 @@ def test_a_folder_store_is_where_the_files_are(tmp_path: Path) -> None:
     assert not store.is_intact(record(files))
 
 
-def test_what_one_machine_pushes_another_pulls(tmp_path: Path, bucket: str) -> None:
-    here, there = Store(bucket, tmp_path / "here"), Store(bucket, tmp_path / "there")
+def test_what_one_machine_pushes_another_pulls(tmp_path: Path, address: str) -> None:
+    here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
     here.check_writable()
     files = write(here.folder("train/x"))
     assert not here.is_intact(record(files))
@@ -68,8 +52,8 @@ def test_what_one_machine_pushes_another_pulls(tmp_path: Path, bucket: str) -> N
     assert describe_folder(there.pull("train/x")) == files
 
 
-def test_a_pull_fetches_what_differs_and_mends_what_is_damaged(tmp_path: Path, bucket: str) -> None:
-    store = Store(bucket, tmp_path / "cache")
+def test_a_pull_fetches_what_differs_and_mends_what_is_damaged(tmp_path: Path, address: str) -> None:
+    store = Store(address, tmp_path / "cache")
     files = write(store.folder("train/y"))
     store.push("train/y")
     (store.folder("train/y") / "weights.pt").write_bytes(b"damaged")
@@ -79,8 +63,8 @@ def test_a_pull_fetches_what_differs_and_mends_what_is_damaged(tmp_path: Path, b
     assert (store.folder("train/y") / "weights.pt").stat().st_mtime_ns == untouched
 
 
-def test_a_push_sends_a_changed_file(tmp_path: Path, bucket: str) -> None:
-    here, there = Store(bucket, tmp_path / "here"), Store(bucket, tmp_path / "there")
+def test_a_push_sends_a_changed_file(tmp_path: Path, address: str) -> None:
+    here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
     write(here.folder("train/z"))
     here.push("train/z")
     (here.folder("train/z") / "weights.pt").write_bytes(b"second epoch")
@@ -89,35 +73,35 @@ def test_a_push_sends_a_changed_file(tmp_path: Path, bucket: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["s3://no-such-bucket/x", "/proc/cannot/be/written"])
-def test_a_store_that_cannot_be_written_is_one_line(tmp_path: Path, bucket: str, address: str) -> None:
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path: Path, s3_bucket: str, address: str) -> None:
     with pytest.raises(StoreError, match=address) as caught:
         Store(address, tmp_path).check_writable()
     assert "\n" not in str(caught.value)
 
 
-def test_an_object_whose_bytes_do_not_fit_its_hash_is_refused(tmp_path: Path, bucket: str) -> None:
-    boto3.client("s3").put_object(Bucket="runs", Key="some/prefix/train/w/a", Body=b"other", Metadata={"sha256": "0" * 64})
-    store = Store(bucket, tmp_path)
+def test_an_object_whose_bytes_do_not_fit_its_hash_is_refused(tmp_path: Path, s3_bucket: str, address: str) -> None:
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="some/prefix/train/w/a", Body=b"other", Metadata={"sha256": "0" * 64})
+    store = Store(address, tmp_path)
     with pytest.raises(StoreError, match="arrived damaged"):
         store.pull("train/w")
     assert not (store.folder("train/w") / "a").exists()
 
 
-def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, bucket: str) -> None:
+def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, s3_bucket: str) -> None:
     client = boto3.client("s3")
     for name in ("a.tgz", "sub/b.txt"):
-        client.put_object(Bucket="runs", Key=f"mirror/{name}", Body=name.encode())
+        client.put_object(Bucket=s3_bucket, Key=f"mirror/{name}", Body=name.encode())
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw/a.tgz").write_bytes(b"mine")
     told: list[tuple[int, int]] = []
-    copy_objects("s3://runs/mirror", tmp_path / "raw", lambda done, total: told.append((done, total)))
+    copy_objects(f"s3://{s3_bucket}/mirror", tmp_path / "raw", lambda done, total: told.append((done, total)))
     assert (tmp_path / "raw/a.tgz").read_bytes() == b"mine"
     assert (tmp_path / "raw/sub/b.txt").read_bytes() == b"sub/b.txt"
     assert told == [(9, 9)]
 
 
-def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Path, bucket: str) -> None:
-    boto3.client("s3").put_object(Bucket="runs", Key="evil/../../outside.txt", Body=b"x")
+def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Path, s3_bucket: str) -> None:
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="evil/../../outside.txt", Body=b"x")
     with pytest.raises(StoreError, match="would be written outside"):
-        copy_objects("s3://runs/evil", tmp_path / "raw")
+        copy_objects(f"s3://{s3_bucket}/evil", tmp_path / "raw")
     assert not (tmp_path / "outside.txt").exists()

@@ -1,0 +1,27 @@
+"""A whole run whose store is S3: what the workers wrote is there, and another machine's driver can use it."""
+
+from pathlib import Path
+
+import boto3
+import pytest
+
+from tests.e2e.conftest import make_project
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket: str) -> None:
+    project = make_project(tmp_path / "project", ("softtriple",))  # takes the AWS environment along
+    store = {"DML_STORE": f"s3://{s3_bucket}/team"}
+    printed = project.run("dml", "run", "synthetic", "softtriple", **store)
+    assert "train: ran" in printed
+    names = [entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="team/")["Contents"]]
+    for step, file in (("train", "checkpoint.pt"), ("embed", "embeddings.json"), ("evaluate", "metrics.json")):
+        assert any(name.startswith(f"team/{step}/") and name.endswith(file) for name in names), (step, names)
+
+    # A cache that is gone (another machine) is filled again from the store, and nothing is computed anew.
+    for name in ("train", "embed", "evaluate"):
+        assert (project.root / "state/cache" / name).exists()
+        (project.root / "state/cache" / name).rename(tmp_path / name)
+    again = project.run("dml", "run", "synthetic", "softtriple", **store)
+    assert [line for line in again.splitlines() if line.endswith("reused")] == ["train: reused", "embed: reused", "evaluate: reused"]
