@@ -7,8 +7,9 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score, pair_confusion_matrix
 
 from dml_core.evaluation import evaluate
-from dml_core.evaluation.clustering import clustering_metrics
+from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.geometry import as_points
 
 THEIR_NAMES = {
     "precision@1": "precision_at_1",
@@ -48,16 +49,32 @@ def test_query_and_gallery_agree_with_pytorch_metric_learning() -> None:
         assert ours[our_name] == pytest.approx(theirs[their_name], abs=1e-6), our_name
 
 
-@pytest.mark.parametrize(("num_classes", "num_clusters"), [(5, 5), (1, 1), (1, 4), (60, 60), (60, 1)])
-def test_clustering_metrics_agree_with_scikit_learn(num_classes: int, num_clusters: int) -> None:
+@pytest.mark.parametrize(("num_samples", "num_classes"), [(300, 12), (40, 1)])
+def test_clusters_score_as_pytorch_metric_learning_scores_them(num_samples: int, num_classes: int) -> None:
+    embeddings, labels = clustered(num_samples, num_classes)
+    config = EvaluationConfig()
+    clusters, _ = kmeans(as_points(embeddings, "cosine"), num_classes, config.kmeans, seed=0)
+    calculator = AccuracyCalculator(include=("NMI", "AMI"), kmeans_func=lambda *_: torch.from_numpy(clusters))
+    theirs = calculator.get_accuracy(torch.from_numpy(embeddings), torch.from_numpy(labels))
+    ours = evaluate(embeddings, labels, config)
+    assert (ours["nmi"], ours["ami"]) == pytest.approx((theirs["NMI"], theirs["AMI"]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_classes", "num_clusters"),
+    [(120, 5, 5), (120, 1, 1), (120, 1, 4), (120, 60, 60), (120, 60, 1), (2, 1, 1), (2, 2, 2), (2500, 1000, 1000)],
+)
+def test_clustering_metrics_agree_with_scikit_learn(num_samples: int, num_classes: int, num_clusters: int) -> None:
     generator = np.random.default_rng(0)
-    codes = generator.permutation(np.arange(120) % num_classes)
-    clusters = np.where(generator.random(120) < 0.6, codes % num_clusters, generator.permutation(np.arange(120) % num_clusters))
+    codes = generator.permutation(np.arange(num_samples) % num_classes)
+    others = generator.permutation(np.arange(num_samples) % num_clusters)
+    clusters = np.where(generator.random(num_samples) < 0.6, codes % num_clusters, others)
     values = clustering_metrics(codes, clusters)
     assert values["nmi"] == pytest.approx(normalized_mutual_info_score(codes, clusters), abs=1e-12)
     geometric = normalized_mutual_info_score(codes, clusters, average_method="geometric")
     assert values["nmi_geometric"] == pytest.approx(geometric, abs=1e-12)
     assert values["ami"] == pytest.approx(adjusted_mutual_info_score(codes, clusters), abs=1e-9)
     (_, false_positives), (false_negatives, true_positives) = pair_confusion_matrix(codes, clusters)
-    expected = 2 * true_positives / (2 * true_positives + false_positives + false_negatives)
+    wrong = false_positives + false_negatives
+    expected = 2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 1
     assert values["f1"] == pytest.approx(expected, abs=1e-12)

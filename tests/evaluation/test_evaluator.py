@@ -16,7 +16,7 @@ from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation import evaluate
 from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
-from tests.evaluation.cases import make_inputs
+from tests.evaluation.cases import KINDS, make_inputs
 
 KEYS = {
     "recall@1",
@@ -40,6 +40,13 @@ def test_keys_and_fractions() -> None:
     assert values["num_queries"] == 60
     assert all(0 <= values[key] <= 1 for key in KEYS - {"csc", "ami", "num_queries", "num_queries_without_positive"})
     assert json.loads(json.dumps(values)) == values
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
+    values = evaluate(*make_inputs(kind), EvaluationConfig(bootstrap=BootstrapConfig(num_replicates=5)))
+    assert np.isfinite(list(values.values())).all()
+    assert all(0 <= values[key] <= 1 for key in ("recall@8", "map@r", "mrr", "nmi", "nmi_geometric", "f1"))
 
 
 def test_labels_of_any_type_give_the_same_numbers() -> None:

@@ -45,6 +45,18 @@ def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_b
     np.testing.assert_allclose(rows_of(self_retrieval(embeddings, labels, metric, max_block_bytes, num_shards)), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What classes of thousands are scored with: float64 tiles, and positives' distances by product."""
+    embeddings, labels = make_inputs(kind)
+    expected = rows_of(self_retrieval(embeddings, labels, metric))
+    monkeypatch.setattr("dml_core.evaluation.sweep.MANY_POSITIVES", 0)
+    monkeypatch.setattr("dml_core.evaluation.geometry.SMALLEST_PRODUCT", 1)
+    np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric)), expected)
+    np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric, 64 * 50, 3)), expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_query_and_gallery_is_that_of_sorted_lists(kind: str) -> None:
     gallery, labels = make_inputs(kind)
@@ -81,7 +93,7 @@ def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
     embeddings[::5] = embeddings[1::5]
     expected = rows_of(self_retrieval(embeddings, codes, metric))
     num_threads = torch.get_num_threads()
-    for max_block_bytes, num_shards, threads in [(2**14, 1, 1), (2**19, 1, 1), (2**15, 1, 2), (2**17, 3, 1), (2**26, 5, 2), (2**26, 1, 1)]:
+    for max_block_bytes, num_shards, threads in [(2**15, 1, 1), (2**19, 1, 1), (2**18, 1, 2), (2**17, 3, 1), (2**26, 5, 2), (2**26, 1, 1)]:
         torch.set_num_threads(threads)
         actual = rows_of(self_retrieval(embeddings, codes, metric, max_block_bytes, num_shards))
         np.testing.assert_array_equal(actual, expected)
@@ -110,6 +122,15 @@ def test_order_of_samples_and_names_of_classes_do_not_matter(arrays: tuple[NDArr
     names = generator.permutation(labels.max() + 1)
     actual = self_retrieval(embeddings[order], names[labels[order]])
     np.testing.assert_array_equal(rows_of(actual), rows_of(self_retrieval(embeddings, labels))[order])
+
+
+@few
+@given(inputs, st.integers(12, 20), st.integers(1, 7))
+def test_memory_and_shards_of_any_size_change_no_bit(
+    arrays: tuple[NDArray[np.float32], NDArray[np.int64]], bits: int, num_shards: int
+) -> None:
+    actual = self_retrieval(*arrays, max_block_bytes=2**bits, num_shards=num_shards)
+    np.testing.assert_array_equal(rows_of(actual), rows_of(self_retrieval(*arrays)))
 
 
 @few
