@@ -16,7 +16,7 @@ def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket:
     printed = project.run("dml", "run", "synthetic", "softtriple", **store)
     assert "train: ran" in printed
     names = [entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="team/")["Contents"]]
-    for step, file in (("train", "checkpoint.pt"), ("embed", "embeddings.json"), ("evaluate", "metrics.json")):
+    for step, file in (("train", "checkpoint.pt"), ("embed", "manifest.json"), ("evaluate", "metrics.json")):
         assert any(name.startswith(f"team/{step}/") and name.endswith(file) for name in names), (step, names)
 
     # A cache that is gone (another machine) is filled again from the store, and nothing is computed anew.
