@@ -30,20 +30,24 @@ def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -
     every run of one machine, and run r of a seed is the same however many runs there are.
     """
     points_ND = centred(points, origin(points))
-    runs = (_one_run(points_ND, num_clusters, config.num_iterations, seed + number) for number in range(config.num_runs))
+    seeds = range(seed, seed + config.num_runs)
+    runs = (lloyd(points_ND, points_ND[first_centres(points_ND, num_clusters, s)], config.num_iterations, s) for s in seeds)
     return min(runs, key=lambda run: run[1])
 
 
-def _one_run(points_ND: NDArray[np.float32], num_clusters: int, num_iterations: int, seed: int) -> tuple[NDArray[np.int64], float]:
+def lloyd(
+    points_ND: NDArray[np.float32], centres_KD: NDArray[np.float32], num_iterations: int, seed: int = 0
+) -> tuple[NDArray[np.int64], float]:
+    """Clusters (N,) and inertia after at most `num_iterations` from these centres; it ends once the inertia stays the same."""
     clusterer = faiss.Kmeans(
         points_ND.shape[1],
-        num_clusters,
+        len(centres_KD),
         niter=num_iterations,
         seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(points_ND),
     )
-    clusterer.train(points_ND, init_centroids=points_ND[first_centres(points_ND, num_clusters, seed)])
+    clusterer.train(points_ND, init_centroids=centres_KD)
     distances_N1, clusters_N1 = clusterer.index.search(points_ND, 1)
     return clusters_N1[:, 0], float(distances_N1.sum(dtype=np.float64))
 
