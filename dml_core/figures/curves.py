@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike
 
@@ -15,7 +16,7 @@ MAX_MARKED_POINTS = 30
 def plot_curves(series: Mapping[str, tuple[ArrayLike, ArrayLike]], path: Path, title: str, x_label: str, y_label: str) -> Path:
     """One line for each named (x, y); returns `path`."""
     figure, axes = single_axes(title, x_label, y_label)
-    _draw(axes, series)
+    _draw(figure, axes, series)
     return write_png(figure, path)
 
 
@@ -28,7 +29,7 @@ def plot_recall_curves(recalls: Mapping[str, Mapping[int, float]], path: Path, t
         title: above the plot.
     """
     figure, axes = single_axes(title, "K", "Recall@K")
-    _draw(axes, {name: (list(by_k), list(by_k.values())) for name, by_k in recalls.items()})
+    _draw(figure, axes, {name: (list(by_k), list(by_k.values())) for name, by_k in recalls.items()})
     ks = sorted({k for by_k in recalls.values() for k in by_k})
     axes.set_xscale("log")
     axes.set_xticks(ks, [str(k) for k in ks])
@@ -37,11 +38,11 @@ def plot_recall_curves(recalls: Mapping[str, Mapping[int, float]], path: Path, t
     return write_png(figure, path)
 
 
-def _draw(axes: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
+def _draw(figure: Figure, axes: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
     styles = ("-", "--", ":")
     for number, (name, (x, y)) in enumerate(series.items()):
         (line,) = axes.plot(x, y, label=name, color=COLOURS[number % len(COLOURS)], linestyle=styles[number // len(COLOURS) % 3])
         if len(line.get_xdata(orig=True)) <= MAX_MARKED_POINTS:  # type: ignore[arg-type]
             line.set(marker="o", markersize=4)
     if series:
-        axes.legend(frameon=False, fontsize="small")
+        figure.legend(frameon=False, fontsize="small", loc="outside right upper")  # beside the lines, never over them

@@ -51,7 +51,7 @@ def plot_similarity_histogram(
     bins = np.linspace(everything.min(), everything.max() + 1e-6, NUM_BINS + 1).tolist()
     for (name, values_P), colour in zip(similarities.items(), COLOURS, strict=False):
         axes.hist(values_P, bins=bins, density=True, alpha=0.55, color=colour, label=f"{name} pairs, mean {values_P.mean():.2f}")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     return write_png(figure, path)
 
 
