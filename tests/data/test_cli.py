@@ -18,7 +18,6 @@ from pathlib import Path
 import boto3
 import pytest
 import yaml
-from moto.server import ThreadedMotoServer
 from PIL import Image
 
 from dml_core.config import read_yaml
@@ -112,30 +111,20 @@ def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None
     assert "cannot be written (No such file or directory)" in project.dml("show", "--out", "nowhere/sheet.png", code=2)
 
 
-def test_raw_files_come_from_an_s3_mirror(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> None:
     project.dml("fetch")
     archive = packed_tree(project.raw / "CUB_200_2011")
     shutil.rmtree(project.raw)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {"ENDPOINT_URL": f"http://{host}:{port}", "ACCESS_KEY_ID": "t", "SECRET_ACCESS_KEY": "t"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    boto3.client("s3").create_bucket(Bucket="mirror")
-    boto3.client("s3").put_object(Bucket="mirror", Key="cub/CUB_200_2011.tgz", Body=archive)
-    try:
-        project.dataset(**CUB, mirror="s3://mirror/cub")
-        # What an interrupted fetch left is gone on with: these first bytes are not asked for again.
-        project.raw.mkdir()
-        (project.raw / ".CUB_200_2011.tgz.partial").write_bytes(archive[:1000])
-        project.dml("fetch")
-        assert (project.raw / "CUB_200_2011.tgz").read_bytes() == archive
-        assert "9 train, 9 test" in project.dml("prepare")
-        project.dataset(**CUB | {"raw": "data/raw/e"}, mirror="s3://nobody/cub")
-        project.refused("fetch", "s3://nobody/cub: list_objects_v2 failed")
-    finally:
-        server.stop()
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="cub/CUB_200_2011.tgz", Body=archive)
+    project.dataset(**CUB, mirror=f"s3://{s3_bucket}/cub")
+    # What an interrupted fetch left is gone on with: these first bytes are not asked for again.
+    project.raw.mkdir()
+    (project.raw / ".CUB_200_2011.tgz.partial").write_bytes(archive[:1000])
+    project.dml("fetch")
+    assert (project.raw / "CUB_200_2011.tgz").read_bytes() == archive
+    assert "9 train, 9 test" in project.dml("prepare")
+    project.dataset(**CUB | {"raw": "data/raw/e"}, mirror="s3://nobody/cub")
+    project.refused("fetch", "s3://nobody/cub: list_objects_v2 failed")
 
 
 # ---------------------------------------------------------------- bad input

@@ -1,15 +1,14 @@
 """DVC for real, in a temporary checkout: what `prepare` depends on, and packed data pushed from one clone and pulled into another."""
 
 import hashlib
+import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import boto3
 import pytest
 import yaml
-from moto.server import ThreadedMotoServer
 
 from dml_core.data.registry import DATASETS
 from tasks.identity import source_files
@@ -25,28 +24,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A checkout whose `synthetic` is prepared, committed."""
     project = make_project(tmp_path_factory.mktemp("first"), ("untrained",))
     project.run("dvc", "repro", "prepare@synthetic")
-    commit(project)
+    project.commit("prepared")
     return project
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an S3 server with the bucket `team`."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="team")
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-def commit(project: Project) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
-    for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "x"]):
-        subprocess.run(["git", *command], cwd=project.root, check=True)
 
 
 def hashes(project: Project) -> dict[str, str]:
@@ -58,7 +37,7 @@ def hashes(project: Project) -> dict[str, str]:
 
 def pushed_and_pulled(first: Project, folder: Path) -> Project:
     """Push from the first clone, commit the remote's address, clone, and pull there."""
-    commit(first)
+    first.commit("the remote")
     first.run("dvc", "push")
     subprocess.run(["git", "clone", "--quiet", str(first.root), str(folder)], check=True)
     second = replace(first, root=folder, environment=first.environment | {"PYTHONPATH": str(folder)})
@@ -80,13 +59,13 @@ def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Proj
 
 
 @pytest.mark.slow
-def test_an_s3_remote_over_http(first: Project, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_s3_remote_over_http(first: Project, s3_server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-        monkeypatch.setitem(first.environment, name, "us-east-1" if name.endswith("REGION") else "test")
-    first.run("dvc", "remote", "add", "--default", "--force", "team", "s3://team/dvc")
-    first.run("dvc", "remote", "modify", "team", "endpointurl", s3)
+        monkeypatch.setitem(first.environment, name, os.environ[name])
+    first.run("dvc", "remote", "add", "--default", "--force", "team", f"s3://{s3_bucket}/dvc")
+    first.run("dvc", "remote", "modify", "team", "endpointurl", s3_server)
     pushed_and_pulled(first, tmp_path / "second")
-    stored = boto3.client("s3", endpoint_url=s3).list_objects_v2(Bucket="team", Prefix="dvc/")
+    stored = boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="dvc/")
     assert stored["KeyCount"] == 4, "three files and the list of them"
 
 
