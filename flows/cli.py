@@ -282,12 +282,19 @@ def _open_project() -> "Project":
 
 @contextmanager
 def _prefect_starting() -> "Iterator[None]":
-    """Have Prefect start its server while the body imports what the flow needs: both take seconds, on different cores."""
+    """Have Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
+
+    Prefect itself is imported first: two imports beside each other share one interpreter lock, and the server would wait for both.
+    """
     import threading
 
-    def start() -> None:
-        from prefect import get_client
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_URL
 
+    if not PREFECT_API_URL.value():
+        import prefect.server.api.server  # noqa: F401  the client would import it in the thread
+
+    def start() -> None:
         get_client(sync_client=True)
 
     thread = threading.Thread(target=start, name="prefect-start")

@@ -89,6 +89,8 @@ def set_environment(project: Project) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Without a server the terminal is the only reader, and it gets one line an error from the command itself.
         "PREFECT_LOGGING_LEVEL": "INFO" if "PREFECT_API_URL" in os.environ else "CRITICAL",
+        # The server that a flow starts for itself is ended with it, and complains of the records that it was writing then.
+        "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
         "RAY_AUTH_MODE": "disabled" if "RAY_ADDRESS" not in os.environ else "token",
         "RAY_USAGE_STATS_ENABLED": "0",
