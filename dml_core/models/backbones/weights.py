@@ -54,7 +54,7 @@ def load_weights(network: nn.Module, state: StateDict, source: str) -> None:
     Only BatchNorm's batch counters may be absent, and a vector may be saved as a matrix of one row (BN-Inception's older file).
 
     Raises:
-        ConfigError: names or shapes differ; the message counts them and names the first of each kind.
+        ConfigError: names or shapes differ; the message counts them and names the first five of each kind.
     """
     own = network.state_dict()
     state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
