@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from rich.table import Table
+
     from flows.reproduce import Comparison
     from tasks.environment import Project
     from tasks.specs import DatasetSpec
@@ -77,8 +79,6 @@ def compare(
 ) -> None:
     """Show a comparison's runs side by side, from MLflow."""
     project = _open_project()
-    from rich.console import Console
-
     from flows.run import comparison_title
     from tasks.reporting import comparison_table
     from tasks.specs import load_params
@@ -87,7 +87,7 @@ def compare(
 
     chosen = dataset or load_params(project.params_file).comparison.default_datasets[0]
     tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
-    Console().print(comparison_table(comparison_title(chosen), tracker.comparison_table(comparison_title(chosen))))
+    _print_table(comparison_table(comparison_title(chosen), tracker.comparison_table(comparison_title(chosen))))
 
 
 @app.command()
@@ -216,12 +216,10 @@ def data_check(name: DatasetName) -> None:
         from tasks.data import check_raw
 
         report = check_raw(project, spec, progress)
-    from rich.console import Console
-
     from dml_core.errors import DataError
     from tasks.reporting import check_table
 
-    Console().print(check_table(name, report))
+    _print_table(check_table(name, report))
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; mend the raw files in {spec.raw}")
 
@@ -303,6 +301,13 @@ def _prefect_starting() -> "Iterator[None]":
         yield
     finally:
         thread.join()
+
+
+def _print_table(table: "Table") -> None:
+    """Print a table as wide as the terminal allows, or in a pipe as wide as it is."""
+    from rich.console import Console
+
+    Console(width=None if sys.stdout.isatty() else 1000).print(table)
 
 
 def _print_comparisons(comparisons: "list[Comparison]", tracking_uri: str) -> None:

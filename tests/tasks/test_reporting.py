@@ -59,3 +59,13 @@ def test_the_terminal_s_table_has_a_row_for_each_variant() -> None:
     assert "class_mean" not in lines[0]
     assert "10.0 ± 0.0" in lines[1]
     assert lines[2].rstrip(" │").endswith("-")  # never measured at that K
+
+
+def test_a_narrow_terminal_still_tells_the_variants_apart() -> None:
+    metrics = {f"recall_at_{k}": [0.5, 0.4] for k in (1, 2, 4, 8, 16, 32)}
+    runs = pd.DataFrame({"variant": ["triplet-semi-hard", "triplet-batch-hard"], "seed": [0, 0], **metrics})
+    console = Console(width=60, record=True)
+    console.print(comparison_table("title", runs))
+    printed = console.export_text()
+    assert "triplet-semi-hard" in printed
+    assert "triplet-batch-hard" in printed
