@@ -85,9 +85,10 @@ def compare(
     from tasks.storage import Store
     from tasks.tracking import Tracker
 
-    chosen = dataset or load_params(project.params_file).comparison.default_datasets[0]
+    params = load_params(project.params_file)
+    title = comparison_title(dataset or params.comparison.default_datasets[0], params.evaluation.role)
     tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
-    _print_table(comparison_table(comparison_title(chosen), tracker.comparison_table(comparison_title(chosen))))
+    _print_table(comparison_table(title, tracker.comparison_table(title)))
 
 
 @app.command()

@@ -59,7 +59,7 @@ def reproduce(
     specs = {name: comparison_runs(params, name, tuple(variants or ()), tuple(seeds or ())) for name in chosen}
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare(project, name) for name in chosen}
-        published = {name: services.tracker.published(comparison_title(name)) for name in chosen}
+        published = {name: services.tracker.published(comparison_title(name, params.evaluation.role)) for name in chosen}
         chains = {name: [Chain(spec, prepared[name], services, force, published[name]) for spec in specs[name]] for name in chosen}
         errors = [error for name in chosen for chain in chains[name] if (error := chain.wait()) is not None]
     if errors:
@@ -70,7 +70,7 @@ def reproduce(
 
 def _conclude(dataset: str, outcomes: Sequence[Outcome], project: Project, partial: bool) -> Comparison:
     """Write the report, as files and as artifacts of the flow run. A part of the comparison is reported beside the whole one's report."""
-    title = comparison_title(dataset)
+    title = comparison_title(dataset, outcomes[0].spec.evaluation.role)
     folder = project.state / "reports" / dataset if partial else project.results(dataset)
     report = write_report(title, [(outcome.spec, outcome.scores) for outcome in outcomes], folder)
     create_markdown_artifact(report, key=f"comparison-{dataset}", description=title)

@@ -119,9 +119,9 @@ class Chain:
         return Outcome(self.spec, self._steps["evaluate"].result(), ran, delivered)
 
 
-def comparison_title(dataset: str) -> str:
-    """How a dataset's standing comparison is called, in MLflow and in reports."""
-    return f"comparison on {dataset}"
+def comparison_title(dataset: str, role: str) -> str:
+    """How a dataset's standing comparison is called, in MLflow and in reports; runs scored on validation classes are one of their own."""
+    return f"comparison on {dataset}" if role == "test" else f"comparison on {dataset}, {role} classes"
 
 
 # ---------------------------------------------------------------- the flow
@@ -140,8 +140,9 @@ def run(dataset: str, variant: str, seed: int = 0, force: bool = False) -> Outco
     project = open_project()
     params = load_params(project.params_file)
     (spec,) = comparison_runs(params, dataset, (variant,), (seed,))
+    title = comparison_title(dataset, spec.evaluation.role)
     with closing(Services(project, params.scale)) as services:
-        chain = Chain(spec, prepare(project, dataset), services, force, services.tracker.published(comparison_title(dataset)))
+        chain = Chain(spec, prepare(project, dataset), services, force, services.tracker.published(title))
         error = chain.wait()
     if error is not None:
         raise error
@@ -180,7 +181,7 @@ def prepare(project: Project, dataset: str) -> DatasetRecord:
 def train(identity: str, spec: RunSpec, dataset: DatasetRecord, evaluate_id: str, services: Services) -> CheckpointRecord:
     """Train the run on the flow's workers, from its last checkpoint if it was interrupted."""
     key = f"train/{identity}"
-    live = services.tracker.live(comparison_title(spec.dataset), evaluate_id, spec)
+    live = services.tracker.live(comparison_title(spec.dataset, spec.evaluation.role), evaluate_id, spec)
 
     def watch(message: Progress) -> None:
         services.display(spec.title, message)
@@ -228,7 +229,7 @@ def publish(
 ) -> str | None:
     """Bring the run to MLflow unless it is there; its MLflow run id, or None where it waits in the outbox. Runs always, adds once."""
     report = RunReport(
-        comparison=comparison_title(dataset.name),
+        comparison=comparison_title(dataset.name, spec.evaluation.role),
         identity=scores.identity,
         dataset=dataset,
         variant=spec.variant,

@@ -43,11 +43,11 @@ class Project:
     environment: dict[str, str]
 
     def run(self, *command: str, code: int = 0, timeout_seconds: float = 1200, **environment: str) -> str:
-        """Run a command to its end and return what it printed; whether it ends well or not, it shows no traceback."""
+        """Run a command to its end and return what it printed. Without a Prefect server, whose logs have them, it shows no traceback."""
         process = self.start(*command, **environment)
         printed, _ = process.communicate(timeout=timeout_seconds)
         assert process.returncode == code, printed
-        assert "Traceback" not in printed, printed
+        assert "PREFECT_API_URL" in environment or "Traceback" not in printed, printed
         return printed
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[str]:

@@ -90,3 +90,13 @@ def test_a_damaged_file_is_made_again_and_an_edit_of_a_loss_that_no_variant_uses
 def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them(project: Project) -> None:
     shown = project.run("dml", "compare", "synthetic")
     assert [word for word in ("untrained", "softtriple", "softmax") if word not in shown] == []
+
+
+def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project: Project) -> None:
+    of_test = project.run("dml", "compare", "synthetic")
+    project.change(comparison={"protocol": {"validation": {"share": 0.5}}}, evaluation={"role": "validation"})
+    assert steps_run(project.run("dml", "reproduce")) == {"train": 3, "embed": 3, "evaluate": 3}
+    assert "comparison on synthetic, validation classes" in project.run("dml", "compare", "synthetic")
+    project.change(evaluation={"role": "test"})
+    assert project.run("dml", "compare", "synthetic") == of_test
+    assert steps_run(project.run("dml", "reproduce")) == {"embed": 3, "evaluate": 3}
