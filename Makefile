@@ -3,6 +3,8 @@
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
+# Two test files at a time: whole runs wait for Ray and for servers half of their time.
+PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
@@ -15,10 +17,10 @@ reproduce: .venv/.done ## prepare the embedded dataset, run the standing compari
 	@dml reproduce
 
 test: .venv/.done ## run all tests
-	@pytest
+	@$(PYTEST)
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
-	@pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 check: .venv/.done ## lint, format, types and import rules
 	@ruff check .
