@@ -25,6 +25,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole runs first: they take longest, and started last they would leave the other worker with nothing to do."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A packed synthetic dataset: 36 training images of 4 classes (the last batch of 8 is short), 36 test images of 4 others."""

@@ -95,8 +95,7 @@ def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them
 def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project: Project) -> None:
     of_test = project.run("dml", "compare", "synthetic")
     project.change(comparison={"protocol": {"validation": {"share": 0.5}}}, evaluation={"role": "validation"})
-    assert steps_run(project.run("dml", "reproduce")) == {"train": 3, "embed": 3, "evaluate": 3}
+    assert steps_run(project.run("dml", "reproduce", "--variant", "untrained")) == {"train": 1, "embed": 1, "evaluate": 1}
     assert "comparison on synthetic, validation classes" in project.run("dml", "compare", "synthetic")
     project.change(evaluation={"role": "test"})
     assert project.run("dml", "compare", "synthetic") == of_test
-    assert steps_run(project.run("dml", "reproduce")) == {"embed": 3, "evaluate": 3}
