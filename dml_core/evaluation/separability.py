@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks
@@ -15,10 +16,12 @@ from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks
 def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Mean (C, D) and size (C,) of each class, codes being 0 to C-1."""
     sizes_C = np.bincount(codes_N)
-    means_CD = np.zeros((len(sizes_C), points.raw.shape[1]))
+    sums_CD = np.zeros((len(sizes_C), points.raw.shape[1]))
     for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
-        np.add.at(means_CD, codes_N[rows], points.rows(rows))
-    return means_CD / sizes_C[:, None], sizes_C
+        codes, class_I = np.unique(codes_N[rows], return_inverse=True)
+        membership = csr_array((np.ones(len(class_I)), (class_I, np.arange(len(class_I)))))
+        sums_CD[codes] += membership @ points.rows(rows)
+    return sums_CD / sizes_C[:, None], sizes_C
 
 
 def class_separability(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.geometry import Points, all_squared_distances, blocks, origin, rounding_error, squared_distances
 from dml_core.evaluation.ranking import RankCounter
 from dml_core.evaluation.retrieval import QueryScores
-from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, full_precision, part, tile
+from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, part, tile, torch_for_tiles
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # of the state of a query
@@ -67,7 +67,7 @@ def score_queries(
     origin_D = origin(queries)
     dtype = np.float64 if num_positives_Q.mean() > MANY_POSITIVES else np.float32
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    with full_precision():
+    with torch_for_tiles():
         for index in groups:
             group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])

@@ -11,7 +11,7 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.tiles import full_precision
+from dml_core.evaluation.tiles import compare, torch_for_tiles
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 
@@ -103,10 +103,33 @@ def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
 def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    with full_precision():
+    with torch_for_tiles():
         assert torch.get_float32_matmul_precision() == "highest"
     assert torch.get_float32_matmul_precision() == "medium"
     torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("shape", [(128, 1024), (1024, 128), (130, 100)])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("upper", "lower"), [(3.4, 3.0), (3.4, 3.4), (1.0, -1.0), (9.0, 8.0)], ids=["few", "none between", "many", "none"])
+def test_a_tile_is_compared_as_its_entries_one_by_one(shape: tuple[int, int], axis: int, upper: float, lower: float) -> None:
+    generator = np.random.default_rng(0)
+    near_IJ = generator.standard_normal(shape).round(1).astype(np.float32)  # many lie exactly on a bound
+    steps = generator.integers(0, 5, shape[axis]) / 10
+    uppers, lowers = (upper + steps).round(1).astype(np.float32), (lower + steps).round(1).astype(np.float32)
+    found = compare(torch.from_numpy(near_IJ), uppers, lowers, axis)
+    lines = near_IJ if axis == 0 else near_IJ.T
+    np.testing.assert_array_equal(
+        found.num_above, [sum(value > bound for value in line) for line, bound in zip(lines, uppers, strict=True)]
+    )
+    between = {
+        (i, j) if axis == 0 else (j, i): value
+        for i, line in enumerate(lines)
+        for j, value in enumerate(line)
+        if lowers[i] <= value <= uppers[i]
+    }
+    assert dict(zip(zip(found.rows.tolist(), found.columns.tolist(), strict=True), found.nearness, strict=True)) == between
+    assert len(found.rows) == len(between)
 
 
 inputs = st.builds(make_inputs, st.sampled_from(["random", "tied", "duplicated", "singletons"]), st.integers(0, 2**16))
