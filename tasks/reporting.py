@@ -91,7 +91,7 @@ def comparison_table(title: str, runs: pd.DataFrame) -> Table:
     ks = sorted(int(name.removeprefix("recall_at_")) for name in runs.columns if re.fullmatch(r"recall_at_\d+", name))
     names = [*(f"recall_at_{k}" for k in ks), *(name for name in ("map_at_r", "r_precision", "nmi") if name in runs.columns)]
     table = Table(
-        Column("variant", no_wrap=True, min_width=max(map(len, runs["variant"]))),
+        Column("variant", min_width=max(map(len, runs["variant"]))),
         "seeds",
         *(name.replace("_at_", "@") for name in names),
         title=title,

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
@@ -92,20 +93,19 @@ def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
     embeddings = (generator.standard_normal((90, 33))[codes] + 1.5 * generator.standard_normal((400, 33))).astype(np.float32)
     embeddings[::5] = embeddings[1::5]
     expected = rows_of(self_retrieval(embeddings, codes, metric))
-    num_threads = torch.get_num_threads()
     for max_block_bytes, num_shards, threads in [(2**15, 1, 1), (2**19, 1, 1), (2**18, 1, 2), (2**17, 3, 1), (2**26, 5, 2), (2**26, 1, 1)]:
-        torch.set_num_threads(threads)
-        actual = rows_of(self_retrieval(embeddings, codes, metric, max_block_bytes, num_shards))
+        with threadpool_limits(threads):
+            actual = rows_of(self_retrieval(embeddings, codes, metric, max_block_bytes, num_shards))
         np.testing.assert_array_equal(actual, expected)
-    torch.set_num_threads(num_threads)
 
 
 def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
-    before = torch.get_float32_matmul_precision()
+    before, num_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     torch.set_float32_matmul_precision("medium")
     with torch_for_tiles():
         assert torch.get_float32_matmul_precision() == "highest"
     assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_num_threads() == num_threads
     torch.set_float32_matmul_precision(before)
 
 
