@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
+from dml_core.evaluation import separability
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.separability import class_distances, class_separability, num_unique_centres
 
@@ -15,7 +16,11 @@ def test_csc_worked_out_by_hand() -> None:
     assert values == pytest.approx({"csc": 12, "csc_trace_between": 8, "csc_trace_within": 2 / 3})
 
 
-def test_traces_are_those_of_the_scatter_matrices_and_add_up_to_the_variance() -> None:
+@pytest.mark.parametrize("num_rows_at_once", [1000, 7])
+def test_traces_are_those_of_the_scatter_matrices_and_add_up_to_the_variance(
+    num_rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(separability, "NUM_ROWS_AT_ONCE", num_rows_at_once)  # all at once, or a class over several blocks
     generator = np.random.default_rng(0)
     embeddings, codes = generator.standard_normal((50, 4)) + 3, generator.permutation(np.arange(50) % 6)
     between, within = np.zeros((4, 4)), np.zeros((4, 4))
