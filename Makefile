@@ -6,6 +6,8 @@ BIN := .venv/bin
 # Two test files at a time: whole runs wait for Ray and for servers half of their time.
 PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Some machines forbid Python to keep what it has compiled; each of the many processes of a run would then compile all its imports again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help reproduce test test-quick check ui clean lock
