@@ -44,6 +44,8 @@ class CheckReport:
         published: the same as published; empty where there is none.
         notes: what is as it should be but worth knowing (grayscale, CMYK).
         violations: what must be mended.
+        short_sides: of the readable images, in pixels: the smallest, the middle one, the largest.
+        num_boxes: images that have one.
     """
 
     counts: dict[str, Counts]
@@ -51,6 +53,8 @@ class CheckReport:
     published: dict[str, Counts]
     notes: list[Finding]
     violations: list[Finding]
+    short_sides: tuple[int, int, int]
+    num_boxes: int
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,26 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Ca
     manifest = dataset.read(raw)
     facts = _look_at_all(manifest, progress)
     violations = _violations(facts, published_differences(manifest.rows, published))
-    return CheckReport(role_counts(manifest.rows), _class_sizes(manifest.rows), published, _notes(facts), violations)
+    return CheckReport(
+        role_counts(manifest.rows),
+        _class_sizes(manifest.rows),
+        published,
+        _notes(facts),
+        violations,
+        _short_sides(facts),
+        sum(row.box is not None for row in manifest.rows),
+    )
 
 
 def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
     sizes = Counter((row.role, row.label) for row in rows)
     per_role = {role: [size for (of, _), size in sizes.items() if of == role] for role in role_counts(rows)}
     return {role: (min(found), max(found)) for role, found in per_role.items()}
+
+
+def _short_sides(facts: list[_Facts]) -> tuple[int, int, int]:
+    sides = sorted(min(fact.size) for fact in facts if fact.is_readable) or [0]
+    return sides[0], sides[len(sides) // 2], sides[-1]
 
 
 def _look_at_all(manifest: Manifest, progress: Callable[[int, int], None] | None) -> list[_Facts]:

@@ -31,6 +31,9 @@ class Folder(DatasetConfig):
 
 def _class_folders(raw: Path) -> list[tuple[Role, Path]]:
     folders = _subfolders(raw)
+    stray = next((path for path in sorted(raw.iterdir()) if path.is_file() and is_image_name(path)), None)
+    if stray is not None:
+        raise DataError(f"{stray}: an image outside the folders of the classes; move it into one, or away")
     by_role: dict[Role, Path] = {role: raw / role for role in get_args(Role) if raw / role in folders}
     if "train" in by_role and len(by_role) == len(folders) > 1:
         return [(role, folder) for role, top in by_role.items() for folder in _subfolders(top)]
@@ -45,6 +48,9 @@ def _subfolders(folder: Path) -> list[Path]:
 def _images(folder: Path) -> list[Path]:
     """Images of one class; anything else in its folder is an error rather than left out."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    inner = next((path for path in paths if path.is_dir()), None)
+    if inner is not None:
+        raise DataError(f"{inner}: a folder in a class's folder; name the folder that has the classes' folders (or train/, test/ of such)")
     strange = next((path for path in paths if not is_image_name(path)), None)
     if strange is not None:
         raise DataError(f"{strange}: not the name of an image; a class folder holds images only")

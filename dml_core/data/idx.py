@@ -20,16 +20,25 @@ def find_idx(folder: Path, stem: str) -> Path | None:
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
+def idx_bytes(path: Path) -> bytes:
+    """The bytes of one IDX file, decompressed where it is gzipped.
+
+    Raises:
+        DataError: it cannot be read, or is damaged.
+    """
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error):
+        raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
+
+
 def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The array of one IDX file of unsigned bytes.
 
     Raises:
         DataError: the file is damaged, or is not IDX of unsigned bytes with as many bytes as its sizes say.
     """
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error):
-        raise DataError(f"{path}: damaged or truncated; fetch the file again") from None
+    data = idx_bytes(path)
     header_end = 4 + 4 * data[3] if len(data) > 4 else 0
     if not 4 < header_end <= len(data) or data[:3] != bytes([0, 0, _UNSIGNED_BYTES]):
         raise DataError(f"{path}: not an IDX file of unsigned bytes; fetch the file again")

@@ -3,10 +3,14 @@
 Both parts of the publisher's classification split are pooled; classes 0 to 4 train, 5 to 9 test.
 """
 
+import fcntl
+import hashlib
 import io
 import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +19,8 @@ from PIL import Image
 from pydantic import Field
 
 from dml_core.data.contract import DatasetConfig
-from dml_core.data.idx import find_idx, read_idx
+from dml_core.data.debian import unpack_package
+from dml_core.data.idx import find_idx, idx_bytes, read_idx
 from dml_core.data.rows import Role, Row
 from dml_core.errors import DataError
 
@@ -28,14 +33,16 @@ class IdxDataset(DatasetConfig):
     """Options of an MNIST-like dataset.
 
     Attributes:
-        folder: where the IDX files are ("auto": a Debian package's folder, else torchvision downloads them).
+        folder: where the IDX files are ("auto": Debian's installed package, else they are fetched, as `locate_raw` says).
         images_per_class: keep the first so many of each class, for a quick run; None keeps all.
         published_counts: the files must hold 70,000 images, 7,000 of each class where the publisher says so.
     """
 
     class_names: ClassVar[tuple[str, ...]]
     torchvision_class: ClassVar[str]
+    debian_package: ClassVar[str] = ""
     debian_folder: ClassVar[str] = ""
+    sha256: ClassVar[frozenset[str]] = frozenset()
     num_images: ClassVar[int] = 70_000
 
     folder: str = "auto"
@@ -83,31 +90,78 @@ class IdxDataset(DatasetConfig):
                 _copy(path, raw / path.name)
 
     def locate_raw(self, root: Path = Path("/")) -> Path:
-        """The folder with the IDX files: the one given, else Debian's package folder under `root`, else a fresh download.
+        """The folder with the IDX files: the one given, else Debian's package under `root`, else one below ~/.cache, fetched once.
 
         Raises:
             DataError: no place has them; the line names those that were tried.
         """
         candidates = [] if self.folder == "auto" else [Path(self.folder)]
-        if self.debian_folder:
-            candidates.append(root / "usr/share/datasets" / self.debian_folder)
+        if self.debian_package:
+            candidates.append(root / self.debian_folder)
         for candidate in candidates:
             if _has_files(candidate):
                 return candidate
-        tried = ", ".join(str(candidate) for candidate in candidates) or "no folder"
-        return self._download(tried)
+        try:
+            return self._fetched(Path.home() / ".cache" / "dml-repro")
+        except DataError as error:
+            tried = ", ".join(str(candidate) for candidate in candidates) or "no folder named"
+            by_hand = f"install Debian's {self.debian_package}, or " if self.debian_package else ""
+            raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
 
-    def _download(self, tried: str) -> Path:
+    def _fetched(self, cache: Path) -> Path:
+        """From Debian's archive, which needs no root, else from where torchvision knows; one process at a time."""
+        problems = []
+        try:
+            with _alone(cache):
+                for source in (self._from_debian, self._from_torchvision):
+                    try:
+                        return source(cache)
+                    except (DataError, RuntimeError, OSError) as error:
+                        problems.append(str(error).splitlines()[0].rstrip(":"))
+        except OSError as error:
+            problems.append(f"{cache}: {error.strerror}")
+        raise DataError("; ".join(problems))
+
+    def _from_debian(self, cache: Path) -> Path:
+        if not self.debian_package:
+            raise DataError("Debian has no package of them")
+        target = cache / self.debian_package
+        folder = target / self.debian_folder
+        if not self._is_published(folder):
+            shutil.rmtree(target, ignore_errors=True)
+            unpack_package(self.debian_package, target)
+            if not self._is_published(folder):
+                raise DataError(f"Debian's {self.debian_package} has other files than the published ones")
+        return folder
+
+    def _is_published(self, folder: Path) -> bool:
+        """Whether the four files are there, with the published content."""
+        try:
+            return _has_files(folder) and {hashlib.sha256(idx_bytes(path)).hexdigest() for path in _files(folder)} == self.sha256
+        except DataError:
+            return False
+
+    def _from_torchvision(self, cache: Path) -> Path:
+        """Into a temporary folder first: torchvision takes files that are there for whole."""
         from torchvision import datasets
 
-        target = Path.home() / ".cache" / "dml-repro"
-        try:
-            for train in (True, False):
-                getattr(datasets, self.torchvision_class)(str(target), train=train, download=True)
-        except (OSError, RuntimeError) as error:
-            problem = str(error).splitlines()[0]
-            raise DataError(f"no IDX files in {tried}, and no download ({problem}); set the option 'folder' to where they are") from None
-        return target / self.torchvision_class / "raw"
+        target = cache / self.torchvision_class
+        if not _has_files(target / "raw"):
+            shutil.rmtree(target, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=cache, prefix=f".{self.torchvision_class}.") as folder:
+                for train in (True, False):
+                    getattr(datasets, self.torchvision_class)(folder, train=train, download=True)
+                (Path(folder) / self.torchvision_class).rename(target)
+        return target / "raw"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time inside; the others wait, and then find what the first has brought."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _files(folder: Path) -> list[Path]:

@@ -66,7 +66,9 @@ def _check_classes(rows: list[Row], where: Path) -> None:
         if numbers.setdefault(row.label_name, row.label) != row.label:
             raise DataError(f"{where}: two classes have the name '{row.label_name}'; names must tell classes apart")
         if parts.setdefault(row.label, row.role == "train") != (row.role == "train"):
-            raise DataError(f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint")
+            raise DataError(
+                f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint, tested are unseen ones"
+            )
 
 
 def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -> None:

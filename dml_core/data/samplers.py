@@ -4,7 +4,7 @@ A sampler knows no workers: it returns the index arrays of the global batches of
 shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,9 @@ from pydantic import Field
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError
-from dml_core.losses.contract import Needs
+
+if TYPE_CHECKING:
+    from dml_core.losses.contract import Needs  # which brings torch
 
 Indices = NDArray[np.int64]
 
@@ -52,8 +54,7 @@ def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, d
     Raises:
         ConfigError: `drop_last` with fewer images than one batch holds.
     """
-    if drop_last and num_samples < batch_size:
-        raise ConfigError(f"sampler: drop_last with batch_size {batch_size} drops all {num_samples} images: lower batch_size")
+    _check_drop_last(num_samples, batch_size, drop_last)
     order = np.random.default_rng((seed, epoch)).permutation(num_samples)
     batches = np.split(order, range(batch_size, num_samples, batch_size))
     return batches[:-1] if drop_last and num_samples % batch_size else batches
@@ -74,10 +75,7 @@ def class_balanced_batches(
     """
     random = np.random.default_rng((seed, epoch))
     classes, counts = np.unique(labels_N, return_counts=True)
-    if len(classes) < num_classes_per_batch:
-        raise ConfigError(
-            f"sampler: num_classes_per_batch is {num_classes_per_batch}, the training set has {len(classes)} classes: lower it"
-        )
+    _check_num_classes(len(classes), num_classes_per_batch)
     members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
     num_batches = max(1, round(len(labels_N) / (num_classes_per_batch * num_samples_per_class)))
     waiting: list[int] = []
@@ -88,7 +86,7 @@ def class_balanced_batches(
     return batches
 
 
-def check_sampler(config: SamplerConfig, needs: Needs, loss_name: str) -> None:
+def check_sampler(config: SamplerConfig, needs: "Needs", loss_name: str) -> None:
     """Refuse a sampler that cannot give a loss the batches it needs; called before training.
 
     Raises:
@@ -96,6 +94,31 @@ def check_sampler(config: SamplerConfig, needs: Needs, loss_name: str) -> None:
     """
     if needs.sampler == "k_by_n" and config.kind != "k_by_n":
         raise ConfigError(f"loss '{loss_name}' needs several images of a class in a batch, sampler.kind is '{config.kind}': set 'k_by_n'")
+
+
+def first_batch_size(config: SamplerConfig, num_samples: int, num_classes: int) -> int:
+    """Images of an epoch's first global batch, which is its largest; nothing is drawn.
+
+    Raises:
+        ConfigError: as `epoch_batches`.
+    """
+    if config.kind == "shuffled":
+        _check_drop_last(num_samples, config.batch_size, config.drop_last)
+        return min(num_samples, config.batch_size)
+    _check_num_classes(num_classes, config.num_classes_per_batch)
+    return config.num_classes_per_batch * config.num_samples_per_class
+
+
+def _check_drop_last(num_samples: int, batch_size: int, drop_last: bool) -> None:
+    if drop_last and num_samples < batch_size:
+        raise ConfigError(f"sampler: drop_last with batch_size {batch_size} drops all {num_samples} images: lower batch_size")
+
+
+def _check_num_classes(num_classes: int, num_classes_per_batch: int) -> None:
+    if num_classes < num_classes_per_batch:
+        raise ConfigError(
+            f"sampler: num_classes_per_batch is {num_classes_per_batch}, the training set has {num_classes} classes: lower it"
+        )
 
 
 def _next_classes(waiting: list[int], num_classes: int, num_wanted: int, random: np.random.Generator) -> list[int]:

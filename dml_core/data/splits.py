@@ -1,13 +1,12 @@
 """Class-disjoint validation: some of the training classes are held out, chosen by a seed, and the choice is saved with the run."""
 
-import hashlib
 from pathlib import Path
 
 from dml_core.config import Config
 from dml_core.data.info import read_info
-from dml_core.data.split_config import ValidationConfig
+from dml_core.data.split_config import ValidationConfig, held_out_classes
 from dml_core.data.store import PackedDataset
-from dml_core.errors import ConfigError, StoreError
+from dml_core.errors import StoreError
 
 SPLIT_FILE = "validation_split.json"
 
@@ -29,20 +28,13 @@ class ClassSplit(Config):
 
 
 def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
-    """Hold out a share of the training classes of a packed dataset, at least two.
-
-    The choice depends on the seed and the classes' names alone: they are ordered by a hash of both, and the first are held out.
+    """Hold out a share of the training classes of a packed dataset (`held_out_classes` says which).
 
     Raises:
         ConfigError: fewer than two classes would be left for training.
     """
     names = PackedDataset(folder, "train").class_names
-    num_held_out = max(2, round(config.share * len(names)))
-    if len(names) - num_held_out < 2:
-        raise ConfigError(
-            f"validation.share {config.share:g} of {len(names)} training classes leaves fewer than two to train; choose a smaller share"
-        )
-    held_out = set(sorted(names, key=lambda name: hashlib.sha256(f"{config.seed} {name}".encode()).digest())[:num_held_out])
+    held_out = held_out_classes(names, config)
     return ClassSplit(
         fingerprint=read_info(folder).fingerprint,
         share=config.share,

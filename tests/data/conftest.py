@@ -1,11 +1,13 @@
-"""Small generated datasets, made once per session."""
+"""Small generated datasets, made once per session, and the real Fashion-MNIST files."""
 
 from pathlib import Path
 
 import pytest
 
+from dml_core.data.fashion_mnist import FashionMnist
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
+from dml_core.errors import DataError
 
 OPTIONS = {"num_classes": 6, "images_per_class": 5, "image_size": 32, "grayscale_share": 0.2, "seed": 3}
 
@@ -22,3 +24,12 @@ def packed_synthetic(raw_synthetic: Path, tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("packed") / "synthetic"
     prepare("synthetic", raw_synthetic, out, OPTIONS)
     return out
+
+
+@pytest.fixture(scope="session")
+def published() -> Path:
+    """The real files, wherever this machine has them or gets them from; without a network or the package one plain line says so."""
+    try:
+        return FashionMnist().locate_raw()
+    except DataError as error:
+        pytest.fail(str(error), pytrace=False)

@@ -16,7 +16,14 @@ from tests.e2e.conftest import Project, make_project
 
 ROOT = Path(__file__).parents[2]
 DRAWN = {"dml_core.data.drawing", "dml_core.data.layouts"}  # what they do is in the raw tree
-NOT_IN_THE_BYTES = {"dml_core.config", "dml_core.errors", "dml_core.data", "dml_core.data.archives", "dml_core.data.transform_config"}
+NOT_IN_THE_BYTES = {
+    "dml_core.config",
+    "dml_core.errors",
+    "dml_core.data",
+    "dml_core.data.archives",
+    "dml_core.data.debian",
+    "dml_core.data.transform_config",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""MNIST-like datasets: the real Fashion-MNIST files where Debian's package has them, and hand-made IDX files."""
+"""MNIST-like datasets: the real Fashion-MNIST files, found or fetched as a person's command does it, and hand-made IDX files."""
 
 import gzip
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from dml_core.data.registry import materialise
 from dml_core.data.store import PackedDataset
 from dml_core.errors import DataError
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 SMALL = {"images_per_class": 2, "published_counts": False}
 
 
@@ -60,15 +60,16 @@ def test_images_per_class_keeps_the_first(tiny: Path, tmp_path: Path) -> None:
     assert [row.path for row in rows] == [f"train/{number:05d}.png" for number in range(20)]
 
 
-def test_the_real_files_have_the_published_counts_and_lose_nothing(tmp_path: Path) -> None:
-    manifest = FashionMnist().read(DEBIAN)
+def test_the_real_files_have_the_published_counts_and_lose_nothing(published: Path) -> None:
+    manifest = FashionMnist().read(published)
     assert [sum(row.role == role for row in manifest.rows) for role in ("train", "test")] == [35_000, 35_000]
-    originals = read_idx(DEBIAN / "t10k-images-idx3-ubyte.gz")
+    originals = read_idx(published / "t10k-images-idx3-ubyte.gz")
     for row in manifest.rows[60_000::500]:
         number = int(Path(row.path).stem)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(manifest.read_bytes(row)))), originals[number])
 
 
+@pytest.mark.usefixtures("published")
 def test_real_files_are_found_and_copied_without_overwriting(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.mkdir()
@@ -95,9 +96,41 @@ def test_places_in_order(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert FashionMnist(folder=str(tiny)).locate_raw(root) == tiny
     assert FashionMnist(folder=str(tmp_path / "missing")).locate_raw(root) == debian
     assert FashionMnist().locate_raw(root) == debian
+
+
+def test_neither_package_nor_network_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torchvision.datasets.FashionMNIST.__init__", no_network)
-    with pytest.raises(DataError, match=r"missing.*fashion-mnist, and no download \(no network\); set the option 'folder'"):
+    message = r"^no IDX files \(.*missing, .*; apt-get is not on this machine; no network\); install Debian's dataset-fashion-mnist, or set"
+    with pytest.raises(DataError, match=message):
         FashionMnist(folder=str(tmp_path / "missing")).locate_raw(tmp_path)
+    monkeypatch.setattr("torchvision.datasets.MNIST.__init__", no_network)
+    with pytest.raises(DataError, match=r"^no IDX files \(no folder named; Debian has no package of them; .*\); set the option"):
+        Mnist().locate_raw(tmp_path)
+    assert [path.name for path in (tmp_path / "home/.cache/dml-repro").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with pytest.raises(DataError, match=r"\.cache/dml-repro: Not a directory"):
+        FashionMnist().locate_raw(tmp_path)
+
+
+def test_a_damaged_cache_is_not_believed(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of the cache is cut: the package is fetched again, here by a copy of what was fetched before."""
+    package = tmp_path / "home/.cache/dml-repro/dataset-fashion-mnist"
+    shutil.copytree(published, package / FashionMnist.debian_folder)
+    cut = package / FashionMnist.debian_folder / "train-labels-idx1-ubyte.gz"
+    whole = cut.read_bytes()
+    cut.write_bytes(gzip.compress(gzip.decompress(whole)[:-1] + b"\x09"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        "dml_core.data.idx_dataset.unpack_package", lambda _, to: shutil.copytree(published, to / FashionMnist.debian_folder)
+    )
+    assert FashionMnist().locate_raw(tmp_path) == cut.parent
+    assert cut.read_bytes() == whole
 
 
 def no_network(*_: object, **__: object) -> None:
