@@ -58,6 +58,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def read_value(text: str, where: str) -> Any:
+    """One YAML value, its numbers read as `read_yaml` does.
+
+    Raises:
+        ConfigError: not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not readable as YAML: {' '.join(str(error).split())}") from None
+
+
 @contextmanager
 def located(where: str) -> Iterator[None]:
     """Say `where` in front of a ConfigError that is raised inside."""

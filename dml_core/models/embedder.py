@@ -1,31 +1,11 @@
 """The embedding network: backbone, pooling, head."""
 
-from typing import Literal
-
 from torch import Tensor, nn
 
-from dml_core.config import Config
-from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import build_backbone
-from dml_core.models.heads import HeadConfig, build_head
-from dml_core.models.pooling import PoolingConfig, build_pooling
-
-
-class ModelConfig(Config):
-    """The three parts of an embedding network.
-
-    Attributes:
-        backbone: images to feature maps.
-        pooling: feature maps to one vector an image.
-        head: that vector to what the loss sees and to the test embedding.
-        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its running "statistics" (SoftTriple on
-            CUB and Cars), or its scale and shift too ("all", SGSL's released code).
-    """
-
-    backbone: BackboneConfig
-    pooling: PoolingConfig = PoolingConfig()
-    head: HeadConfig = HeadConfig()
-    freeze_batchnorm: Literal["none", "statistics", "all"] = "none"
+from dml_core.models.config import ModelConfig
+from dml_core.models.heads import build_head
+from dml_core.models.pooling import build_pooling
 
 
 class Embedder(nn.Module):

@@ -3,61 +3,12 @@
 Shapes: N samples, F backbone features, D what the loss sees, E test embedding dimensions, C classes.
 """
 
-from typing import Literal, Self
-
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dml_core.config import Config
 from dml_core.errors import ConfigError
-
-READ_BY_KIND = {
-    "identity": set[str](),
-    "linear": {"embedding_dim", "bias", "normalise_in_training"},
-    "bn": {"embedding_dim"},
-    "two_layer": {"embedding_dim", "test_layer"},
-    "bn_neck": {"embedding_dim", "learn_scale", "learn_shift", "num_bn_relu"},
-}
-
-
-class HeadConfig(Config):
-    """Options; a value set for one that the kind does not read is refused.
-
-    Attributes:
-        kind: "identity"; "linear" (SoftTriple, tuplet margin; heated-up softmax's LN and HLN with `normalise_in_training`); "bn"
-            (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
-        embedding_dim: E; None leaves out bn_neck's projection, so that E = F (SGSL's 2048-d rows).
-        bias: a bias in the linear layer.
-        normalise_in_training: the loss sees unit-length embeddings.
-        test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
-        learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
-        learn_shift: bn_neck's BatchNorm trains its shift (SGSL: no).
-        num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
-        normalise_at_test: unit-length test embeddings.
-    """
-
-    kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
-    embedding_dim: int | None = Field(default=64, ge=1)
-    bias: bool = True
-    normalise_in_training: bool = False
-    test_layer: Literal["second_last", "last"] = "second_last"
-    learn_scale: bool = False
-    learn_shift: bool = False
-    num_bn_relu: int = Field(default=0, ge=0)
-    normalise_at_test: bool = True
-
-    @model_validator(mode="after")
-    def _only_what_the_kind_reads(self) -> Self:
-        fields = type(self).model_fields
-        changed = {name for name in fields if getattr(self, name) != fields[name].default}
-        unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
-        if unread:
-            raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
-        if self.embedding_dim is None and self.kind != "bn_neck":
-            raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' can do without")
-        return self
+from dml_core.models.config import HeadConfig
 
 
 class Head(nn.Module):

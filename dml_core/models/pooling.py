@@ -3,29 +3,12 @@
 Shapes: N images, C channels, H x W positions.
 """
 
-from typing import Literal
-
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from dml_core.config import Config
+from dml_core.models.config import PoolingConfig
 
 CLAMP = 1e-6  # GeM's smallest activation, as SGSL's released code has it: negative activations count as this
-
-
-class PoolingConfig(Config):
-    """Options.
-
-    Attributes:
-        kind: "average", "max", "average_max" (their sum, as in Proxy-Anchor's code) or "gem".
-        gem_power: GeM's p (SGSL's released code 3).
-        learn_gem_power: p is a parameter that starts at `gem_power`.
-    """
-
-    kind: Literal["average", "max", "average_max", "gem"] = "average"
-    gem_power: float = Field(default=3.0, gt=0.0)
-    learn_gem_power: bool = False
 
 
 def build_pooling(config: PoolingConfig) -> nn.Module:

@@ -1,19 +1,34 @@
-"""Checkpoints written whole or not at all, one per run folder: the last finished epoch."""
+"""Checkpoints that prove themselves, written whole or not at all, one per run folder: the last finished epoch.
 
+A checkpoint is the zip file that `torch.save` writes, with the SHA-256 of all other bytes in the archive's comment (`unzip -z` shows it).
+State and proof are one file and one rename, so no crash can leave them at odds, and `torch.load` reads it as any other. It also says which
+run it is of and holds the run's history so far. What does not prove itself is never gone on from.
+"""
+
+import hashlib
+import io
 import os
+import struct
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 from dml_core.errors import StoreError
 
 CHECKPOINT_FILE = "checkpoint.pt"
+SET_ASIDE_FILE = ".damaged-checkpoint.pt"  # the dot keeps it out of a step's records; one generation is kept
+_PROOF = b"sha256:"
+_PROOF_BYTES = len(_PROOF) + 64
+_NO_COMMENT = struct.pack("<H", 0)  # how a zip file without a comment ends: the comment's length
+_OUR_COMMENT = struct.pack("<H", _PROOF_BYTES)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
-    """Write `state` as the folder's checkpoint: to a file beside it, flushed to disk, then renamed over it.
+    """Write `state` as the folder's checkpoint: to a file beside it, proven, flushed to disk, then renamed over it.
+
+    Equal states are equal bytes.
 
     Raises:
         StoreError: the folder cannot be written; an earlier checkpoint is untouched.
@@ -22,6 +37,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
             torch.save(state, file)
+            _prove(file)
             file.flush()
             os.fsync(file.fileno())
         Path(file.name).replace(folder / CHECKPOINT_FILE)
@@ -30,17 +46,66 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
     return folder / CHECKPOINT_FILE
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any] | None:
     """The folder's checkpoint on the CPU, or None where there is none.
 
+    Args:
+        folder: the run's.
+        identity: of the run that the checkpoint must be of; any run's where none is given.
+
     Raises:
-        StoreError: there is one, but it cannot be read.
+        StoreError: there is one that cannot be read, does not prove itself, or is another run's.
     """
     path = folder / CHECKPOINT_FILE
-    if not path.exists():
-        return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - torch.load raises whatever the bytes lead its unpickler to
-        raise StoreError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]}); delete it to start the run anew") from None
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path}: the checkpoint cannot be read ({error.strerror or error})") from None
+    body, proof = data[:-_PROOF_BYTES], data[-_PROOF_BYTES:]
+    if proof != _PROOF + hashlib.sha256(body).hexdigest().encode():
+        raise UnprovenError(f"{path}: the checkpoint is damaged (its bytes do not fit its SHA-256)")
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 - whatever this torch has against bytes that are whole
+        first_line = str(error).splitlines()[0]
+        raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({first_line}); begin anew with --force") from None
+    if identity not in (None, state.get("identity")):
+        raise UnprovenError(f"{path}: the checkpoint is another run's ({state.get('identity')})")
     return state
+
+
+class UnprovenError(StoreError):
+    """A checkpoint that is damaged, or is not the run's."""
+
+
+def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | None]:
+    """What a run goes on from: the folder's checkpoint if it proves itself, else nothing, with the line that says so.
+
+    A checkpoint that does not prove itself is renamed to `.damaged-checkpoint.pt`.
+
+    Raises:
+        StoreError: the checkpoint cannot be read or renamed, which a person has to mend: it may be whole.
+    """
+    try:
+        return load_checkpoint(folder, identity), None
+    except UnprovenError as error:
+        found = str(error)
+    try:
+        (folder / CHECKPOINT_FILE).replace(folder / SET_ASIDE_FILE)
+    except OSError as error:
+        raise StoreError(f"{found}, and cannot be renamed ({error.strerror or error}); remove it") from None
+    return None, f"{found}; kept as {SET_ASIDE_FILE}, and training begins from the initial weights"
+
+
+def _prove(file: IO[bytes]) -> None:
+    """Give the zip file a comment: the SHA-256 of everything before the comment."""
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    assert file.read() == _NO_COMMENT, "torch.save writes zip files without a comment"
+    file.seek(-len(_NO_COMMENT), os.SEEK_END)
+    file.write(_OUR_COMMENT)
+    file.seek(0)
+    digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(0, os.SEEK_END)
+    file.write(_PROOF + digest.encode())

@@ -9,8 +9,8 @@ from dml_core.data.samplers import SamplerConfig
 from dml_core.data.split_config import ValidationConfig
 from dml_core.data.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
-from dml_core.models.embedder import ModelConfig
-from dml_core.training.optim import OptimiserConfig
+from dml_core.models.config import ModelConfig
+from dml_core.training.optim_config import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig
 
 

@@ -7,6 +7,7 @@ parts, the epoch, history and checkpoints, before the first epoch.
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -23,26 +24,29 @@ from torch.nn.parallel import DistributedDataParallel
 from dml_core.data.batches import TestView, TrainView, iterate_batches
 from dml_core.data.samplers import check_sampler, epoch_batches
 from dml_core.data.store import PackedDataset
-from dml_core.errors import ConfigError, StoreError, TrainingError
+from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.batchnorm import synchronise_batchnorm
-from dml_core.training.checkpoint import load_checkpoint, save_checkpoint
+from dml_core.training.checkpoint import save_checkpoint, take_up
 from dml_core.training.config import TrainingConfig
-from dml_core.training.history import HISTORY_FILE, Progress, Report
+from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.optim import build_optimiser, set_learning_rates
-from dml_core.training.parallel import TrainingSystem, rank, shard_sizes, world_size
+from dml_core.training.parallel import TrainingSystem, from_rank_zero, rank, shard_sizes, world_size
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.seeding import derived_seed, step_generator
 
+Validate = Callable[[nn.Module], dict[str, float]]
+
 PROGRESS_SECONDS = 0.5
 EMBEDDING_BATCH = 256
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class _Run:
-    """The parts of one run, as the sections below share them."""
+    """The parts of one run, as the sections below share them. `history` has a line for each step that is done."""
 
     config: TrainingConfig
     dataset: PackedDataset
@@ -54,6 +58,9 @@ class _Run:
     system: TrainingSystem
     optimiser: torch.optim.Optimizer
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
+    identity: str
+    validate: Validate | None
+    history: list[str] = field(default_factory=list)
     parallel: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,17 +81,24 @@ def fit(
     device: torch.device,
     num_loader_workers: int = 0,
     report: Report = lambda progress: None,
+    identity: str = "",
+    validate: Validate | None = None,
 ) -> TrainingSystem:
     """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
+
+    Rank 0 alone reads the checkpoint, and all go on from what it read. One that is damaged or another run's is set aside.
 
     Args:
         config: what to train.
         dataset: its training role.
         seed: the run's seed.
-        folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`; every worker reads an earlier checkpoint from its own `folder`.
+        folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`.
         device: this worker's device.
         num_loader_workers: processes that load images for this worker; 0 loads in this one.
         report: called on rank 0, about twice a second and at every epoch's end.
+        identity: says what is trained; a checkpoint of another identity is not gone on from.
+        validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
+            row of the history. It must leave the model and the random streams as they are.
 
     Returns:
         The trained model and loss, the same on every worker.
@@ -93,12 +107,15 @@ def fit(
         ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
         DataError: the dataset's labels are not class indices.
         TrainingError: the loss is not finite.
-        StoreError: the folder cannot be written or its checkpoint cannot be read.
+        StoreError: the folder cannot be written, or its checkpoint not be opened.
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
-    checkpoint = load_checkpoint(folder)
+    checkpoint, note = from_rank_zero(lambda: take_up(folder, identity))
+    if note is not None and rank() == 0:
+        logger.warning("%s", note)
+        report(Progress(0, config.num_epochs, 0, 0, 0.0, {}, note=note))
     autocast = _autocast(config.precision, device)
     if checkpoint is None and config.warm_up_batchnorm:
         _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
@@ -108,12 +125,14 @@ def fit(
     if checkpoint is not None:
         system.load_state_dict(checkpoint["system"])
     optimiser = build_optimiser(config.optimiser, system)
-    run = _Run(config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast)
+    run = _Run(config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate)
     start = 0
     if checkpoint is not None:
         optimiser.load_state_dict(checkpoint["optimiser"])
         start = int(checkpoint["num_epochs_done"])
-    _cut_history(run, start)
+        run.history = checkpoint["history"].splitlines()
+    if rank() == 0:
+        write_history(folder, run.history)  # what the file holds of epochs that will run again, or that damaged it, is gone
     if config.num_epochs == 0:
         _save(run, 0)
     for epoch in range(start, config.num_epochs):
@@ -237,43 +256,29 @@ def _record_epoch(run: _Run, epoch: int, values: list[dict[str, Tensor]], rates:
                 f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({found}): "
                 "lower the learning rate or the loss's scale"
             )
+    held_out = run.validate(run.system.model) if run.validate is not None else {}
     if rank() == 0:
-        lines = [
+        run.history += [
             json.dumps(
                 {"epoch": epoch, "step": epoch * len(rows) + step, "learning_rate_factor": rate, **dict(zip(names, row, strict=True))}
+                | (held_out if step == len(rows) - 1 else {})
             )
             for step, (row, rate) in enumerate(zip(rows, rates, strict=True))
         ]
-        _write_history(run.folder, lines, "a")
-    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)}
+        write_history(run.folder, run.history)
+    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)} | held_out
 
 
 def _save(run: _Run, num_epochs_done: int) -> None:
     if rank() == 0:
-        state = {"system": run.system.state_dict(), "optimiser": run.optimiser.state_dict(), "num_epochs_done": num_epochs_done}
+        state = {
+            "identity": run.identity,
+            "num_epochs_done": num_epochs_done,
+            "history": "\n".join(run.history),
+            "system": run.system.state_dict(),
+            "optimiser": run.optimiser.state_dict(),
+        }
         save_checkpoint(run.folder, state)
-
-
-def _cut_history(run: _Run, start_epoch: int) -> None:
-    """Drop what the history holds of epochs that will run again; a line cut short by a crash belongs to one of them."""
-    path = run.folder / HISTORY_FILE
-    if rank() != 0:
-        return
-    kept = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        if not line.endswith("}") or json.loads(line)["epoch"] >= start_epoch:
-            break
-        kept.append(line)
-    _write_history(run.folder, kept, "w")
-
-
-def _write_history(folder: Path, lines: list[str], mode: str) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / HISTORY_FILE).open(mode) as file:
-            file.writelines(line + "\n" for line in lines)
-    except OSError as error:
-        raise StoreError(f"{folder}: the training history cannot be written ({error.strerror or error})") from None
 
 
 # ---------------------------------------------------------------- before the first epoch

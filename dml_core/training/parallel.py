@@ -5,14 +5,18 @@ sees the shard, weighted so that the average over workers is the loss of the glo
 the workers (which is what DistributedDataParallel does) gives exactly the gradient that one process would have computed.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dml_core.errors import DmlError
 from dml_core.losses.contract import Loss, LossOutput
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -23,6 +27,26 @@ def world_size() -> int:
 def rank() -> int:
     """This worker's rank; 0 where there is no process group."""
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def from_rank_zero(read: Callable[[], T]) -> T:
+    """What `read` gives on rank 0, on every worker; workers whose disks differ would not agree on what each of them reads.
+
+    Raises:
+        DmlError: the one that `read` raised on rank 0, on every worker.
+    """
+    answer: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            answer = [read(), None]
+        except DmlError as error:
+            answer = [None, error]
+    if world_size() > 1:
+        dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    found: T = answer[0]
+    return found
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:

@@ -6,7 +6,8 @@ from torch.nn import functional
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from dml_core.models.heads import READ_BY_KIND, HeadConfig, build_head
+from dml_core.models.config import READ_BY_KIND, HeadConfig
+from dml_core.models.heads import build_head
 
 FEATURES = torch.randn(16, 12, generator=torch.Generator().manual_seed(0)) * 3 + 1
 SMALL = {

@@ -93,12 +93,6 @@ def test_a_loss_that_needs_classes_in_batches_refuses_a_shuffled_sampler(packed:
     assert not (tmp_path / CHECKPOINT_FILE).exists()
 
 
-def test_a_damaged_checkpoint_is_named(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / CHECKPOINT_FILE).write_bytes(b"half a checkpo")
-    with pytest.raises(StoreError, match=rf"{CHECKPOINT_FILE}: not a readable checkpoint"):
-        train(small_training(), packed, tmp_path)
-
-
 def test_a_folder_that_cannot_be_written_is_named(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file where a folder should be")
     with pytest.raises(StoreError, match=r"run"):

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from dml_core.data.store import PackedDataset
-from dml_core.training import loop
+from dml_core.training import loop, validation
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
 from dml_core.training.parallel import shard_sizes
+from dml_core.training.validation import METRIC, HeldOutRecall
 from tests.conftest import small_training
 from tests.workers import spawn
 
@@ -36,8 +37,10 @@ def fit_all(rank: int, packed: Path, folder: Path) -> None:
     torch.set_default_dtype(torch.float64)
     load = loop.iterate_batches
     loop.iterate_batches = lambda *arguments: ((images.double(), indices) for images, indices in load(*arguments))
+    validation.iterate_batches, validation.BATCH_SIZE = loop.iterate_batches, 8  # 36 images: a part for each worker
     for name, config in RUNS.items():
-        state = loop.fit(config, PackedDataset(packed, "train"), 0, folder / name / f"rank{rank}", CPU).state_dict()
+        held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if name == "centres, GroupNorm" else None
+        state = loop.fit(config, PackedDataset(packed, "train"), 0, folder / name / f"rank{rank}", CPU, validate=held_out).state_dict()
         torch.save(state, folder / f"{name}-{rank}.pt")
 
 
@@ -63,6 +66,11 @@ def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path
                 )
         expected = [row["loss"] for row in read_history(one_worker / name / "rank0")]
         assert [row["loss"] for row in read_history(tmp_path / name / "rank0")] == pytest.approx(expected, rel=1e-6)
+    recalls = [
+        [row[METRIC] for row in read_history(folder / "centres, GroupNorm/rank0") if METRIC in row] for folder in (one_worker, tmp_path)
+    ]
+    assert recalls[0] == recalls[1]
+    assert len(recalls[0]) == 2
 
 
 def normalise(rank: int, folder: Path, num_workers: int) -> None:

@@ -1,11 +1,13 @@
 """Names of the backbones. A name leads to a module and a builder, imported only when it is used: a run depends on its own family's file."""
 
 from importlib import import_module
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from dml_core.config import unknown_name
 from dml_core.models.backbones.config import BackboneConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TIMM_PREFIX = "timm:"
 BACKBONES: dict[str, str] = {
@@ -45,7 +47,7 @@ def backbone_module(name: str) -> str:
     return BACKBONES[name].partition(":")[0]
 
 
-def build_backbone(config: BackboneConfig) -> nn.Module:
+def build_backbone(config: BackboneConfig) -> "nn.Module":
     """The configured network with its attribute `num_features`.
 
     Raises:

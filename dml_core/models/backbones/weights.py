@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from dml_core.config import unknown_name
@@ -90,6 +89,8 @@ def published_weights(download: Callable[[], StateDict], address: str) -> StateD
 
 def torchvision_imagenet(name: str) -> Callable[[], StateDict]:
     """torchvision's IMAGENET1K_V1 weights of its model `name`, the ones that the papers' networks start from."""
+    import torchvision  # seconds to load, and a network of our own has no weights there
+
     weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
     return lambda: published_weights(lambda: weights.get_state_dict(progress=False, check_hash=True), weights.url)
 

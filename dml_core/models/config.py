@@ -1,0 +1,85 @@
+"""The settings of an embedding network: pooling, head, and the whole (`backbones/config.py` has the backbone's); light to import."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from dml_core.config import Config
+from dml_core.models.backbones.config import BackboneConfig
+
+READ_BY_KIND = {
+    "identity": set[str](),
+    "linear": {"embedding_dim", "bias", "normalise_in_training"},
+    "bn": {"embedding_dim"},
+    "two_layer": {"embedding_dim", "test_layer"},
+    "bn_neck": {"embedding_dim", "learn_scale", "learn_shift", "num_bn_relu"},
+}
+
+
+class HeadConfig(Config):
+    """Options; a value set for one that the kind does not read is refused.
+
+    Attributes:
+        kind: "identity"; "linear" (SoftTriple, tuplet margin; heated-up softmax's LN and HLN with `normalise_in_training`); "bn"
+            (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
+        embedding_dim: E; None leaves out bn_neck's projection, so that E = F (SGSL's 2048-d rows).
+        bias: a bias in the linear layer.
+        normalise_in_training: the loss sees unit-length embeddings.
+        test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
+        learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
+        learn_shift: bn_neck's BatchNorm trains its shift (SGSL: no).
+        num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
+        normalise_at_test: unit-length test embeddings.
+    """
+
+    kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
+    embedding_dim: int | None = Field(default=64, ge=1)
+    bias: bool = True
+    normalise_in_training: bool = False
+    test_layer: Literal["second_last", "last"] = "second_last"
+    learn_scale: bool = False
+    learn_shift: bool = False
+    num_bn_relu: int = Field(default=0, ge=0)
+    normalise_at_test: bool = True
+
+    @model_validator(mode="after")
+    def _only_what_the_kind_reads(self) -> Self:
+        fields = type(self).model_fields
+        changed = {name for name in fields if getattr(self, name) != fields[name].default}
+        unread = sorted(changed - READ_BY_KIND[self.kind] - {"kind", "normalise_at_test"})
+        if unread:
+            raise ValueError(f"head kind '{self.kind}' does not read '{unread[0]}': remove it")
+        if self.embedding_dim is None and self.kind != "bn_neck":
+            raise ValueError(f"head kind '{self.kind}' needs an embedding_dim: only 'bn_neck' can do without")
+        return self
+
+
+class PoolingConfig(Config):
+    """Options.
+
+    Attributes:
+        kind: "average", "max", "average_max" (their sum, as in Proxy-Anchor's code) or "gem".
+        gem_power: GeM's p (SGSL's released code 3).
+        learn_gem_power: p is a parameter that starts at `gem_power`.
+    """
+
+    kind: Literal["average", "max", "average_max", "gem"] = "average"
+    gem_power: float = Field(default=3.0, gt=0.0)
+    learn_gem_power: bool = False
+
+
+class ModelConfig(Config):
+    """The three parts of an embedding network.
+
+    Attributes:
+        backbone: images to feature maps.
+        pooling: feature maps to one vector an image.
+        head: that vector to what the loss sees and to the test embedding.
+        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its running "statistics" (SoftTriple on
+            CUB and Cars), or its scale and shift too ("all", SGSL's released code).
+    """
+
+    backbone: BackboneConfig
+    pooling: PoolingConfig = PoolingConfig()
+    head: HeadConfig = HeadConfig()
+    freeze_batchnorm: Literal["none", "statistics", "all"] = "none"

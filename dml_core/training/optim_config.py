@@ -1,0 +1,47 @@
+"""The settings of an optimiser (`optim.py` makes it); light to import."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dml_core.config import Config
+
+GroupName = Literal["backbone", "head", "loss"]
+
+
+class GroupConfig(Config):
+    """What one group has of its own; what is not given is the optimiser's."""
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+
+
+class OptimiserConfig(Config):
+    """An optimiser and its groups.
+
+    Attributes:
+        name: "sgd", "adam" or "adamw", torch's.
+        learning_rate: base rate of every group that has none of its own.
+        weight_decay: L2 coefficient, likewise.
+        without_decay: parameters that no group decays: "biases" (SGSL's released code), or all of "one_dimension", which are biases and
+            the scales of normalisations.
+        momentum, nesterov: SGD's; `eps`: Adam's.
+        groups: own settings of "backbone", "head" or "loss".
+    """
+
+    name: Literal["sgd", "adam", "adamw"] = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    without_decay: Literal["none", "biases", "one_dimension"] = "none"
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: bool = False
+    eps: float = Field(default=1e-8, gt=0)
+    groups: dict[GroupName, GroupConfig] = {}
+
+    @model_validator(mode="after")
+    def _fits(self) -> "OptimiserConfig":
+        if self.name != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self

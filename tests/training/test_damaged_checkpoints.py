@@ -1,0 +1,132 @@
+"""Nothing goes on from a checkpoint that does not prove itself: one process, and two workers that see different folders."""
+
+import io
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dml_core.data.store import PackedDataset
+from dml_core.errors import StoreError
+from dml_core.training.checkpoint import CHECKPOINT_FILE, SET_ASIDE_FILE, load_checkpoint, save_checkpoint
+from dml_core.training.history import HISTORY_FILE, Progress
+from dml_core.training.loop import fit
+from tests.conftest import small_training
+from tests.damage import DAMAGE, contents, flip
+from tests.workers import spawn
+
+CPU = torch.device("cpu")
+CONFIG = small_training("softtriple", num_epochs=2, optimiser={"name": "adam", "momentum": 0.0})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The networks here are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stop(progress: Progress) -> None:
+    if progress.epoch_ended:
+        raise StoppedError
+
+
+def train(packed: Path, folder: Path, report=lambda progress: None, identity: str = "a run") -> None:
+    fit(CONFIG, PackedDataset(packed, "train"), 0, folder, CPU, report=report, identity=identity)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    train(packed, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unfinished(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unfinished")
+    with pytest.raises(StoppedError):
+        train(packed, folder, stop)
+    return folder
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", [CHECKPOINT_FILE, HISTORY_FILE])
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+def test_whatever_is_damaged_the_run_ends_with_the_same_bytes(
+    packed: Path, undisturbed: Path, unfinished: Path, tmp_path: Path, how: str, name: str, state: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(undisturbed if state == "finished" else unfinished, folder)
+    DAMAGE[how](folder / name)
+    messages: list[Progress] = []
+    train(packed, folder, messages.append)
+    assert contents(folder) == contents(undisturbed)
+    begun_anew = name == CHECKPOINT_FILE
+    assert len([m for m in messages if m.epoch_ended]) == (2 if begun_anew else int(state == "unfinished"))
+    notes = [message.note for message in messages if message.note]
+    assert len(notes) == (begun_anew and how != "remove")
+    assert (folder / SET_ASIDE_FILE).exists() == bool(notes)
+    assert all(str(folder / CHECKPOINT_FILE) in note and "initial weights" in note and "\n" not in note for note in notes)
+
+
+def test_every_byte_of_the_file_is_proven(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, {"identity": "x", "tensor": torch.arange(5.0)})
+    whole = path.read_bytes()
+    assert zipfile.ZipFile(io.BytesIO(whole)).comment.startswith(b"sha256:")
+    assert torch.equal(torch.load(path)["tensor"], torch.arange(5.0))  # as any other file of torch.save
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(StoreError, match="damaged"):
+            load_checkpoint(tmp_path)
+
+
+def test_another_run_s_whole_checkpoint_is_not_gone_on_from(packed: Path, undisturbed: Path, tmp_path: Path) -> None:
+    fit(CONFIG, PackedDataset(packed, "train"), 1, tmp_path, CPU, identity="the run of seed 1")
+    notes: list[str] = []
+    train(packed, tmp_path, lambda message: notes.append(message.note) if message.note else None)
+    assert contents(tmp_path) == contents(undisturbed)
+    assert len(notes) == 1
+    assert "another run's (the run of seed 1)" in notes[0]
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_kept_and_named(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINT_FILE).mkdir()
+    with pytest.raises(StoreError, match=rf"{CHECKPOINT_FILE}: the checkpoint cannot be read"):
+        train(packed, tmp_path)
+
+
+CASES = {"rank 0 has a damaged one": "rank0", "rank 1 has a damaged one": "rank1", "rank 1 has none": None}
+
+
+def train_beside(rank: int, packed: Path, folder: Path) -> None:
+    """Each rank has a folder of its own, as machines with caches have: an undisturbed run, then each case from a copy of it."""
+    train(packed, folder / "undisturbed" / f"rank{rank}")
+    for case, damaged in CASES.items():
+        dist.barrier()
+        mine = folder / case / f"rank{rank}"
+        if rank == 0 or damaged is not None:
+            shutil.copytree(folder / "undisturbed/rank0", mine)
+        if damaged == mine.name:
+            flip(mine / CHECKPOINT_FILE)
+        train(packed, mine)
+
+
+@pytest.mark.slow
+def test_two_workers_go_on_from_what_rank_0_read_whatever_is_in_the_other_s_folder(packed: Path, tmp_path: Path) -> None:
+    spawn(train_beside, 2, packed, tmp_path)
+    expected = contents(tmp_path / "undisturbed/rank0")
+    assert set(expected) == {CHECKPOINT_FILE, HISTORY_FILE}
+    for case, damaged in CASES.items():
+        assert contents(tmp_path / case / "rank0") == expected, case
+        assert (tmp_path / case / "rank0" / SET_ASIDE_FILE).exists() == (damaged == "rank0")

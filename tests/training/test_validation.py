@@ -1,0 +1,72 @@
+"""Recall@1 on held-out classes after each epoch: the right number, and a run that does not know that it is watched."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.data.store import PackedDataset
+from dml_core.data.transforms import test_view as plain_view
+from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.history import Progress, read_history
+from dml_core.training.loop import build_system, fit
+from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows
+from tests.conftest import MODEL, small_training
+
+CPU = torch.device("cpu")
+CONFIG = small_training(model={**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}, num_epochs=2)
+
+
+def test_a_watched_run_ends_with_the_bytes_of_an_unwatched_one(packed: Path, tmp_path: Path) -> None:
+    heard: list[Progress] = []
+    training, held_out = PackedDataset(packed, "train"), PackedDataset(packed, "test")
+    fit(CONFIG, training, 0, tmp_path / "alone", CPU)
+    watched = fit(
+        CONFIG, training, 0, tmp_path / "watched", CPU, report=heard.append, validate=HeldOutRecall(held_out, CONFIG.transform, CPU)
+    )
+    one, other = load_checkpoint(tmp_path / "alone"), load_checkpoint(tmp_path / "watched")
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(value, other["system"][name]) for name, value in one["system"].items())
+    assert str(one["optimiser"]) == str(other["optimiser"])
+    # The history is the same but for the last step of each epoch, which has the score too; without one it is today's to the byte.
+    rows = read_history(tmp_path / "watched")
+    scores = [row.pop(METRIC) for row in rows if METRIC in row]
+    assert rows == read_history(tmp_path / "alone")
+    assert [message.metrics[METRIC] for message in heard if message.epoch_ended] == scores
+    assert len(scores) == 2
+    # By hand: the nearest other image of each, by cosines.
+    with torch.no_grad():
+        points = watched.model.embed(torch.stack([plain_view(held_out.image(index), CONFIG.transform) for index in range(len(held_out))]))
+    cosines = (points @ points.T).fill_diagonal_(-2)
+    assert scores[-1] == pytest.approx((held_out.labels[cosines.argmax(dim=1)] == held_out.labels).mean())
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 1])
+def test_neither_random_streams_nor_weights_nor_averages_are_touched(packed: Path, num_loader_workers: int) -> None:
+    model = build_system(CONFIG, 4, 0, CPU).train().model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    watch = HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU, num_loader_workers)
+    assert 0 <= watch(model)[METRIC] <= 1
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_what_cannot_be_scored_is_left_out(packed: Path) -> None:
+    """Weights that a last step made infinite are the next step's to tell, in the loss's own words."""
+    model = build_system(CONFIG, 4, 0, CPU).model
+    for parameter in model.parameters():
+        parameter.data.fill_(float("nan"))
+    assert HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU)(model) == {}
+
+
+def test_an_epoch_s_validation_is_bounded_by_whole_classes() -> None:
+    labels = np.array([0, 0, 2, 1, 2, 1, 3, 2])
+    assert bounded_rows(labels, 8).tolist() == list(range(8))
+    assert bounded_rows(labels, 7).tolist() == [0, 1, 2, 3, 4, 5, 7]
+    assert bounded_rows(labels, 1).tolist() == [0, 1, 3, 5]
