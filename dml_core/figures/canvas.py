@@ -1,7 +1,7 @@
 """The one look of all figures. Only matplotlib's object interface is used: figures can be made by several threads at once."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -13,9 +13,9 @@ RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
 DOTS_PER_INCH = 150
 
 
-def new_figure(width_inches: float = 6.4, height_inches: float = 4.2) -> Figure:
-    """An empty figure that draws to memory and needs no screen."""
-    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+def new_figure(width_inches: float = 6.4, height_inches: float = 4.2, layout: Literal["constrained"] | None = "constrained") -> Figure:
+    """An empty figure that draws to memory and needs no screen; without a layout, axes stay where they are put."""
+    figure = Figure(figsize=(width_inches, height_inches), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -29,6 +29,11 @@ def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def plain_text(text: str) -> str:
+    """A name as matplotlib shows it letter by letter: `$` would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def write_png(figure: Figure, path: Path) -> Path:

@@ -1,48 +1,78 @@
-"""Curves: losses and metrics over training, Recall@K over K."""
+"""Training curves: a panel for the loss, for each of its parts and for each validation metric, over epochs.
+
+A panel each, because a loss and its parts may differ by orders of magnitude. Each step's value is drawn faintly, the mean of the steps
+around it boldly; the figure says how many steps that is.
+
+Shapes: S steps.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from dml_core.figures.canvas import COLOURS, single_axes, write_png
+from dml_core.errors import EvaluationError
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
-MAX_MARKED_POINTS = 30
+MAX_COLUMNS = 3
+SMOOTHED_SHARE = 20  # the mean is of one in so many steps of the run
 
-
-def plot_curves(series: Mapping[str, tuple[ArrayLike, ArrayLike]], path: Path, title: str, x_label: str, y_label: str) -> Path:
-    """One line for each named (x, y); returns `path`."""
-    figure, axes = single_axes(title, x_label, y_label)
-    _draw(figure, axes, series)
-    return write_png(figure, path)
+Series = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
-def plot_recall_curves(recalls: Mapping[str, Mapping[int, float]], path: Path, title: str = "Recall@K") -> Path:
-    """Recall@K of each named system over K, K on a logarithmic axis; returns `path`.
+def plot_training_curves(training: Series, path: Path, title: str, validation: Series | None = None) -> Path:
+    """One panel for each named (epochs, values); returns `path`.
 
     Args:
-        recalls: for each system, Recall@K (a fraction) by K.
+        training: of each step: (S,) how many epochs were done, fractions counted, and (S,) values; the loss first.
         path: the PNG.
-        title: above the plot.
+        title: above the panels.
+        validation: the same of each epoch's end, drawn as points.
+
+    Raises:
+        EvaluationError: nothing to draw.
     """
-    figure, axes = single_axes(title, "K", "Recall@K")
-    _draw(figure, axes, {name: (list(by_k), list(by_k.values())) for name, by_k in recalls.items()})
-    ks = sorted({k for by_k in recalls.values() for k in by_k})
-    axes.set_xscale("log")
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panels = [(name, *series, False) for name, series in training.items()]
+    panels += [(name, *series, True) for name, series in (validation or {}).items()]
+    if not panels:
+        raise EvaluationError("training curves need one series or more")
+    num_columns = min(len(panels), MAX_COLUMNS)
+    num_rows = -(-len(panels) // num_columns)
+    figure = new_figure(max(1.0 + 3.3 * num_columns, 5.6), 0.75 + 2.5 * num_rows)
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(panels))]
+    windows = [_draw_panel(axes, *panel, colour) for axes, panel, colour in zip(all_axes, panels, colours, strict=False)]
+    for axes in all_axes[len(panels) :]:
+        axes.remove()
+    figure.suptitle(plain_text(title), fontsize=11)
+    window = max(windows)
+    smoothing = f"; line: mean of the {window} steps around each, faint: every step" if window > 1 else ""
+    figure.supxlabel(f"epochs{smoothing}", fontsize=8, color=NEUTRAL)
     return write_png(figure, path)
 
 
-def _draw(figure: Figure, axes: Axes, series: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
-    styles = ("-", "--", ":")
-    for number, (name, (x, y)) in enumerate(series.items()):
-        (line,) = axes.plot(x, y, label=name, color=COLOURS[number % len(COLOURS)], linestyle=styles[number // len(COLOURS) % 3])
-        if len(line.get_xdata(orig=True)) <= MAX_MARKED_POINTS:  # type: ignore[arg-type]
-            line.set(marker="o", markersize=4)
-    if series:
-        figure.legend(frameon=False, fontsize="small", loc="outside right upper")  # beside the lines, never over them
+def smoothed(values: ArrayLike, window: int) -> NDArray[np.float64]:
+    """(S,) the mean of the `window` (odd) values around each; at the ends of those of them that there are."""
+    values_S = np.asarray(values, dtype=np.float64)
+    sums = np.concatenate([[0.0], np.cumsum(values_S)])
+    first_S = np.maximum(np.arange(len(values_S)) - window // 2, 0)
+    end_S = np.minimum(np.arange(len(values_S)) + window // 2 + 1, len(values_S))
+    means_S: NDArray[np.float64] = (sums[end_S] - sums[first_S]) / (end_S - first_S)
+    return means_S
+
+
+def _draw_panel(axes: Axes, name: str, x: ArrayLike, y: ArrayLike, are_points: bool, colour: str) -> int:
+    """Draw one series; returns the width of the smoothing window."""
+    x_S, y_S = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    window = 1 if are_points else max(1, len(y_S) // SMOOTHED_SHARE // 2 * 2 + 1)
+    if window > 1:
+        axes.plot(x_S, y_S, color=colour, alpha=0.3, linewidth=0.7)
+    few = {"marker": "o", "markersize": 4} if are_points or len(x_S) < SMOOTHED_SHARE else {}
+    axes.plot(x_S, smoothed(y_S, window), color=colour, linewidth=1.8, **few)  # type: ignore[arg-type]
+    axes.set_title(plain_text(name), fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    return window

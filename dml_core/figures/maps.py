@@ -6,29 +6,48 @@ are drawn on the unit sphere when the embeddings lie there.
 Shapes: N samples, D dimensions, C classes, K centres per class.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
-from dml_core.figures.canvas import COLOURS, new_figure, write_png
+from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
 
 MAX_NAMED_CLASSES = 12
 MAX_DRAWN_POINTS = 5000
-SIDE_INCHES = 5.6
+MARKERS = "os^Dv*XPph<>"
+SIDE_INCHES, LEGEND_INCHES = 5.6, 1.9
 
 
 def plot_map(
-    embeddings: ArrayLike, labels: ArrayLike, path: Path, method: Literal["pca", "tsne"] = "pca", title: str | None = None, seed: int = 0
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    path: Path,
+    method: Literal["pca", "tsne"] = "pca",
+    title: str | None = None,
+    seed: int = 0,
+    named: Mapping[Any, str] | None = None,
 ) -> Path:
     """Embeddings of any size as a map of two dimensions, coloured by class; returns `path`.
 
     t-SNE is of the cosines. Of more than MAX_DRAWN_POINTS samples, as many random ones are drawn, and the title says so.
+
+    Args:
+        embeddings: (N, D).
+        labels: (N,).
+        path: the PNG.
+        method: the projection.
+        title: above the map.
+        seed: of the draw and of the projection.
+        named: label -> what the legend says of it, in the legend's order, all other classes are grey points.
+            None colours all classes and names them while they are few.
 
     Raises:
         EvaluationError: fewer than three samples or one dimension, or embeddings and labels that do not fit.
@@ -39,10 +58,14 @@ def plot_map(
         raise EvaluationError(f"a map needs three samples of two dimensions or more, found {embeddings_ND.shape}")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(labels_N))[:MAX_DRAWN_POINTS])
     points_N2 = _project(embeddings_ND[drawn].astype(np.float64), method, seed)
-    axes = _square_axes()
-    _scatter(axes, points_N2, labels_N[drawn])
+    axes = _square_axes(SIDE_INCHES if named is None else SIDE_INCHES + LEGEND_INCHES)
+    if named is None:
+        _scatter(axes, points_N2, labels_N[drawn])
+    else:
+        _scatter_named(axes, points_N2, labels_N[drawn], named)
     shown = f", {len(drawn)} of {len(labels_N)} samples" if len(drawn) < len(labels_N) else ""
-    axes.set(title=(title or {"pca": "PCA", "tsne": "t-SNE"}[method]) + shown, xticks=[], yticks=[])
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(plain_text((title or {"pca": "PCA", "tsne": "t-SNE"}[method]) + shown), fontsize=9)
     return _write(axes, path)
 
 
@@ -82,8 +105,8 @@ def _project(embeddings_ND: NDArray[np.float64], method: str, seed: int) -> NDAr
     return projected_N2
 
 
-def _square_axes() -> Axes:
-    axes = new_figure(SIDE_INCHES, SIDE_INCHES).add_subplot()
+def _square_axes(width_inches: float = SIDE_INCHES) -> Axes:
+    axes = new_figure(width_inches, SIDE_INCHES).add_subplot()
     axes.set_aspect("equal", adjustable="datalim")
     axes.spines[:].set(color="#BBBBBB")
     axes.tick_params(labelsize="small", color="#BBBBBB")
@@ -111,6 +134,24 @@ def _scatter(axes: Any, points_ND: NDArray[Any], labels_N: NDArray[Any]) -> None
         axes.scatter(*members.T, s=size, color=_colour(code, len(names)), alpha=0.7, linewidths=0, label=str(name) if is_named else None)
     if is_named:
         axes.legend(frameon=False, fontsize="small", markerscale=1.5, loc="best" if points_ND.shape[1] == 2 else "upper left")
+
+
+def _scatter_named(axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:
+    """The named classes with a colour and a shape each over all others in grey; the legend beside the map."""
+    others = points_N2[~np.isin(labels_N, list(named))]
+    handles, texts = [], list(named.values())
+    for number, label in enumerate(named):
+        style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "color": _colour(number, len(named))}
+        handles.append(_dots(axes, points_N2[labels_N == label], 24, alpha=0.85, zorder=2, **style))
+    if len(others):
+        handles.append(_dots(axes, others, 7, color="#C8C8C8", zorder=1))
+        texts.append(f"{len(np.unique(labels_N)) - len(named)} other classes")
+    figure = cast(Figure, axes.figure)
+    figure.legend(handles, [plain_text(text) for text in texts], frameon=False, fontsize="x-small", loc="outside right upper")
+
+
+def _dots(axes: Axes, points_N2: NDArray[Any], area: float, **style: Any) -> Any:
+    return axes.scatter(points_N2[:, 0], points_N2[:, 1], s=area, linewidths=0, **style)
 
 
 def _colour(code: int, num_classes: int) -> Any:

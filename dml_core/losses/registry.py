@@ -5,10 +5,12 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dml_core.config import parse, unknown_name
-from dml_core.losses.contract import Loss, LossConfig
+
+if TYPE_CHECKING:
+    from dml_core.losses.contract import Loss, LossConfig  # which bring torch
 
 LOSSES: dict[str, str] = {
     "softmax": "dml_core.losses.softmax:Softmax",
@@ -32,20 +34,29 @@ PML_PREFIX = "pml:"
 PML_ADAPTER = "dml_core.losses.pml:PmlLoss"
 
 
-def loss_class(name: str) -> type[Loss]:
-    """The class behind a loss's name.
+def check_loss_name(name: str) -> None:
+    """Refuse a name that leads to no loss; nothing is imported.
 
     Raises:
         ConfigError: no such loss; the nearest name is given.
     """
     if name not in LOSSES and not name.startswith(PML_PREFIX):
         raise unknown_name("loss", name, [*LOSSES, f"{PML_PREFIX}<ClassName>"])
+
+
+def loss_class(name: str) -> "type[Loss]":
+    """The class behind a loss's name.
+
+    Raises:
+        ConfigError: no such loss; the nearest name is given.
+    """
+    check_loss_name(name)
     module_name, class_name = LOSSES.get(name, PML_ADAPTER).split(":")
     found: type[Loss] = getattr(import_module(module_name), class_name)
     return found
 
 
-def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> LossConfig:
+def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> "LossConfig":
     """Options of the named loss as its typed configuration.
 
     Raises:
@@ -56,7 +67,7 @@ def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss
     return parse(loss_class(name).Config, options, f"{where} '{name}'")
 
 
-def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embedding_dim: int) -> Loss:
+def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embedding_dim: int) -> "Loss":
     """Build a loss for `num_classes` classes and embeddings of `embedding_dim` dimensions.
 
     Raises:

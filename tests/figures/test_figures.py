@@ -15,10 +15,11 @@ from PIL import Image
 
 from dml_core.errors import EvaluationError
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG
-from dml_core.figures.curves import plot_curves, plot_recall_curves
-from dml_core.figures.gallery import plot_retrieval_gallery
+from dml_core.figures.curves import plot_training_curves, smoothed
+from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
 from dml_core.figures.maps import plot_embeddings, plot_map
+from dml_core.figures.recalls import plot_recalls
 
 
 def samples(num_samples: int, num_dimensions: int, num_classes: int = 5) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -40,17 +41,32 @@ def is_colour(path: Path, colour: str) -> NDArray[np.bool_]:
     return (pixels(path) == np.round(255 * np.array(to_rgb(colour)))).all(axis=2)
 
 
+def gallery_rows(mask: NDArray[np.bool_], name: str = "a") -> list[GalleryRow]:
+    """White images of several sizes and modes, right and wrong as in the mask."""
+    sizes: list[tuple[str, tuple[int, int]]] = [("RGB", (30, 60)), ("L", (200, 90)), ("RGB", (64, 64))]
+    neighbour = Image.new("RGB", (20, 20), "white")
+    return [
+        GalleryRow(Image.new(*sizes[row], "white"), name, [Neighbour(neighbour, name, 0.5, bool(is_right)) for is_right in mask[row]])
+        for row in range(len(mask))
+    ]
+
+
 def draw_gallery(path: Path, mask: NDArray[np.bool_]) -> Path:
-    images = [Image.new(mode, size, "white") for mode, size in [("RGB", (30, 60)), ("L", (200, 90)), ("RGB", (64, 64))]][: len(mask)]
-    return plot_retrieval_gallery(images, [[Image.new("RGB", (20, 20), "white")] * mask.shape[1] for _ in mask], mask, path)
+    return plot_retrieval_gallery(gallery_rows(mask), path)
+
+
+RECALLS = {"SoftTriple": {1: [0.6, 0.5], 2: [0.7, 0.8]}, "$other_": {1: [0.4, 0.3], 2: [0.9, 0.8]}}
+STEPS = np.arange(60) / 10
 
 
 DRAWINGS: dict[str, Callable[[Path], Path]] = {
-    "curves": lambda path: plot_curves({"loss": ([0, 1, 2], [3, 2, 1]), "other": ([0, 1], [1, 1])}, path, "Loss", "epoch", "loss"),
-    "recall": lambda path: plot_recall_curves({"SoftTriple": {1: 0.6, 2: 0.7, 8: 0.9}}, path),
+    "curves": lambda path: plot_training_curves({"loss": (STEPS, -STEPS), "part": ([0], [1])}, path, "run", {"recall": ([1], [0.5])}),
+    "recall": lambda path: plot_recalls(RECALLS, path),
+    "recall of one seed": lambda path: plot_recalls({"a": {1: [0.6]}}, path),
     "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, num_pairs=500),
     "gallery": lambda path: draw_gallery(path, np.array([[True, False]] * 3)),
     "pca": lambda path: plot_map(*samples(60, 8), path),
+    "named classes": lambda path: plot_map(*samples(60, 8), path, named={1: "_one", 3: "$three"}),
     "t-SNE": lambda path: plot_map(*samples(30, 8), path, "tsne"),
     "flat": lambda path: plot_embeddings(*samples(30, 2), path, np.zeros((5, 1, 2))),
     "solid": lambda path: plot_embeddings(*samples(30, 3), path, np.ones((5, 2, 3))),
@@ -65,30 +81,89 @@ def test_every_figure_is_a_picture_and_leaves_nothing_else(name: str, tmp_path: 
 
 
 def test_threads_draw_what_one_thread_draws(tmp_path: Path) -> None:
-    drawings = [DRAWINGS[name] for name in ("curves", "recall", "histogram", "pca")]
+    drawings = [DRAWINGS[name] for name in ("curves", "recall", "histogram", "gallery", "named classes")]
     alone = [draw(tmp_path / f"alone{number}.png").read_bytes() for number, draw in enumerate(drawings)]
-    with ThreadPoolExecutor(4) as pool:
-        paths = list(pool.map(lambda number: drawings[number](tmp_path / f"together{number}.png"), range(4)))
+    with ThreadPoolExecutor(len(drawings)) as pool:
+        paths = list(pool.map(lambda number: drawings[number](tmp_path / f"together{number}.png"), range(len(drawings))))
     assert [path.read_bytes() for path in paths] == alone
 
 
-def test_each_curve_has_its_own_colour(tmp_path: Path) -> None:
-    path = plot_curves({"a": ([0, 1], [0, 1]), "b": ([0, 1], [1, 0])}, tmp_path / "curves.png", "", "", "")
-    assert all(is_colour(path, colour).any() for colour in COLOURS[:2])
+def test_each_curve_has_its_own_panel_and_colour(tmp_path: Path) -> None:
+    path = plot_training_curves({"a": ([0, 1], [0, 1]), "b": ([0, 1], [1000, 0])}, tmp_path / "curves.png", "")
+    first, second = (np.flatnonzero(is_colour(path, colour).any(axis=0)) for colour in COLOURS[:2])
+    assert 0 < len(first) < len(second) * 1.2
+    assert first.max() < second.min()
     assert not is_colour(path, COLOURS[2]).any()
 
 
-def test_wrong_neighbours_and_only_they_are_framed_in_red(tmp_path: Path) -> None:
+def test_smoothing_by_hand() -> None:
+    assert smoothed([0, 3, 6, 0, 3], 3) == pytest.approx([1.5, 3, 3, 3, 1.5])
+    assert smoothed([5, 1], 1) == pytest.approx([5, 1])
+
+
+def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path: Path) -> None:
+    """The best system of a panel alone is in the second colour; two seeds' intervals are lines, one seed is a dot."""
+    recalls = {"a": {1: [0.1, 0.1]}, "b": {1: [0.9, 0.9]}, "c": {1: [0.5, 0.5]}}
+    best = is_colour(plot_recalls(recalls, tmp_path / "figure.png"), COLOURS[1])
+    rest = is_colour(tmp_path / "figure.png", COLOURS[0])
+    assert np.flatnonzero(best.any(axis=1)).max() < np.flatnonzero(rest.any(axis=1)).min()
+    assert np.flatnonzero(best.any(axis=0)).min() > np.flatnonzero(rest.any(axis=0)).max()
+    drawn = {}
+    for name, seeds in (("one", [0.5]), ("two", [0.4, 0.6])):
+        picture = pixels(plot_recalls({"a": {1: [0.1] * len(seeds)}, "b": {1: seeds}}, tmp_path / f"{name}.png")).astype(int)
+        # The interval is a lighter shade of the dot's colour, so red is far above blue in it as in the dot.
+        drawn[name] = ((picture[:, :, 0] - picture[:, :, 2]) > 60).sum()
+    assert drawn["two"] > 3 * drawn["one"] > 0
+
+
+def test_wrong_neighbours_and_only_they_have_a_broken_frame_in_red(tmp_path: Path) -> None:
     mask = np.array([[True, False, True], [True, True, True]])
     path = draw_gallery(tmp_path / "gallery.png", mask)
     red, green = is_colour(path, WRONG), is_colour(path, RIGHT)
     height, width = red.shape
-    columns = np.flatnonzero(red.any(axis=0))
-    # Columns of equal width: query, a narrow gap, three neighbours; the wrong one is the middle neighbour of the upper row.
-    assert 0.45 * width < columns.min() < columns.max() < 0.76 * width
-    assert np.flatnonzero(red.any(axis=1)).max() < 0.56 * height
-    assert green[height // 2 :].any()
+    columns, rows = np.flatnonzero(red.any(axis=0)), np.flatnonzero(red.any(axis=1))
+    # Query, a gap, three neighbours; the wrong one is the middle neighbour of the upper row.
+    places = [np.flatnonzero(green[:, start:end].any(axis=0)) for start, end in ((0, columns.min()), (columns.max() + 1, width))]
+    assert all(len(place) for place in places)
+    assert rows.max() < 0.6 * height
+    assert green[rows.max() + 1 :].any()
+    # Seen without colours: the wrong one's upper edge is interrupted, a right one's is not.
+    edge = np.flatnonzero(red[rows.min()])
+    assert (np.diff(edge) > 1).sum() > 5
+    top = green[: height // 2].sum(axis=1).argmax()
+    assert (np.diff(np.flatnonzero(green[top])) > 1).sum() < 4
     assert not is_colour(draw_gallery(tmp_path / "right.png", np.ones((2, 3), dtype=bool)), WRONG).any()
+
+
+def test_a_row_with_fewer_neighbours_is_shorter(tmp_path: Path) -> None:
+    rows = gallery_rows(np.ones((2, 3), dtype=bool))
+    path = plot_retrieval_gallery([rows[0], GalleryRow(rows[1].image, "a", rows[1].neighbours[:1])], tmp_path / "gallery.png")
+    green = is_colour(path, RIGHT)
+    upper, lower = (np.flatnonzero(part.any(axis=0)).max() for part in (green[: len(green) * 6 // 10], green[len(green) * 7 // 10 :]))
+    assert lower < upper - 200
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Ankle boot", "Ankle boot"),
+        ("001.Black_footed_Albatross", "001.Black_footed_\nAlbatross"),
+        ("Chevrolet Silverado 2500HD Regular Cab 2012", "Chevrolet Silvera…\n… Regular Cab 2012"),
+        ("x" * 30, "x" * 18 + "\n" + "x" * 12),
+    ],
+)
+def test_long_names_are_told_apart_on_two_lines(name: str, expected: str) -> None:
+    assert two_lines(name) == expected
+    assert max(map(len, two_lines(name).splitlines())) <= 18
+
+
+def test_named_classes_are_coloured_and_the_rest_is_grey(tmp_path: Path) -> None:
+    embeddings, labels = samples(60, 8)
+    named = pixels(plot_map(embeddings, labels, tmp_path / "named.png", named={1: "one"}))
+    grey = (named == 0xC8).all(axis=2)[:, : named.shape[1] * 6 // 10]
+    coloured = (named.max(axis=2).astype(int) - named.min(axis=2) > 60)[:, : named.shape[1] * 6 // 10]
+    assert grey.any()
+    assert coloured.any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,8 +194,10 @@ REFUSALS: dict[str, Callable[[Path], Any]] = {
     "one dimension": lambda path: plot_map(*samples(9, 1), path),
     "four dimensions": lambda path: plot_embeddings(*samples(9, 4), path),
     "centres of other dimensions": lambda path: plot_embeddings(*samples(9, 3), path, np.zeros((5, 1, 2))),
-    "images that do not fit": lambda path: plot_retrieval_gallery([], [], np.ones((2, 3), dtype=bool), path),
     "no query": lambda path: draw_gallery(path, np.ones((0, 3), dtype=bool)),
+    "no curve": lambda path: plot_training_curves({}, path, "run"),
+    "no system": lambda path: plot_recalls({}, path),
+    "other Ks": lambda path: plot_recalls({"a": {1: [0.5]}, "b": {2: [0.5]}}, path),
     "one class": lambda path: plot_similarity_histogram(*samples(9, 4, num_classes=1), path),
 }
 

@@ -1,0 +1,72 @@
+"""Recall@K of several systems with their intervals over seeds: a panel for each K, a row for each system.
+
+Curves of twelve systems over K lie on top of each other, and intervals around them more so. Here each value has its own place: systems are
+sorted by their mean at the first K, so rows keep their order in all panels and the number beside a value is its rank at that K.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
+
+MAX_PANELS = 6
+ROW_INCHES, PANEL_INCHES, NAME_INCHES = 0.27, 1.75, 1.7
+
+Recalls = Mapping[str, Mapping[int, Sequence[float]]]
+
+
+def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
+    """Mean, 95 % interval and single seeds of each system at each K; returns `path`.
+
+    Args:
+        recalls: for each system, by K, Recall@K (a fraction) of each seed. Of more than MAX_PANELS Ks the first are drawn.
+        path: the PNG.
+        title: above the plot.
+
+    Raises:
+        EvaluationError: no system, or systems with other Ks.
+    """
+    ks = sorted(next(iter(recalls.values()), {}))
+    if not ks or any(sorted(by_k) != ks for by_k in recalls.values()):
+        raise EvaluationError("a recall figure needs one system or more, all with the same Ks")
+    ks = ks[:MAX_PANELS]
+    names = sorted(recalls, key=lambda name: -float(np.mean(recalls[name][ks[0]])))
+    figure = new_figure(NAME_INCHES + PANEL_INCHES * max(2, len(ks)), 1.15 + ROW_INCHES * len(names))
+    panels = figure.subplots(1, len(ks), sharey=True, squeeze=False)[0]
+    for axes, k in zip(panels, ks, strict=True):
+        _draw_panel(axes, k, [recalls[name][k] for name in names])
+    panels[0].set_yticks(range(len(names)), [plain_text(name) for name in names])
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.suptitle(plain_text(title), fontsize=11)
+    most = max(len(values) for by_k in recalls.values() for values in by_k.values())
+    spread = f"dot: mean, line: its 95 % interval over {most} seeds, ticks: the seeds" if most > 1 else "one seed: there is no interval"
+    figure.supxlabel(f"per cent; {spread}; number: rank of the mean", fontsize=8, color=NEUTRAL)
+    return write_png(figure, path)
+
+
+def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
+    """One K: rows from above as given, the best mean's row marked."""
+    means, half_widths = (100 * np.array(column) for column in zip(*(mean_over_seeds(values) for values in values_of), strict=True))
+    ranks = np.argsort(np.argsort(-means, kind="stable"), kind="stable") + 1
+    for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):
+        colour = COLOURS[1] if rank == 1 else COLOURS[0]
+        if len(values) > 1:
+            axes.plot([max(mean - half_width, 0), min(mean + half_width, 100)], [row, row], color=colour, linewidth=1.6, alpha=0.55)
+            axes.plot(100 * np.array(values), [row] * len(values), "|", color=colour, markersize=6, markeredgewidth=0.9)
+        axes.plot(mean, row, "o", color=colour, markersize=4.5)
+        beside: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "center"}
+        axes.annotate(str(rank), (1, row), (3, 0), fontsize=7, color=NEUTRAL, **beside)
+    axes.set_title(f"Recall@{k}", fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.tick_params(labelsize=8, length=2)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
