@@ -11,13 +11,17 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
-from dml_core.errors import TrainingError
-from flows.run import STEPS_AT_ONCE, Chain, Outcome, Services, comparison_title, prepare
-from tasks.environment import Project, open_project
-from tasks.reporting import write_report
+from flows.choices import DatasetName, VariantName
+from flows.outcomes import Failure, Outcome, RunsFailedError, finish
+from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
+from flows.services import Services
+from tasks.checks import check_before, check_parts
+from tasks.environment import open_project
+from tasks.records import ComparisonReport
+from tasks.reporting import REPORT_FILE, write_report
 from tasks.specs import comparison_runs, load_params
 
 
@@ -27,23 +31,39 @@ class Comparison:
 
     Attributes:
         title: its parent run in MLflow has it.
-        report: Markdown.
+        report: Markdown; runs that failed are named below the table.
         folder: where the report and DVC's metrics are.
+        best: the run with the highest Recall@1 (the first of `recall_at`), with its places.
         ran, reused: how many times each step ran, and how many times a finished one was reused.
-        num_undelivered: runs that wait in the outbox because MLflow did not take them.
+        num_undelivered: records that wait in the outbox because MLflow did not take them.
     """
 
     title: str
     report: str
     folder: Path
+    best: Outcome
     ran: dict[str, int]
     reused: dict[str, int]
     num_undelivered: int
 
 
-@flow(name="reproduce", task_runner=STEPS_AT_ONCE)
+def _flow_run_name() -> str:
+    """How Prefect's pages call a run of the flow: by what it runs."""
+    asked = runtime.flow_run.parameters
+    datasets = asked.get("datasets") or load_params(open_project().params_file).comparison.default_datasets
+    parts = [", ".join(asked[name]) for name in ("variants", "overrides") if asked.get(name)]
+    seeds = [f"seeds {', '.join(map(str, asked['seeds']))}"] if asked.get("seeds") else []
+    return ", ".join([f"comparison on {' and '.join(datasets)}", *parts, *seeds])
+
+
+@flow(name="reproduce", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE)
 def reproduce(
-    datasets: list[str] | None = None, variants: list[str] | None = None, seeds: list[int] | None = None, force: bool = False
+    datasets: list[DatasetName] | None = None,
+    variants: list[VariantName] | None = None,
+    seeds: list[int] | None = None,
+    force: bool = False,
+    fail_fast: bool = False,
+    overrides: list[str] | None = None,
 ) -> list[Comparison]:
     """Run the standing comparison of `params.yaml`; steps that are done already are reused.
 
@@ -52,30 +72,55 @@ def reproduce(
         variants: which variants; all when none is given.
         seeds: which seeds; those of `params.yaml` when none is given.
         force: run every step again.
+        fail_fast: stop when a run fails; otherwise the others go on.
+        overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
     """
     project = open_project()
-    params = load_params(project.params_file)
+    params = load_params(project.params_file, overrides or ())
     chosen = datasets or list(params.comparison.default_datasets)
-    specs = {name: comparison_runs(params, name, tuple(variants or ()), tuple(seeds or ())) for name in chosen}
+    runs = {name: comparison_runs(params, name, variants, seeds, overrides or ()) for name in chosen}
+    for name in chosen:
+        check_parts(runs[name], check_before(project, params, runs[name]))
     with closing(Services(project, params.scale)) as services:
-        prepared = {name: prepare(project, name) for name in chosen}
-        published = {name: services.tracker.published(comparison_title(name, params.evaluation.role)) for name in chosen}
-        chains = {name: [Chain(spec, prepared[name], services, force, published[name]) for spec in specs[name]] for name in chosen}
-        errors = [error for name in chosen for chain in chains[name] if (error := chain.wait()) is not None]
-    if errors:
-        raise errors[0] if len(errors) == 1 else TrainingError(f"{len(errors)} runs failed, the others are done; the first: {errors[0]}")
-    partial = bool(variants or seeds)
-    return [_conclude(name, [chain.outcome() for chain in chains[name]], project, partial) for name in chosen]
+        prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
+        published = {name: services.tracker.published(runs[name][0].comparison) for name in chosen}
+        chains = [Chain(spec, prepared[name], services, force, published[name]) for name in chosen for spec in runs[name]]
+        services.announce(len(chains), sum(chain.must_train for chain in chains))
+        outcomes, failures = finish(chains, services, fail_fast)
+        services.display.say("writing the report")
+    partial = bool(variants or seeds or failures)
+    by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in chosen}
+    failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
+    comparisons = [_conclude(by_dataset[name], failed[name], services, partial) for name in chosen if by_dataset[name]]
+    if failures:
+        raise RunsFailedError(failures, len(chains), comparisons)
+    return comparisons
 
 
-def _conclude(dataset: str, outcomes: Sequence[Outcome], project: Project, partial: bool) -> Comparison:
-    """Write the report, as files and as artifacts of the flow run. A part of the comparison is reported beside the whole one's report."""
-    title = comparison_title(dataset, outcomes[0].spec.evaluation.role)
-    folder = project.state / "reports" / dataset if partial else project.results(dataset)
-    report = write_report(title, [(outcome.spec, outcome.scores) for outcome in outcomes], folder)
-    create_markdown_artifact(report, key=f"comparison-{dataset}", description=title)
+def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, partial: bool) -> Comparison:
+    """Write the report: files, artifacts of the flow run, MLflow.
+
+    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, beside it.
+    """
+    spec, project = outcomes[0].spec, services.project
+    beside = partial or bool(spec.overrides)
+    folder = project.state / "reports" / spec.dataset if beside else project.results(spec.dataset)
+    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder)
+    if failures:
+        report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
+        (folder / REPORT_FILE).write_text(report)
+    summary = ComparisonReport(
+        comparison=spec.comparison,
+        dataset=spec.dataset,
+        role=spec.evaluation.role,
+        folder=None if partial else str(folder),
+        tags=services.tags,
+    )
+    num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
+    create_markdown_artifact(report, key=f"comparison-{spec.dataset}", description=spec.comparison)
     if project.tracking_uri.startswith("http"):
-        create_link_artifact(project.tracking_uri, "MLflow", key=f"mlflow-{dataset}", description=title)
+        create_link_artifact(project.tracking_uri, "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
     ran = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if did_run)
     reused = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if not did_run)
-    return Comparison(title, report, folder, dict(ran), dict(reused), sum(not outcome.delivered for outcome in outcomes))
+    best = max(outcomes, key=lambda outcome: outcome.first_recall)
+    return Comparison(spec.comparison, report, folder, best, dict(ran), dict(reused), num_undelivered)

@@ -5,78 +5,47 @@ the bytes that were recorded; otherwise, or with `force`, it runs again.
 """
 
 import contextlib
+import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_client, task
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.concurrency.sync import concurrency
-from prefect.results import get_result_store
 from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dml_core.errors import ConfigError, DmlError, TrainingError
+from dml_core.errors import DmlError, TrainingError
+from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
+from flows.choices import DatasetName, VariantName
+from flows.kept import SealedJSON, is_finished
+from flows.outcomes import Outcome, RunsFailedError, finish
+from flows.services import WORKERS_LIMIT, Services
 from tasks import identity
+from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
-from tasks.environment import Project, git_tags, open_project
+from tasks.environment import Project, open_project
+from tasks.identity import published_identity
 from tasks.jobs import Job
-from tasks.progress import ProgressDisplay
-from tasks.records import CheckpointRecord, DatasetRecord, EmbeddingRecord, MetricRecord, RunReport, describe_folder
-from tasks.specs import RunSpec, ScaleSpec, comparison_runs, load_params
+from tasks.records import (
+    CheckpointRecord,
+    DatasetRecord,
+    EmbeddingRecord,
+    RunReport,
+    ScoreRecord,
+    describe_folder,
+    read_scores,
+)
+from tasks.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking import Tracker
-from tasks.training import Workers
 
-WORKERS_LIMIT = "dml-workers"
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=8)
-
-
-class Services:
-    """What the steps of a flow work with; made once a flow, closed at its end.
-
-    Raises:
-        StoreError: the store cannot be written.
-        ConfigError: the server's limit on workers is below what a run takes.
-    """
-
-    def __init__(self, project: Project, scale: ScaleSpec) -> None:
-        self.project = project
-        self.scale = scale
-        self.store = Store(project.store, project.state / "cache")
-        self.store.check_writable()
-        if PREFECT_API_URL.value():
-            ensure_limit(scale.num_workers, scale.num_workers * scale.concurrent_runs)
-        self.tracker = Tracker(project.tracking_uri, project.state, self.store)
-        self.display = ProgressDisplay()
-        self.workers = Workers(scale, project.state / "ray")
-        self.tags = git_tags(project)
-
-    def close(self) -> None:
-        """End the workers and clear the display."""
-        self.workers.close()
-        self.display.close()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one run came to.
-
-    Attributes:
-        scores: its metrics, with the files behind them.
-        ran: step -> whether it ran; False where a finished one was reused.
-        delivered: whether MLflow has it; if not, it waits in the outbox.
-    """
-
-    spec: RunSpec
-    scores: MetricRecord
-    ran: dict[str, bool]
-    delivered: bool
 
 
 class Chain:
@@ -92,15 +61,20 @@ class Chain:
 
     def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str]) -> None:
         self.spec = spec
+        self._store = services.store
         train_id, embed_id, evaluate_id = (
             of(spec, dataset) for of in (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
         )
-        checkpoint = _step(train, train_id, services, force).submit(train_id, spec, dataset, evaluate_id, services)
-        embeddings = _step(embed, embed_id, services, force).submit(embed_id, spec, dataset, checkpoint, services)
-        scores = _step(evaluate, evaluate_id, services, force).submit(evaluate_id, spec, dataset, checkpoint, embeddings, services)
+        published_id = published_identity(spec, evaluate_id)
+        step = partial(_step, title=spec.title, store=services.store, force=force)
+        training = step(train, train_id)
+        self.must_train = bool(training.refresh_cache)
+        checkpoint = training.submit(train_id, spec, dataset, published_id, services, anew=force)
+        embeddings = step(embed, embed_id).submit(embed_id, spec, dataset, checkpoint, services)
+        scores = step(evaluate, evaluate_id).submit(evaluate_id, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
-        if evaluate_id not in published:
+        if published_id not in published:
             self._publishing.append(publish.submit(spec, dataset, checkpoint, embeddings, scores, services))
 
     def wait(self) -> Exception | None:
@@ -113,22 +87,24 @@ class Chain:
         return None
 
     def outcome(self) -> Outcome:
-        """What a run that did not fail came to."""
+        """What a run that did not fail came to, its numbers from the file whose hash was recorded.
+
+        Raises:
+            StoreError: that file was changed since.
+        """
         ran = {step: future.state.name != "Cached" for step, future in self._steps.items()}
         delivered = all(future.result() is not None for future in self._publishing)
-        return Outcome(self.spec, self._steps["evaluate"].result(), ran, delivered)
-
-
-def comparison_title(dataset: str, role: str) -> str:
-    """How a dataset's standing comparison is called, in MLflow and in reports; runs scored on validation classes are one of their own."""
-    return f"comparison on {dataset}" if role == "test" else f"comparison on {dataset}, {role} classes"
+        trained, extracted, scores = (future.result() for future in self._steps.values())
+        seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, extracted) if ran[record.step])
+        network, figures = (str(self._store.folder(record.key)) for record in (trained, scores))
+        return Outcome(self.spec, read_scores(scores, self._store.pull(scores.key)), ran, delivered, network, figures, seconds)
 
 
 # ---------------------------------------------------------------- the flow
 
 
-@flow(name="run", task_runner=STEPS_AT_ONCE)
-def run(dataset: str, variant: str, seed: int = 0, force: bool = False) -> Outcome:
+@flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE)
+def run(dataset: DatasetName, variant: VariantName, seed: int = 0, force: bool = False, overrides: list[str] | None = None) -> Outcome:
     """One run of the standing comparison.
 
     Args:
@@ -136,17 +112,45 @@ def run(dataset: str, variant: str, seed: int = 0, force: bool = False) -> Outco
         variant: one of its variants.
         seed: any seed.
         force: run every step again.
+        overrides: settings laid over `params.yaml` for this run, each `dotted.path=value`.
     """
     project = open_project()
-    params = load_params(project.params_file)
-    (spec,) = comparison_runs(params, dataset, (variant,), (seed,))
-    title = comparison_title(dataset, spec.evaluation.role)
+    params = load_params(project.params_file, overrides or ())
+    runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
+    check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale)) as services:
-        chain = Chain(spec, prepare(project, dataset), services, force, services.tracker.published(title))
-        error = chain.wait()
-    if error is not None:
-        raise error
-    return chain.outcome()
+        record = prepare_checked(runs, params, services)
+        chain = Chain(runs[0], record, services, force, services.tracker.published(runs[0].comparison))
+        services.announce(1, int(chain.must_train))
+        outcomes, failures = finish([chain], services)
+    if failures:
+        raise RunsFailedError(failures, 1, ())
+    create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)
+    return outcomes[0]
+
+
+def _page(outcome: Outcome, project: Project) -> str:
+    """A run's scores and where things are, as Markdown for Prefect's page of it."""
+    scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
+    steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
+    places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {project.tracking_uri}"]
+    return "\n".join([f"# {outcome.spec.title}", "", steps, "", "| metric | value |", "|---|---|", *scores, "", *places, ""])
+
+
+def prepare_checked(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
+    """Bring the dataset of these runs up to date, and check the runs against what it is then, before any worker starts.
+
+    Raises:
+        ConfigError: settings that do not fit the dataset.
+        DataError: it cannot be prepared.
+    """
+    dataset = runs[0].dataset
+    if "DVC_STAGE" not in os.environ:
+        services.display.say(f"preparing {dataset}: bringing it up to date through DVC")
+    record = prepare(services.project, dataset)
+    check_settings(runs, params.scale, Path(record.folder))
+    check_parts(runs, Path(record.folder))
+    return record
 
 
 # ---------------------------------------------------------------- the steps
@@ -164,73 +168,86 @@ def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
 _STEP_OPTIONS: dict[str, Any] = {
     "cache_key_fn": _by_identity,
     "persist_result": True,
-    "result_serializer": "json",
+    "result_serializer": SealedJSON(),
     "retries": 1,
     "retry_delay_seconds": 5,
     "retry_condition_fn": _may_go_better,
 }
 
 
-@task(cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_go_better)
+@task(task_run_name="prepare {dataset}", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_go_better)
 def prepare(project: Project, dataset: str) -> DatasetRecord:
     """Bring a dataset up to date through DVC."""
     return update_dataset(project, dataset)
 
 
 @task(**_STEP_OPTIONS)
-def train(identity: str, spec: RunSpec, dataset: DatasetRecord, evaluate_id: str, services: Services) -> CheckpointRecord:
-    """Train the run on the flow's workers, from its last checkpoint if it was interrupted."""
+def train(
+    identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, anew: bool = False
+) -> CheckpointRecord:
+    """Train the run on the flow's workers: from its last whole checkpoint if it was interrupted, or `anew` from the initial weights."""
+    services.begin(spec, "training")
     key = f"train/{identity}"
-    live = services.tracker.live(comparison_title(spec.dataset, spec.evaluation.role), evaluate_id, spec)
+    store = services.store
+    live = services.tracker.live(spec.comparison, published_id, spec)
 
     def watch(message: Progress) -> None:
+        if message.note is not None:
+            services.display.say(f"{spec.title}: {message.note}")
+            return
         services.display(spec.title, message)
         live(message)
 
     with _worker_slots(services):
+        store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
         facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch)
-    return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(services.store.pull(key)), facts=facts)
+    return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
 
 @task(**_STEP_OPTIONS)
 def embed(identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services) -> EmbeddingRecord:
     """Extract the embeddings of the images that the run is scored on, on the same workers."""
+    services.begin(spec, "embedding")
     key = f"embed/{identity}"
+    store = services.store
     with _worker_slots(services):
+        store.clear(key)
         facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
-    return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(services.store.pull(key)), facts=facts)
+    return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
 
 @task(**_STEP_OPTIONS)
 def evaluate(
     identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, services: Services
-) -> MetricRecord:
+) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
+    services.begin(spec, "evaluating")
     from tasks.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
 
     key = f"evaluate/{identity}"
     store = services.store
-    history = read_history(store.pull(checkpoint.key))
+    history, extracted = read_history(store.checked(checkpoint)), store.checked(embeddings)
+    store.clear(key)
     folder = store.folder(key)
-    packed, extracted = Path(dataset.folder), store.pull(embeddings.key)
-    metrics = evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, spec.training.validation)
+    evaluate_run(spec.evaluation, spec.seed, spec.title, history, Path(dataset.folder), extracted, folder, spec.training.validation)
     store.push(key)
-    return MetricRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder), metrics=metrics)
+    return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="publish {spec.variant} s{spec.seed}", cache_policy=NO_CACHE)
 def publish(
     spec: RunSpec,
     dataset: DatasetRecord,
     checkpoint: CheckpointRecord,
     embeddings: EmbeddingRecord,
-    scores: MetricRecord,
+    scores: ScoreRecord,
     services: Services,
 ) -> str | None:
     """Bring the run to MLflow unless it is there; its MLflow run id, or None where it waits in the outbox. Runs always, adds once."""
+    services.begin(spec, "publishing to MLflow")
     report = RunReport(
-        comparison=comparison_title(dataset.name, spec.evaluation.role),
-        identity=scores.identity,
+        comparison=spec.comparison,
+        identity=published_identity(spec, scores.identity),
         dataset=dataset,
         variant=spec.variant,
         seed=spec.seed,
@@ -239,16 +256,15 @@ def publish(
         dvc_digest=dvc_digest(services.project, dataset.name),
         checkpoint=checkpoint,
         embeddings=embeddings,
-        scores=scores,
+        scores=read_scores(scores, services.store.checked(scores)),
     )
     return services.tracker.publish(report)
 
 
-def _step(step: Any, key: str, services: Services, force: bool) -> Any:
-    """The step's task for one identity; it runs again on `force`, or where what its record names is no longer whole."""
-    kept: Any = get_result_store().update_for_task(step)
-    usable = not force and kept.exists(key) and services.store.is_intact(kept.read(key).result)
-    return step.with_options(task_run_name=f"{step.name} {key[:8]}", refresh_cache=not usable)
+def _step(step: Any, identity: str, *, title: str, store: Store, force: bool) -> Any:
+    """The step's task for one identity; it runs again on `force`, or where its record or what that names is no longer whole."""
+    usable = not force and is_finished(step, identity, store, title)
+    return step.with_options(task_run_name=f"{step.name} {{spec.variant}} s{{spec.seed}}", refresh_cache=not usable)
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
@@ -279,20 +295,3 @@ def _worker_slots(services: Services) -> Iterator[None]:
         return
     with concurrency(WORKERS_LIMIT, occupy=services.scale.num_workers, strict=True, raise_on_lease_renewal_failure=False):
         yield
-
-
-def ensure_limit(num_workers: int, capacity: int) -> None:
-    """Create the server's limit on workers where it has none; one that an administrator set is respected.
-
-    Raises:
-        ConfigError: the limit is below what one run takes, so that no run could ever start.
-    """
-    with get_client(sync_client=True) as client:
-        limits = {limit.name: limit.limit for limit in client.read_global_concurrency_limits(limit=200)}
-        if WORKERS_LIMIT not in limits:
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
-        elif limits[WORKERS_LIMIT] < num_workers:
-            raise ConfigError(
-                f"Prefect's limit '{WORKERS_LIMIT}' is {limits[WORKERS_LIMIT]}, a run takes {num_workers} workers; "
-                f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
-            )

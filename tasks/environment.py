@@ -5,6 +5,7 @@ there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folde
 """
 
 import os
+import secrets
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ def git_tags(project: Project) -> dict[str, str]:
 def set_environment(project: Project) -> None:
     """Settings that Prefect, Ray, MLflow and DVC read at import, in this process and those it starts. What the user has set stays.
 
-    Must run before any of them is imported. MECHANICS.md section 0 says why each is there.
+    Must run before any of them is imported. docs/mechanics.md says why each is there.
 
     Raises:
         StoreError: the state folder cannot be written.
@@ -89,10 +90,14 @@ def set_environment(project: Project) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Without a server the terminal is the only reader, and it gets one line an error from the command itself.
         "PREFECT_LOGGING_LEVEL": "INFO" if "PREFECT_API_URL" in os.environ else "CRITICAL",
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if "PREFECT_API_URL" in os.environ else "CRITICAL",
+        # The project's own lines are kept with the flow run, as its steps' are.
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,dml_core",
         # The server that a flow starts for itself is ended with it, and complains of the records that it was writing then.
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
-        "RAY_AUTH_MODE": "disabled" if "RAY_ADDRESS" not in os.environ else "token",
+        "RAY_AUTH_MODE": "token",
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call that comes after Ray's end must not start another Ray
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
@@ -106,9 +111,22 @@ def set_environment(project: Project) -> None:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",
     }
+    if "RAY_ADDRESS" not in os.environ:
+        defaults |= _ray_on_this_machine()
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     try:
         Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server makes no parents, and times out
     except OSError as error:
         raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
+
+
+def _ray_on_this_machine() -> dict[str, str]:
+    """Settings of a Ray that is started for one flow: nothing of it can be reached from another machine, and who calls it needs a token.
+
+    The token is made anew for each flow and is nowhere but in the environment of its processes. The address is a switch of Ray's own: it
+    takes 127.0.0.1 for the node's address where clusters are not meant, whatever the switch is called.
+    """
+    named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return token | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

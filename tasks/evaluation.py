@@ -1,27 +1,19 @@
-"""Scoring one run from its files: `metrics.json`, the training curve, the similarity histogram and a gallery of what was retrieved."""
+"""Scoring one run from its files: `metrics.json`, and the figures beside it."""
 
 import json
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from dml_core.data.split_config import ValidationConfig
 from dml_core.data.splits import open_role
-from dml_core.data.store import PackedDataset
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.evaluation.neighbours import nearest
-from dml_core.figures.curves import plot_curves
-from dml_core.figures.gallery import plot_retrieval_gallery
-from dml_core.figures.histograms import plot_similarity_histogram
 from tasks.embedding import load_embeddings
+from tasks.figures import Side, draw_figures
 
-METRICS_FILE = "metrics.json"
-CURVE_FILE, HISTOGRAM_FILE, GALLERY_FILE = "figures/curve.png", "figures/similarities.png", "figures/gallery.png"
-NUM_GALLERY_QUERIES = 8
-NUM_GALLERY_NEIGHBOURS = 8
+METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
 
 
 def evaluate_run(
@@ -37,11 +29,11 @@ def evaluate_run(
     """Score a run's embeddings and draw its figures into `folder`.
 
     Args:
-        config: what is measured; Recall@K's list also bounds the gallery's neighbours.
+        config: what is measured.
         seed: of k-means and of what the figures sample.
         title: over the figures.
-        history: the training steps, for the curve.
-        dataset: the packed dataset's folder, for the gallery's images.
+        history: the training steps, for the curves.
+        dataset: the packed dataset's folder, for the images.
         embeddings: folder of the extracted embeddings.
         folder: where `metrics.json` and the figures go.
         validation: which training classes the run held out.
@@ -59,13 +51,12 @@ def evaluate_run(
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
     metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
     try:
-        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
         (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")
-        if history:
-            _plot_history(history, folder / CURVE_FILE, title)
-        plot_similarity_histogram(gallery_ND, labels_N, folder / HISTOGRAM_FILE, title, config.metric, seed=seed)
-        roles = open_role(dataset, query_role, validation), open_role(dataset, gallery_role, validation)
-        _plot_gallery(config, seed, roles, (queries_QD, gallery_ND), (query_labels_Q, labels_N), folder / GALLERY_FILE)
+        gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
+        queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
+        score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
+        draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
     except OSError as error:
         raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
     return {name: float(value) for name, value in metrics.items()}
@@ -89,41 +80,3 @@ def query_and_gallery(embeddings: Path) -> tuple[str, str]:
     """The roles that ask and that are searched: query and gallery where there are such, else the only one twice."""
     roles = list(json.loads((embeddings / "manifest.json").read_text()))
     return ("query", "gallery") if "query" in roles else (roles[0], roles[0])
-
-
-def _plot_history(history: list[dict[str, float]], path: Path, title: str) -> None:
-    names = [name for name in history[0] if name not in ("epoch", "step", "learning_rate_factor")]
-    steps = [row["step"] for row in history]
-    plot_curves({name: (steps, [row[name] for row in history]) for name in names}, path, title, "step", "training loss and its parts")
-
-
-def _plot_gallery(
-    config: EvaluationConfig,
-    seed: int,
-    roles: tuple[PackedDataset, PackedDataset],
-    embeddings: tuple[np.ndarray, np.ndarray],
-    labels: tuple[np.ndarray, np.ndarray],
-    path: Path,
-) -> None:
-    """The nearest neighbours of a few queries of different classes, drawn with the run's seed."""
-    queries, gallery = roles
-    order = np.random.default_rng(seed).permutation(len(queries))
-    first_of_class = order[np.sort(np.unique(labels[0][order], return_index=True)[1])]
-    chosen = first_of_class[:NUM_GALLERY_QUERIES]
-    same = queries.role == gallery.role
-    # `exclude_self` goes by index, so one item more is asked for and the query's own index is dropped here.
-    num_wanted = min(NUM_GALLERY_NEIGHBOURS + same, len(gallery))
-    found, _ = nearest(embeddings[1], embeddings[0][chosen], num_wanted, exclude_self=False, metric=config.metric)
-    neighbours = [
-        [index for index in row if not same or index != query][:NUM_GALLERY_NEIGHBOURS] for query, row in zip(chosen, found, strict=True)
-    ]
-    plot_retrieval_gallery(
-        [_image(queries, query) for query in chosen],
-        [[_image(gallery, index) for index in row] for row in neighbours],
-        np.array([labels[1][row] == labels[0][query] for query, row in zip(chosen, neighbours, strict=True)]),
-        path,
-    )
-
-
-def _image(dataset: PackedDataset, index: int) -> Image.Image:
-    return Image.fromarray(dataset.image(int(index)).permute(1, 2, 0).numpy())

@@ -1,13 +1,13 @@
 """When two steps are the same: one hash of everything that their result depends on, and of nothing else.
 
-In it: the part of the run's specification that the step reads, the identity of what it reads (dataset digest, earlier step), the bytes of
-the source files that it uses, and the step's version. Not in it: worker count, device, logging, where files lie. It is Prefect's cache key.
+In it: the part of the run's specification that the step reads, the identity of what it reads (dataset digest, earlier step), what the
+source files that it uses do (`tasks.source`: an edited comment counts for nothing), and the step's version. Not in it: worker count,
+device, logging, where files lie. It is Prefect's cache key.
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
 are not followed or counted: a run depends on its own entry's file, not on what else can be chosen.
 """
 
-import ast
 import hashlib
 import json
 from collections.abc import Iterable
@@ -18,6 +18,7 @@ from pathlib import Path
 from dml_core.losses.registry import loss_modules
 from dml_core.models.backbones.registry import backbone_module
 from tasks.records import DatasetRecord
+from tasks.source import imported_modules, normal_form
 from tasks.specs import RunSpec
 
 PACKAGES = ("dml_core", "tasks")
@@ -48,6 +49,13 @@ def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
     return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
 
 
+def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
+    """What a run is published as: once in the standing comparison, and once in each comparison with other settings that has it too."""
+    if not spec.overrides:
+        return evaluate_identity
+    return hashlib.sha256(json.dumps([spec.comparison, evaluate_identity]).encode()).hexdigest()[:32]
+
+
 def _identity(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> str:
     parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity, source_digest(modules)]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
@@ -55,10 +63,10 @@ def _identity(step: str, reads: dict[str, object], input_identity: str, modules:
 
 @cache
 def source_digest(modules: tuple[str, ...]) -> str:
-    """Hash of the names and bytes of every source file that `modules` use."""
+    """Hash of the names of all source files that `modules` use, and of what each does."""
     digest = hashlib.sha256()
     for name, path in sorted(source_files(modules).items()):
-        digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f"{name}\0{normal_form(path.read_text(encoding='utf-8'))}\0".encode())
     return digest.hexdigest()
 
 
@@ -90,11 +98,6 @@ def _module_file(name: str) -> Path | None:
 
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """Every module named by an import statement of a file, `from a import b` as both `a` and `a.b`."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    """The project's modules that a file imports."""
+    names = imported_modules(path.read_text(encoding="utf-8"))
     return tuple(name for name in names if name.partition(".")[0] in PACKAGES)

@@ -41,9 +41,11 @@ class Outcome:
         error: the one line that says why it failed for good.
         progress: messages since the driver last asked.
         attempts: how often workers have taken it up.
+        job_id: the job; None after the board itself was started anew and has forgotten it.
     """
 
     facts: dict[str, object] | None = None
     error: str | None = None
     progress: list[Progress] = field(default_factory=list)
     attempts: int = 0
+    job_id: str | None = None

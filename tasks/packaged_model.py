@@ -18,7 +18,8 @@ from dml_core.config import parse
 from dml_core.data.decode import decode_rgb
 from dml_core.data.transform_config import TransformConfig
 from dml_core.data.transforms import test_view
-from dml_core.models.embedder import Embedder, ModelConfig
+from dml_core.models.config import ModelConfig
+from dml_core.models.embedder import Embedder
 
 COLUMN = "image"
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"

@@ -1,49 +1,136 @@
-"""The driver's terminal while runs train: a bar a run with epoch, loss, rate and time left; plain lines where there is no terminal."""
+"""The driver's terminal while a flow runs: what is being done, where it is, what is finished.
 
+With a terminal: lines that stay, and below them how far all runs are and a bar for the present one. Piped: the same lines, and every
+quarter of a minute one that says where a run is. The runs' own log lines (`logging`) are for Prefect's pages and are not printed here.
+"""
+
+import logging
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from dml_core.training import history
 
 PLAIN_SECONDS = 15.0
+logger = logging.getLogger(__name__)
 
 
 class ProgressDisplay:
-    """Called with every message of every training run; `close` takes the bars away."""
+    """Told of every run's steps, messages and end; threads may call it together. `close` takes the bars away.
+
+    Args:
+        console: where to write; standard error when none is given.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, highlight=False)
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}  loss {task.fields[loss]:.3f}  {task.fields[rate]:.0f} images/s"),
-            TimeRemainingColumn(),
+            _TrainingOnly(BarColumn(bar_width=24)),
+            TextColumn("{task.fields[where]}"),
+            _TrainingOnly(TimeRemainingColumn()),
             console=self._console,
             transient=True,
+            refresh_per_second=4,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._rows: dict[str, TaskID] = {}
+        self._all: TaskID | None = None
         self._told = time.monotonic()
+        self._num_runs = self._num_to_train = self._num_done = self._num_trained = 0
+        self._first_started: float | None = None
+
+    def say(self, text: str) -> None:
+        """Print a line that stays, above the bars."""
+        self._console.print(text, markup=False, soft_wrap=True)
+        logger.info("%s", text)
+
+    def plan(self, num_runs: int, num_to_train: int) -> None:
+        """How many runs there are, and how many of them have to train; called before the first one ends."""
+        self._num_runs, self._num_to_train = num_runs, num_to_train
+        if self._console.is_terminal and num_to_train:
+            self._bars.start()
+            self._all = self._bars.add_task(self._overall(), total=None, where="", training=False)
+
+    def step(self, title: str, doing: str) -> None:
+        """Show what a run does beside training."""
+        logger.info("%s: %s", title, doing)
+        self._show(title, None, 0, doing)
 
     def __call__(self, title: str, message: history.Progress) -> None:
-        """Show where a run is."""
-        done = message.epoch * message.num_steps + message.step
-        total = message.num_epochs * message.num_steps
-        loss = message.metrics["loss"]
-        if not self._console.is_terminal:
-            if time.monotonic() - self._told >= PLAIN_SECONDS:
-                self._told = time.monotonic()
-                where = f"epoch {message.epoch + 1}/{message.num_epochs}, loss {loss:.3f}, {message.images_per_second:.0f} images/s"
-                self._console.print(f"{title}: {where}", highlight=False, soft_wrap=True)
-            return
-        if title not in self._tasks:
-            self._bars.start()
-            self._tasks[title] = self._bars.add_task(title, total=total, epoch=0, epochs=message.num_epochs, loss=loss, rate=0.0)
-        self._bars.update(
-            self._tasks[title], completed=done, epoch=message.epoch + 1, loss=loss, rate=message.images_per_second, visible=done < total
-        )
+        """Show where a run's training is."""
+        loss, rate = message.metrics["loss"], message.images_per_second
+        where = f"epoch {message.epoch + 1}/{message.num_epochs}  loss {loss:.3f}  {rate:.0f} images/s"
+        if message.epoch_ended:
+            parts = ", ".join(f"{name} {value:.4f}" for name, value in message.metrics.items())
+            logger.info("%s: epoch %d of %d: %s (%.0f images/s)", title, message.epoch + 1, message.num_epochs, parts, rate)
+        self._show(title, message.num_epochs * message.num_steps, message.epoch * message.num_steps + message.step, where)
+        if not self._console.is_terminal and time.monotonic() - self._told >= PLAIN_SECONDS:
+            self._told = time.monotonic()
+            self._console.print(f"{title}: {where}", markup=False, soft_wrap=True)
+
+    def finished(self, title: str, trained: bool, line: str | None) -> None:
+        """A run has ended.
+
+        Args:
+            title: which.
+            trained: whether it was one of those that had to train.
+            line: what stays of it on screen; None leaves nothing (it was reused).
+        """
+        self._num_done += 1
+        self._num_trained += trained
+        if title in self._rows:
+            self._bars.remove_task(self._rows.pop(title))
+        if line is not None:
+            self.say(line if self._num_runs == 1 or self._all is not None else f"{line}  ({self._done()})")
+        if self._all is not None:
+            self._bars.update(self._all, description=self._overall())
 
     def close(self) -> None:
         """Take the bars away."""
-        self._bars.stop()
+        if self._all is not None:
+            self._bars.stop()
+
+    def _show(self, title: str, total: int | None, completed: int, where: str) -> None:
+        """The row of a run; its first one is where the time that runs take begins to count."""
+        if self._first_started is None:
+            self._first_started = time.monotonic()
+        if self._all is None:
+            return
+        if title not in self._rows:
+            self._rows[title] = self._bars.add_task(title, total=total, where=where, training=False)
+        self._bars.update(self._rows[title], total=total, completed=completed, where=where, training=total is not None)
+
+    def _overall(self) -> str:
+        """How far all runs are, with the time that is left when those that are to be trained take as long as those that were."""
+        return f"run {min(self._num_done + 1, self._num_runs)} of {self._num_runs}{self._left()}"
+
+    def _done(self) -> str:
+        return f"{self._num_done} of {self._num_runs} done{self._left()}"
+
+    def _left(self) -> str:
+        num_left = self._num_to_train - self._num_trained
+        if not self._num_trained or not num_left or self._first_started is None:
+            return ""
+        return f", about {duration(num_left * (time.monotonic() - self._first_started) / self._num_trained)} left"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: `45 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class _TrainingOnly(ProgressColumn):
+    """Another column, left empty where a run is not training now, and in the row of all runs."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__(column.get_table_column())
+        self._column = column
+
+    def render(self, task: Task) -> Text:
+        """The column's cell."""
+        return self._column(task) if task.fields["training"] else Text("")  # type: ignore[return-value]

@@ -6,7 +6,6 @@ group anew, the board hands out the unfinished job again, and it goes on from it
 """
 
 import time
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -15,27 +14,24 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
-from dml_core.data.info import read_info
-from dml_core.data.splits import open_role, save_split, split_classes
 from dml_core.errors import DmlError
-from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoint import load_checkpoint
-from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
-from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import rank, world_size
-from tasks.embedding import extract
 from tasks.jobs import Job, Outcome
-from tasks.storage import Store, enable_s3_weights
+from tasks.storage import enable_s3_weights
+from tasks.work import WORK
 
 POLL_SECONDS = 0.05
 IDLE_SECONDS = 60.0
 STOP = "stop"
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
 class Board:
-    """The job of one worker group: set by the driver, taken up by the workers at most `max_attempts` times, and how it stands."""
+    """The job of one worker group: set by the driver, taken up by the workers at most `max_attempts` times, and how it stands.
+
+    When its process dies Ray starts it anew, empty; the workers go on with what they do, and the driver puts the job up again.
+    """
 
     def __init__(self, max_attempts: int) -> None:
         self._max_attempts = max_attempts
@@ -46,7 +42,7 @@ class Board:
 
     def submit(self, job: Job) -> None:
         """Set the next job; the last one is over."""
-        self._job, self._outcome, self._fault = job, Outcome(), "a worker process died"
+        self._job, self._outcome, self._fault = job, Outcome(job_id=job.id), "a worker process died"
 
     def next(self) -> Job | str | None:
         """The job, also when it was taken up before and not finished; None while there is none; `STOP` when closed."""
@@ -67,7 +63,7 @@ class Board:
 
     def finish(self, job_id: str, facts: dict[str, object]) -> None:
         """The job is done."""
-        self._outcome.facts, self._job = facts, None
+        self._outcome.facts, self._outcome.job_id, self._job = facts, job_id, None
 
     def fail(self, job_id: str, error: str) -> None:
         """The job cannot be done; the first word on it counts, whichever worker speaks."""
@@ -77,7 +73,7 @@ class Board:
     def look(self) -> Outcome:
         """How the job stands; its messages are handed over once."""
         seen = self._outcome
-        self._outcome = Outcome(seen.facts, seen.error, [], seen.attempts)
+        self._outcome = Outcome(seen.facts, seen.error, [], seen.attempts, seen.job_id)
         return seen
 
     def close(self) -> None:
@@ -101,7 +97,7 @@ def _do(job: Job, device: torch.device, board: Any) -> None:
     """Do one job and say how it went; a fault ends this worker, and with it the group, which Ray Train then starts anew."""
     started = time.monotonic()
     try:
-        _WORK[job.step](job, device, board)
+        WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), ray.train.get_context().get_local_rank())
     except DmlError as error:
         ray.get(board.fail.remote(job.id, f"{job.spec.title}: {error}"))
         raise
@@ -124,56 +120,3 @@ def _next_job(board: Any) -> Job | str | None:
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
     return answer[0]
-
-
-def _train(job: Job, device: torch.device, board: Any) -> None:
-    store = Store(job.store, Path(job.cache))
-    packed, validation = _dataset_folder(job, store), job.spec.training.validation
-    dataset = open_role(packed, "train", validation)
-    folder = store.pull(job.train_key)
-    if validation is not None and rank() == 0:
-        save_split(split_classes(packed, validation), folder)
-
-    def report(message: Progress) -> None:
-        if message.checkpoint is not None:
-            store.push(job.train_key)
-        board.progress.remote(job.id, message)
-
-    fit(job.spec.training, dataset, job.spec.seed, folder, device, job.num_loader_workers, report)
-    if rank() == 0:
-        store.push(job.train_key)
-
-
-def _embed(job: Job, device: torch.device, board: Any) -> None:
-    store = Store(job.store, Path(job.cache))
-    folder, validation = _dataset_folder(job, store), job.spec.training.validation
-    scored = ["validation"] if job.spec.evaluation.role == "validation" else [role for role in read_info(folder).roles if role != "train"]
-    roles = {role: open_role(folder, role, validation) for role in scored}
-    checkpoint = load_checkpoint(store.pull(job.train_key))
-    assert checkpoint is not None, "embedding follows training"
-    num_classes = len(open_role(folder, "train", validation).class_names)
-    system = build_system(_without_weights(job.spec.training), num_classes, job.spec.seed, device)
-    system.load_state_dict(checkpoint["system"])
-    assert isinstance(system.model, Embedder)
-    extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
-    store.push(job.embed_key)
-
-
-def _without_weights(config: TrainingConfig) -> TrainingConfig:
-    """The same system before anything is loaded into it: the checkpoint that follows has the weights."""
-    backbone = config.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
-    return config.model_copy(update={"model": config.model.model_copy(update={"backbone": backbone})})
-
-
-_WORK = {"train": _train, "embed": _embed}
-
-
-def _dataset_folder(job: Job, store: Store) -> Path:
-    """The packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
-    if not store.is_remote:
-        return Path(job.dataset_folder)
-    if ray.train.get_context().get_local_rank() == 0:
-        store.pull(job.dataset_key)
-    if world_size() > 1:
-        dist.barrier()
-    return store.folder(job.dataset_key)

@@ -1,10 +1,15 @@
 """What steps hand to each other: small frozen records of paths and hashes. Tensors and arrays stay in files."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from dml_core.errors import StoreError
+
+METRICS_FILE = "metrics.json"
 
 
 class Record(BaseModel):
@@ -53,10 +58,52 @@ class EmbeddingRecord(StepRecord):
     """Extracted embeddings: `manifest.json` and float32 shards, one set a role."""
 
 
-class MetricRecord(StepRecord):
-    """Scores of one run, with `metrics.json` and figures as files."""
+class ScoreRecord(StepRecord):
+    """Scores of one run as files: `metrics.json` and figures. It holds no number: those are read from the file, once its hash fits."""
+
+
+class MetricRecord(ScoreRecord):
+    """The same with the numbers of `metrics.json`, as `read_scores` found them; what is shown and published."""
 
     metrics: dict[str, float]
+
+
+def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
+    """A run's scores from `metrics.json` in `folder`, the very bytes whose hash fits the record.
+
+    Raises:
+        StoreError: they are not the recorded bytes.
+    """
+    path = folder / METRICS_FILE
+    data = path.read_bytes() if path.is_file() else b""
+    if not any(file.name == METRICS_FILE and file.sha256 == hashlib.sha256(data).hexdigest() for file in record.files):
+        raise changed_file(path)
+    return MetricRecord(**record.model_dump(include=set(ScoreRecord.model_fields)), metrics=json.loads(data))
+
+
+def changed_file(path: Path) -> StoreError:
+    """What is said of a file of a finished step that is no longer what the step left."""
+    return StoreError(f"{path}: changed or gone since its step recorded it; start the same command again, and the step runs anew")
+
+
+def seal(record: str) -> str:
+    """A record as it is kept on disk, with its SHA-256: `unseal` tells any damage. It is no protection against a person."""
+    return json.dumps({"sha256": hashlib.sha256(record.encode()).hexdigest(), "record": record})
+
+
+def unseal(kept: bytes) -> str:
+    """The record that was sealed.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    found = json.loads(kept)
+    try:
+        if found["sha256"] == hashlib.sha256(found["record"].encode()).hexdigest():
+            return str(found["record"])
+    except (TypeError, KeyError, AttributeError, UnicodeError):
+        pass  # JSON, but not what `seal` writes
+    raise ValueError("the record does not fit its SHA-256")
 
 
 def describe_file(path: Path, name: str) -> FileRecord:
@@ -65,10 +112,14 @@ def describe_file(path: Path, name: str) -> FileRecord:
         return FileRecord(name=name, num_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
+def visible_files(folder: Path) -> list[Path]:
+    """Every file below `folder`, sorted; those whose name begins with a dot are temporary, or were set aside."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
 def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
-    """Every file below `folder`, by its relative name, sorted; files whose name begins with a dot are somebody's temporary ones."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in paths)
+    """Every visible file below `folder`, by its relative name, sorted."""
+    return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in visible_files(folder))
 
 
 class RunReport(Record):
@@ -93,3 +144,30 @@ class RunReport(Record):
     checkpoint: CheckpointRecord
     embeddings: EmbeddingRecord
     scores: MetricRecord
+
+    @property
+    def outbox_name(self) -> str:
+        """The record's file while it waits for MLflow."""
+        return f"{self.identity}.json"
+
+
+class ComparisonReport(Record):
+    """What is published of a comparison beside its runs; their scores are read from MLflow itself.
+
+    Attributes:
+        comparison: title of the parent run.
+        role: of the classes that the runs are scored on.
+        folder: of the report and its figures; None for a part of the comparison, whose report is not the comparison's.
+        tags: as a run's.
+    """
+
+    comparison: str
+    dataset: str
+    role: str
+    folder: str | None
+    tags: dict[str, str]
+
+    @property
+    def outbox_name(self) -> str:
+        """The record's file while it waits for MLflow; by name after those of its runs, which are delivered first."""
+        return f"~{hashlib.sha256(self.comparison.encode()).hexdigest()[:16]}.json"

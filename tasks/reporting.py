@@ -2,43 +2,23 @@
 
 import csv
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.table import Column, Table
 
-from dml_core.evaluation.confidence import mean_over_seeds
-from dml_core.figures.curves import plot_recall_curves
+from dml_core.figures.recalls import plot_recalls
 from tasks.records import MetricRecord
 from tasks.specs import RunSpec
+from tasks.summaries import Summary, summarise
 
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
-METRICS_FILE, PLOTS_FILE, REPORT_FILE, FIGURE_FILE = "metrics.json", "recall.csv", "report.md", "recall.png"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); no interval for one seed."""
-
-    mean: float
-    half_width: float | None
-    num_seeds: int
-
-    def __str__(self) -> str:
-        spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
-        return f"{100 * self.mean:.1f}{spread}"
-
-
-def summarise(values: Sequence[float]) -> Summary:
-    """Mean and 95 % interval of one metric over seeds."""
-    mean, half_width = mean_over_seeds(values)
-    return Summary(mean, half_width if len(values) > 1 else None, len(values))
+METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
+REPORT_FILE, FIGURE_FILE = "report.md", "recall.png"
+HEADLINES = ("recall@1", "map@r", "nmi")  # what `dvc metrics show` has a column for
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
@@ -50,20 +30,19 @@ def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, di
 
 
 def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path) -> str:
-    """Write `metrics.json` and `recall.csv` (DVC's metrics and plots), `recall.png` and `report.md` into `folder`; returns the text.
+    """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
 
-    Nothing in them depends on when or where the runs were made.
+    `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
+    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people.
     """
     folder.mkdir(parents=True, exist_ok=True)
     summaries = summarise_runs(runs)
-    means = {variant: {name: round(summary.mean, 6) for name, summary in metrics.items()} for variant, metrics in summaries.items()}
-    (folder / METRICS_FILE).write_text(json.dumps(means, indent=2) + "\n")
+    _write_metrics(summaries, folder / METRICS_FOLDER)
     recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
-    with (folder / PLOTS_FILE).open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["variant", "k", "recall"])
-        writer.writerows([variant, k, f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
-    plot_recall_curves(recalls, folder / FIGURE_FILE, title)
+    rows = [[variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items()]
+    _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
+    _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
+    plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
     text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role)
     (folder / REPORT_FILE).write_text(text)
     return text
@@ -81,27 +60,6 @@ def report_columns(summaries: dict[str, dict[str, Summary]]) -> list[str]:
     return [*(f"recall@{k}" for k in recall_by_k(first)), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
 
 
-def comparison_table(title: str, runs: pd.DataFrame) -> Table:
-    """A comparison's published runs side by side for the terminal: a row a variant, mean and interval over its seeds.
-
-    Args:
-        title: over the table.
-        runs: columns variant and seed, and one for each metric (`Tracker.comparison_table`).
-    """
-    ks = sorted(int(name.removeprefix("recall_at_")) for name in runs.columns if re.fullmatch(r"recall_at_\d+", name))
-    names = [*(f"recall_at_{k}" for k in ks), *(name for name in ("map_at_r", "r_precision", "nmi") if name in runs.columns)]
-    table = Table(
-        Column("variant", min_width=max(map(len, runs["variant"]))),
-        "seeds",
-        *(name.replace("_at_", "@") for name in names),
-        title=title,
-    )
-    for variant, rows in runs.groupby("variant", sort=False):
-        measured = [[float(value) for value in rows[name].dropna()] for name in names]
-        table.add_row(str(variant), str(len(rows)), *(str(summarise(values)) if values else "-" for values in measured))
-    return table
-
-
 def check_table(name: str, report: "CheckReport") -> Table:
     """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
     table = Table("what", "found", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
@@ -115,6 +73,45 @@ def check_table(name: str, report: "CheckReport") -> Table:
         for finding in findings:
             table.add_row(f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples))
     return table
+
+
+def _write_metrics(summaries: dict[str, dict[str, Summary]], folder: Path) -> None:
+    """A file a variant; those of variants that are no longer in the comparison go."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.json"):
+        if path.stem not in summaries:
+            path.unlink()
+    for variant, metrics in summaries.items():
+        means = {name: round(metrics[name].mean, 6) for name in HEADLINES if name in metrics}
+        (folder / f"{variant}.json").write_text(json.dumps(means, indent=2) + "\n")
+
+
+def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[str, dict[str, Summary]]) -> list[list[str]]:
+    """A header, and a row for each metric of each variant: mean, half of the 95 % interval, each seed's value; empty where none is."""
+    seeds = sorted({spec.seed for spec, _ in runs})
+    measured = {(spec.variant, spec.seed): record.metrics for spec, record in runs}
+    rows = [["variant", "metric", "mean", "half_width", *(f"seed_{seed}" for seed in seeds)]]
+    for variant, metrics in summaries.items():
+        for name, summary in metrics.items():
+            of_seeds = [measured.get((variant, seed), {}).get(name) for seed in seeds]
+            rows.append(
+                [variant, name, *("" if value is None else f"{value:.6f}" for value in (summary.mean, summary.half_width, *of_seeds))]
+            )
+    return rows
+
+
+def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[int, list[float]]]:
+    """Variant -> K -> Recall@K of each seed."""
+    recalls: dict[str, dict[int, list[float]]] = {}
+    for spec, record in runs:
+        for k, value in recall_by_k(record.metrics).items():
+            recalls.setdefault(spec.variant, {}).setdefault(k, []).append(value)
+    return recalls
+
+
+def _write_csv(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str) -> str:

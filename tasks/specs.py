@@ -4,16 +4,18 @@ The standing comparison is a cross of datasets, variants and seeds. A run's trai
 dataset's part and then the variant's part laid over it; every value is written once.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from dml_core.config import Config, located, merge, parse, read_yaml, unknown_name
+from dml_core.config import Config, located, merge, parse, read_value, read_yaml, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.losses.registry import parse_loss_options
+from dml_core.losses.registry import check_loss_name
+from dml_core.models.backbones.registry import backbone_module
 from dml_core.training.config import TrainingConfig
 
 
@@ -79,27 +81,56 @@ class Params(Config):
 
 
 class RunSpec(Config):
-    """One run: a variant on a dataset with a seed."""
+    """One run: a variant on a dataset with a seed.
+
+    Attributes:
+        overrides: the `--set` settings that are not those of the standing comparison, as they were given.
+    """
 
     dataset: str
     variant: str
     seed: int
     training: TrainingConfig
     evaluation: EvaluationConfig
+    overrides: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """How the run is called on screen."""
         return f"{self.dataset} / {self.variant} / seed {self.seed}"
 
+    @property
+    def comparison(self) -> str:
+        """The title of the comparison that the run belongs to."""
+        return comparison_title(self.dataset, self.evaluation.role, self.overrides)
 
-def load_params(path: Path) -> Params:
-    """Read and check `params.yaml`, including every dataset's options and every run of the comparison.
+
+def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> str:
+    """How a comparison is called, in MLflow and in reports. The standing one has the dataset's name alone.
+
+    Runs scored on validation classes and runs with other settings are comparisons of their own: they supersede nothing of the standing one.
+    """
+    validation = [] if role == "test" else [f"{role} classes"]
+    settings = sorted(override.replace("'", '"') for override in overrides if changes_results(override))  # MLflow's filters have no escape
+    return ", ".join([f"comparison on {dataset}", *validation, *settings])
+
+
+def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
+    """Read and check `params.yaml`, including every dataset's options and every run of the comparison. Loads no torch.
+
+    What needs torch to be known (a loss's own options, parts that do not fit) is `tasks.checks.check_parts`.
+
+    Args:
+        path: the file.
+        overrides: settings laid over it, each `dotted.path=value` with a YAML value.
 
     Raises:
         ConfigError: the first thing that is wrong, in one line.
     """
-    params = parse(Params, read_yaml(path), path.name)
+    values = read_yaml(path)
+    for override in overrides:
+        values = merge(values, _override(values, override))
+    params = parse(Params, values, path.name)
     for name, dataset in params.datasets.items():
         with located(f"{path.name}: datasets.{name}"):
             parse_dataset(dataset.reader, dataset.options)
@@ -112,10 +143,24 @@ def load_params(path: Path) -> Params:
     return params
 
 
+def changes_results(override: str) -> bool:
+    """Whether a `--set` override can change a result; what is below `scale` cannot."""
+    return not override.startswith("scale.")
+
+
 def comparison_runs(
-    params: Params, dataset: str, variants: tuple[str, ...] | None = None, seeds: tuple[int, ...] | None = None
+    params: Params,
+    dataset: str,
+    variants: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
 ) -> list[RunSpec]:
     """The comparison's runs on one dataset, in the order of `params.yaml`; `variants` and `seeds` narrow it.
+
+    Args:
+        params: the parameters, overrides laid over them.
+        dataset, variants, seeds: which runs.
+        overrides: what was laid over, for the runs' comparison title.
 
     Raises:
         ConfigError: an unknown dataset or variant, or a setting that is wrong in one of the runs.
@@ -126,18 +171,49 @@ def comparison_runs(
     for variant in variants or ():
         if variant not in comparison.variants:
             raise unknown_name("variant", variant, list(comparison.variants))
+    named = tuple(override for override in overrides if changes_results(override))
     runs = []
-    for variant, changes in comparison.variants.items():
+    for variant in comparison.variants:
         if variants and variant not in variants:
             continue
-        where = f"params.yaml: comparison: {dataset} / {variant}"
-        training = parse(TrainingConfig, merge(merge(comparison.protocol, comparison.datasets[dataset]), changes), where)
-        with located(where):
-            parse_loss_options(training.loss.name, training.loss.options)
-            if params.evaluation.role == "validation" and training.validation is None:
-                raise ConfigError("evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}")
+        training = _training(params, dataset, variant)
         runs += [
-            RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation)
+            RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation, overrides=named)
             for seed in seeds or comparison.seeds
         ]
     return runs
+
+
+def where_in_params(dataset: str, variant: str) -> str:
+    """What an error calls the place of a run's settings."""
+    return f"params.yaml: comparison: {dataset} / {variant}"
+
+
+def _training(params: Params, dataset: str, variant: str) -> TrainingConfig:
+    comparison, where = params.comparison, where_in_params(dataset, variant)
+    settings = merge(merge(comparison.protocol, comparison.datasets[dataset]), comparison.variants[variant])
+    training = parse(TrainingConfig, settings, where)
+    with located(where):
+        check_loss_name(training.loss.name)
+        backbone_module(training.model.backbone.name)
+        if params.evaluation.role == "validation" and training.validation is None:
+            raise ConfigError("evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}")
+    return training
+
+
+def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
+    """A `--set` as nested settings; an unknown name on its way is refused, an unknown last key is for the parser to refuse."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: write it as key=value, for example --set comparison.protocol.num_epochs=3")
+    if keys[0] == "datasets":
+        raise ConfigError(f"--set {override}: DVC prepares datasets from params.yaml; change it there")
+    for kind, at in (("dataset of the comparison", ["comparison", "datasets"]), ("variant", ["comparison", "variants"])):
+        known = list(values.get("comparison", {}).get(at[1], {}))
+        if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
+            raise ConfigError(f"--set {override}: {unknown_name(kind, keys[2], known)}")
+    nested: Any = read_value(text, f"--set {override}")
+    for key in reversed(keys):
+        nested = {key: nested}
+    return dict(nested)

@@ -1,21 +1,29 @@
 """Where finished work is kept: a folder, or an S3 bucket that all machines share. The only module that knows object stores.
 
 A step writes into `folder(key)` on its machine and then calls `push(key)`; whoever reads calls `pull(key)` first. For a folder store both
-do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256 so that a pull fetches only what differs.
+do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256 so that a pull fetches only what differs. Before a step
+runs anew, `clear(key)` takes away what an earlier one left; before its files are used, `checked(record)` compares them with the record.
 """
 
 import hashlib
+import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dml_core.data.archives import Progress, download
 from dml_core.errors import DataError, StoreError
-from tasks.records import FileRecord, StepRecord, describe_file, describe_folder
+from tasks.records import FileRecord, StepRecord, changed_file, describe_file, describe_folder, visible_files
 
 CHUNK_BYTES = 1 << 20
+SET_ASIDE_PREFIX = ".damaged-"
+logger = logging.getLogger(__name__)
+
+
+class DamagedObjectError(StoreError):
+    """An object of a remote store whose bytes are not those that were pushed."""
 
 
 class Store:
@@ -72,22 +80,61 @@ class Store:
                     self._call("put_object", Key=self._object_key(f"{key}/{file.name}"), Body=body, Metadata={"sha256": file.sha256})
 
     def pull(self, key: str) -> Path:
-        """Make `folder(key)` hold what the store has under `key`, and return it."""
+        """Make `folder(key)` hold what the store has under `key`, and nothing else, and return it.
+
+        An object whose bytes do not fit its hash is set aside in the store and left out, with a warning.
+        """
         folder = self.folder(key)
         if not self.is_remote:
             return folder
-        for name, sha256 in self._remote_hashes(key).items():
+        there = self._remote_hashes(key)
+        for file in visible_files(folder):
+            if file.relative_to(folder).as_posix() not in there:
+                file.unlink(missing_ok=True)
+        for name, sha256 in there.items():
             path = folder / name
             if not path.exists() or describe_file(path, name).sha256 != sha256:
-                self.download(f"{key}/{name}", path, sha256)
+                self._fetch_whole(f"{key}/{name}", path, sha256)
         return folder
 
-    def is_intact(self, record: StepRecord) -> bool:
-        """Whether every file of a record is in the store with the bytes that were recorded."""
+    def changed_files(self, record: StepRecord) -> list[str]:
+        """Names of the record's files that the store has not, or not with the bytes that were recorded."""
         if self.is_remote:
             there = self._remote_hashes(record.key)
-            return all(there.get(file.name) == file.sha256 for file in record.files)
-        return all(_same_file(self.folder(record.key), file) for file in record.files)
+            return [file.name for file in record.files if there.get(file.name) != file.sha256]
+        return [file.name for file in record.files if not _same_file(self.folder(record.key), file)]
+
+    def checked(self, record: StepRecord) -> Path:
+        """The folder of a finished step on this machine, every file with the bytes that were recorded.
+
+        Raises:
+            StoreError: one is not; the same command started again runs the step anew.
+        """
+        folder = self.pull(record.key)
+        for file in record.files:
+            if not _same_file(folder, file):
+                raise changed_file(folder / file.name)
+        return folder
+
+    def clear(self, key: str, keep: Collection[str] = ()) -> None:
+        """Take away what is under `key`, here and in a remote store, but for the files named in `keep` and what was set aside.
+
+        Raises:
+            StoreError: it cannot be removed.
+        """
+        folder = self.folder(key)
+        try:
+            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before the folder
+                if path.is_dir() and not path.is_symlink():
+                    if not any(path.iterdir()):
+                        path.rmdir()
+                elif path.relative_to(folder).as_posix() not in keep and not path.name.startswith(SET_ASIDE_PREFIX):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be cleared ({error.strerror or error})") from None
+        if self.is_remote:
+            for name in [name for name in self.list_objects(key) if name not in keep]:
+                self._call("delete_object", Key=self._object_key(f"{key}/{name}"))
 
     # ------------------------------------------------------------ S3
 
@@ -144,7 +191,8 @@ class Store:
         """Fetch one object beside `path`, check its hash where it is known, and rename it into place.
 
         Raises:
-            StoreError: it cannot be read, or its bytes are not those of the hash.
+            DamagedObjectError: its bytes are not those of the hash.
+            StoreError: it cannot be read.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         found = self._call("get_object", Key=self._object_key(key))
@@ -155,12 +203,29 @@ class Store:
                 file.write(chunk)
         if sha256 not in (None, digest.hexdigest()):
             Path(file.name).unlink()
-            raise StoreError(f"store {self.address}: {key} arrived damaged (SHA-256 differs); run the step again with --force")
+            raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
         Path(file.name).replace(path)
 
+    def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
+        """Fetch one object; one that arrives damaged twice is damaged in the store, and set aside there, for a step to make it anew."""
+        for _ in range(2):
+            try:
+                return self.download(key, path, sha256)
+            except DamagedObjectError as error:
+                found = error
+        folder, _, name = key.rpartition("/")
+        aside = f"{folder}/{SET_ASIDE_PREFIX}{name}"
+        source = {"Bucket": self._bucket, "Key": self._object_key(key)}
+        self._call("copy_object", Key=self._object_key(aside), CopySource=source)
+        self._call("delete_object", Key=self._object_key(key))
+        path.unlink(missing_ok=True)
+        logger.warning("%s; kept as %s", found, aside)
+        return None
+
     def _remote_hashes(self, key: str) -> dict[str, str]:
-        """File name below `key` -> SHA-256 as it was pushed."""
-        heads = {name: self._call("head_object", Key=self._object_key(f"{key}/{name}")) for name in self.list_objects(key)}
+        """File name below `key` -> SHA-256 as it was pushed; what was set aside is left out."""
+        names = [name for name in self.list_objects(key) if not name.rpartition("/")[2].startswith(SET_ASIDE_PREFIX)]
+        heads = {name: self._call("head_object", Key=self._object_key(f"{key}/{name}")) for name in names}
         return {name: head["Metadata"].get("sha256", "") for name, head in heads.items()}
 
 

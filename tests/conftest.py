@@ -7,6 +7,7 @@ from typing import Any
 
 import boto3
 import pytest
+from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
 from dml_core.config import merge, parse
@@ -23,6 +24,9 @@ SETTINGS: dict[str, Any] = {
     "schedule": {"kind": "cosine", "warmup_epochs": 1.0},
     "num_epochs": 3,
 }
+
+settings.register_profile("untimed", deadline=None)  # no test is timed: the first draw of a test may import for seconds
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

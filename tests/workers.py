@@ -1,5 +1,6 @@
 """Several worker processes of one gloo group, as tests start them."""
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -9,13 +10,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# What workers need: forked from one process that has imported it, they start in a second; an import of torch for each took half a minute.
+PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.centroids", "torch._dynamo", "torch.distributed"]
+
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_join, (work, num_workers, port, arguments), nprocs=num_workers)
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    mp.start_processes(_join, (work, num_workers, port, arguments), nprocs=num_workers, start_method="forkserver")
 
 
 def _join(rank: int, work: Callable[..., None], num_workers: int, port: int, arguments: tuple[Any, ...]) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,27 @@ def refused(shown: subprocess.CompletedProcess[str], *parts: str) -> None:
     assert lines[0].startswith("error: ")
     for part in parts:
         assert part in lines[0]
+
+
+def test_the_version_and_a_misspelt_verb() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.stdout.strip()) == (0, f"dml-repro {version('dml-repro')}")
+    for words, near in ((["reproduc"], "reproduce"), (["data", "lst"], "list")):
+        refused_verb = CliRunner().invoke(app, words)
+        assert refused_verb.exit_code == 2
+        assert f"Did you mean '{near}'?" in refused_verb.stderr
+
+
+@pytest.mark.parametrize("group", [[], ["data"]])
+def test_the_help_says_whole_sentences(group: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).stdout
+    assert "Commands:" in shown
+    assert "..." not in shown.partition("Commands:")[2], shown
+
+
+def test_completion_offers_the_verbs() -> None:
+    environment = {"_DML_COMPLETE": "complete_bash", "COMP_WORDS": "dml comp", "COMP_CWORD": "1"}
+    assert CliRunner().invoke(app, [], env=environment, prog_name="dml").stdout.split() == ["compare"]
 
 
 def test_outside_a_project(tmp_path: Path) -> None:

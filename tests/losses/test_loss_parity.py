@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.losses.contract import Needs
 from dml_core.training.parallel import TrainingSystem, shard_sizes
+from tests.workers import PRELOADED
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,7 @@ def worker(rank, num_workers, folder):
 def by_rank(request, tmp_path_factory):
     """What each worker of a group of 2 or 4 saw and learned."""
     folder = tmp_path_factory.mktemp("workers")
-    # Processes forked from one that has imported everything: on a busy machine eight imports of torch take minutes.
-    multiprocessing.set_forkserver_preload(["torch.distributed", "torch._dynamo", "dml_core.losses.pml", "dml_core.losses.centroids"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(worker, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 

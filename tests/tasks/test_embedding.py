@@ -94,7 +94,7 @@ def test_query_and_gallery_are_scored_against_each_other(tmp_path: Path) -> None
     assert metrics["recall@1"] == pytest.approx(hits.mean())
     assert metrics["num_queries"] == len(queries)
     assert json.loads((tmp_path / "out/metrics.json").read_text()) == metrics
-    assert {path.name for path in (tmp_path / "out/figures").iterdir()} == {"similarities.png", "gallery.png"}
+    assert {path.name for path in (tmp_path / "out/figures").iterdir()} == {"similarities.png", "gallery.png", "map.png"}
 
 
 def test_a_file_that_is_no_array_is_named(tmp_path: Path) -> None:

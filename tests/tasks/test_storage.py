@@ -35,20 +35,22 @@ def test_a_folder_store_is_where_the_files_are(tmp_path: Path) -> None:
     store.push("train/x")
     assert [file.name for file in files] == ["figures/curve.png", "weights.pt"]
     assert store.pull("train/x") == tmp_path / "store" / "train" / "x"
-    assert store.is_intact(record(files))
+    assert store.checked(record(files)) == store.folder("train/x")
     (store.folder("train/x") / "weights.pt").write_bytes(b"damaged")
-    assert not store.is_intact(record(files))
+    assert store.changed_files(record(files)) == ["weights.pt"]
+    with pytest.raises(StoreError, match=r"weights\.pt: changed or gone"):
+        store.checked(record(files))
     (store.folder("train/x") / "weights.pt").unlink()
-    assert not store.is_intact(record(files))
+    assert store.changed_files(record(files)) == ["weights.pt"]
 
 
 def test_what_one_machine_pushes_another_pulls(tmp_path: Path, address: str) -> None:
     here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
     here.check_writable()
     files = write(here.folder("train/x"))
-    assert not here.is_intact(record(files))
+    assert len(here.changed_files(record(files))) == 2
     here.push("train/x")
-    assert there.is_intact(record(files))
+    assert there.changed_files(record(files)) == []
     assert describe_folder(there.pull("train/x")) == files
 
 
@@ -79,12 +81,35 @@ def test_a_store_that_cannot_be_written_is_one_line(tmp_path: Path, s3_bucket: s
     assert "\n" not in str(caught.value)
 
 
-def test_an_object_whose_bytes_do_not_fit_its_hash_is_refused(tmp_path: Path, s3_bucket: str, address: str) -> None:
-    boto3.client("s3").put_object(Bucket=s3_bucket, Key="some/prefix/train/w/a", Body=b"other", Metadata={"sha256": "0" * 64})
-    store = Store(address, tmp_path)
-    with pytest.raises(StoreError, match="arrived damaged"):
-        store.pull("train/w")
-    assert not (store.folder("train/w") / "a").exists()
+def test_an_object_that_is_damaged_in_the_store_is_set_aside_so_that_the_next_push_brings_it(tmp_path: Path, address: str) -> None:
+    here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
+    files = write(here.folder("train/w"))
+    here.push("train/w")
+    bucket = address.split("/")[2]
+    head = boto3.client("s3").head_object(Bucket=bucket, Key="some/prefix/train/w/weights.pt")
+    boto3.client("s3").put_object(Bucket=bucket, Key="some/prefix/train/w/weights.pt", Body=b"other", Metadata=head["Metadata"])
+    of_w = StepRecord(step="train", identity="w", key="train/w", files=files)
+    with pytest.raises(StoreError, match=r"weights\.pt: changed or gone"):
+        there.checked(of_w)
+    assert not (there.folder("train/w") / "weights.pt").exists()
+    assert there.changed_files(of_w) == ["weights.pt"]
+    here.push("train/w")
+    assert describe_folder(there.checked(of_w)) == files
+    assert "train/w/.damaged-weights.pt" in there.list_objects()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_step_that_runs_anew_finds_nothing_of_an_earlier_one(tmp_path: Path, address: str, remote: bool) -> None:
+    stores = [Store(address if remote else str(tmp_path / "store"), tmp_path / name) for name in ("here", "there")]
+    write(stores[0].folder("train/v"))
+    stores[0].push("train/v")
+    assert len(describe_folder(stores[1].pull("train/v"))) == 2
+    stores[0].clear("train/v", keep=("weights.pt",))
+    for store in stores:
+        assert [file.name for file in describe_folder(store.pull("train/v"))] == ["weights.pt"]
+    assert not (stores[0].folder("train/v") / ".temporary").exists()
+    stores[0].clear("train/v")
+    assert [describe_folder(store.pull("train/v")) for store in stores] == [(), ()]
 
 
 def test_a_mirror_s_objects_are_copied_and_what_is_there_stays(tmp_path: Path, s3_bucket: str) -> None:

@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dml_core.data.batches import TestView, iterate_batches
 from dml_core.data.splits import open_role
@@ -16,7 +15,8 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoint import load_checkpoint
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
-from tasks import ray_worker
+from dml_core.training.validation import METRIC, HeldOutRecall
+from tasks import work
 from tasks.embedding import load_embeddings
 from tasks.evaluation import evaluate_run
 from tasks.jobs import Job
@@ -24,7 +24,6 @@ from tasks.specs import RunSpec
 from tests.conftest import small_training
 
 CPU = torch.device("cpu")
-BOARD: Any = SimpleNamespace(progress=SimpleNamespace(remote=lambda *_: None))
 
 
 def job_for(packed: Path, state: Path, role: str) -> Job:
@@ -39,14 +38,14 @@ def job_for(packed: Path, state: Path, role: str) -> Job:
 def state(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run with two of the four training classes held out has been trained."""
     state = tmp_path_factory.mktemp("state")
-    ray_worker._train(job_for(packed, state, "test"), CPU, BOARD)
+    work.train(job_for(packed, state, "test"), CPU, lambda message: None)
     return state
 
 
 @pytest.mark.parametrize("role", ["validation", "test"])
 def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state: Path, role: str) -> None:
     job = job_for(packed, state, role)
-    ray_worker._embed(job, CPU, BOARD)
+    work.embed(job, CPU, lambda message: None)
     store = state / "store"
     split = json.loads((store / "train/x/validation_split.json").read_text())
     assert sorted(split["train"] + split["validation"]) == PackedDataset(packed, "train").class_names
@@ -68,10 +67,25 @@ def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state
 
 
 def test_no_step_of_training_sees_a_held_out_image(packed: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: set[str] = set()
-    image = PackedDataset.image
-    monkeypatch.setattr(PackedDataset, "image", lambda dataset, index: seen.add(dataset.paths[index]) or image(dataset, index))
+    """Outside the scoring after each epoch, which sees the held-out images alone."""
+    seen: dict[bool, set[str]] = {False: set(), True: set()}
+    scoring: list[bool] = []
+    image, score = PackedDataset.image, HeldOutRecall.__call__
+
+    def scored(self: HeldOutRecall, model: nn.Module) -> dict[str, float]:
+        scoring.append(True)
+        found = score(self, model)
+        scoring.clear()
+        return found
+
+    monkeypatch.setattr(
+        PackedDataset, "image", lambda dataset, index: seen[bool(scoring)].add(dataset.paths[index]) or image(dataset, index)
+    )
+    monkeypatch.setattr(HeldOutRecall, "__call__", scored)
     job = job_for(packed, state / "again", "test")
-    ray_worker._train(job, CPU, BOARD)
-    assert seen == set(open_role(packed, "train", job.spec.training.validation).paths)
-    assert len(seen) == 18
+    work.train(job, CPU, lambda message: None)
+    validation = job.spec.training.validation
+    assert seen == {scored: set(open_role(packed, role, validation).paths) for scored, role in ((False, "train"), (True, "validation"))}
+    assert len(seen[False]) == len(seen[True]) == 18
+    history = read_history(Path(job.cache).parent / "store/train/x")
+    assert [METRIC in row for row in history] == [False] * (len(history) - 1) + [True]

@@ -1,0 +1,8 @@
+"""The `dml` command: thin; every verb calls a flow or a task's plain function. Heavy imports happen inside the verbs."""
+
+from flows.cli import data, run, scores, tracking  # noqa: F401  each adds its verbs, in the order of the help
+from flows.cli.app import app, data_app, main
+
+app.add_typer(data_app, name="data")
+
+__all__ = ["app", "main"]

@@ -1,0 +1,150 @@
+"""Verbs of datasets: `dml data ...`."""
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.app import data_app, open_project, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tasks.environment import Project
+    from tasks.specs import DatasetSpec
+
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml (`dml data list`).")]
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the datasets and how they stand.
+
+    Also the readers that params.yaml may name.
+    """
+    project = open_project()
+    from dml_core.data.registry import DATASETS
+    from dml_core.errors import DataError
+    from tasks.data import read_dataset
+    from tasks.specs import load_params
+
+    for name, spec in load_params(project.params_file).datasets.items():
+        try:
+            record = read_dataset(project, name)
+            state = f"prepared, {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}"
+        except DataError:
+            state = f"not prepared; dml data {'prepare' if (project.root / spec.raw).exists() else 'fetch'} {name}"
+        print(f"{name}: reader {spec.reader}, raw files in {spec.raw}: {state}")
+    print(f"readers: {', '.join(DATASETS)}")
+
+
+@data_app.command("add")
+def data_add(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the dataset is to be called.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder with a folder of images per class, or a list (CSV, Parquet).")],
+    reader: Annotated[str | None, typer.Option(help="folder or manifest; told by what is there when not given.")] = None,
+) -> None:
+    """Add your own images to params.yaml.
+
+    Looks at every image and writes the dataset and settings that fit it (crop, sampler, epochs). The images stay where they are.
+    """
+    project = open_project()
+    if reader not in (None, "folder", "manifest"):
+        raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
+    from tasks.own_images import add_images
+
+    with _bar(f"looking at {name}") as progress:
+        added = add_images(project, name, path, reader, progress)
+    print(added.diff)
+    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.report.counts.items())
+    print(f"\n{name}: {counts}; added to params.yaml (to undo it, delete these lines)")
+    print(f"next: dml reproduce --dataset {name}")
+
+
+@data_app.command("fetch")
+def data_fetch(name: DatasetName) -> None:
+    """Bring raw files into place, or say how.
+
+    Generates, copies, downloads and unpacks; what is there stays as it is.
+    """
+    with _working_on(name, "fetching") as (project, spec, progress):
+        from tasks.data import fetch_raw
+
+        raw = fetch_raw(project, spec, progress)
+    print(f"{name}: raw files are in {raw}")
+
+
+@data_app.command("check")
+def data_check(name: DatasetName) -> None:
+    """Look at every raw image and list what is wrong.
+
+    Counts, unreadable images, duplicates across train and test, boxes. Exit code 2 on a violation.
+    """
+    with _working_on(name, "checking") as (project, spec, progress):
+        from tasks.data import check_raw
+
+        report = check_raw(project, spec, progress)
+    from dml_core.errors import DataError
+    from tasks.reporting import check_table
+
+    print_table(check_table(name, report))
+    if report.violations:
+        raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; mend the raw files in {spec.raw}")
+
+
+@data_app.command("prepare")
+def data_prepare(name: DatasetName) -> None:
+    """Pack raw files into the dataset's store.
+
+    `dvc repro prepare@NAME` does it when something changed.
+    """
+    with _working_on(name, "packing") as (project, spec, progress):
+        from tasks.data import prepare_dataset
+
+        record = prepare_dataset(project, name, spec, progress)
+    print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
+
+
+@data_app.command("show")
+def data_show(
+    name: DatasetName,
+    role: Annotated[str, typer.Option(help="train, test, query or gallery.")] = "train",
+    classes: Annotated[int, typer.Option(min=1, help="How many classes, one a row.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="How many images of each.")] = 8,
+    out: Annotated[Path, typer.Option(help="The PNG.")] = Path("contact_sheet.png"),
+) -> None:
+    """Draw a contact sheet of a prepared dataset.
+
+    A row for each class, its name and some of its images, with boxes.
+    """
+    project = open_project()
+    from tasks.data import dataset_spec, show_dataset
+    from tasks.specs import load_params
+
+    dataset_spec(load_params(project.params_file), name)  # a name that params.yaml does not have is told as such
+    print(show_dataset(project, name, role, classes, samples, out))
+
+
+@contextmanager
+def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, Callable[[int, int], None]]]":
+    """The project, a dataset of its, and what moves a bar on standard error."""
+    project = open_project()
+    from tasks.data import dataset_spec
+    from tasks.specs import load_params
+
+    spec = dataset_spec(load_params(project.params_file), name)
+    with _bar(f"{verb} {name}") as progress:
+        yield project, spec, progress
+
+
+@contextmanager
+def _bar(title: str) -> "Iterator[Callable[[int, int], None]]":
+    """A bar on standard error that is moved by calls with (done, total)."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task(title, total=None)
+        yield lambda done, total: bars.update(bar, completed=done, total=total or None)

@@ -1,0 +1,166 @@
+"""Verbs that train: the standing comparison, a single run, the papers' claims, the Fashion-MNIST results."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.app import app, open_project, prefect_starting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.outcomes import Outcome
+    from flows.reproduce import Comparison
+    from tasks.environment import Project
+
+Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
+Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
+Force = Annotated[bool, typer.Option("--force", help="Run every step again, also what is done.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Lay a setting over params.yaml, as comparison.protocol.num_epochs=3; repeat for several."
+    ),
+]
+
+
+@app.command()
+def reproduce(
+    dataset: Datasets = None,
+    variant: Variants = None,
+    seed: Seeds = None,
+    force: Force = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop when a run fails; otherwise the others go on.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Run the standing comparison and report it.
+
+    What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
+    """
+    project = open_project()
+    _say("dml reproduce: checking parameters")
+    _check(project, dataset, variant, seed, set_)
+    with prefect_starting():
+        from flows.outcomes import RunsFailedError
+        from flows.reproduce import reproduce as flow
+
+    try:
+        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_), project)
+    except RunsFailedError as error:
+        _print_comparisons(error.comparisons, project)
+        raise
+
+
+@app.command()
+def run(
+    dataset: Annotated[str, typer.Argument(help="Dataset of the comparison.")],
+    variant: Annotated[str, typer.Argument(help="Variant of the comparison.")],
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed.")] = 0,
+    force: Force = False,
+    set_: Overrides = None,
+) -> None:
+    """Run one variant on one dataset with one seed.
+
+    What is done already is reused.
+    """
+    project = open_project()
+    _say("dml run: checking parameters")
+    _check(project, [dataset], [variant], [seed], set_)
+    with prefect_starting():
+        from flows.run import run as flow
+
+    outcome = flow(dataset, variant, seed, force, set_)
+    for step, did_run in outcome.ran.items():
+        print(f"{step}: {'ran' if did_run else 'reused'}")
+    for name, value in outcome.scores.metrics.items():
+        print(f"{name:>30}  {value:.4f}")
+    _print_places(outcome)
+    _print_mlflow(project)
+
+
+@app.command()
+def claims() -> None:
+    """Measure the papers' claims on this CPU. Tens of minutes.
+
+    It measures those that a CPU can and writes docs/claims.md.
+    """
+    open_project()
+    from flows.claims import main as measure
+
+    measure()
+
+
+@app.command()
+def results() -> None:
+    """Train every system and its twin on Fashion-MNIST. Tens of minutes.
+
+    The twin is pytorch-metric-learning's implementation; the table goes to docs/results.md.
+    """
+    open_project()
+    from flows.results import main as measure
+
+    measure()
+
+
+def _say(text: str) -> None:
+    """A line on standard error, at once."""
+    typer.echo(text, err=True)
+
+
+def _check(
+    project: "Project",
+    datasets: "Sequence[str] | None",
+    variants: "Sequence[str] | None",
+    seeds: "Sequence[int] | None",
+    overrides: "Sequence[str] | None",
+) -> None:
+    """Refuse what can be known to be wrong before anything heavy is loaded or started, and say what is to come."""
+    from tasks.checks import check_before, check_parts, check_places
+    from tasks.specs import comparison_runs, load_params
+
+    params = load_params(project.params_file, overrides or ())
+    chosen = datasets or params.comparison.default_datasets
+    runs = {name: comparison_runs(params, name, variants, seeds, overrides or ()) for name in chosen}
+    packed = {name: check_before(project, params, runs[name]) for name in chosen}
+    for note in check_places(project):
+        _say(f"note: {note}")
+    for found in runs.values():
+        num_variants, num_seeds = (len({getattr(spec, kind) for spec in found}) for kind in ("variant", "seed"))
+        _say(f"{found[0].comparison}: {_number(num_variants, 'variant')}, {_number(num_seeds, 'seed')}, {_number(len(found), 'run')}")
+    _say("checking losses and networks")
+    for name in chosen:
+        check_parts(runs[name], packed[name])
+    _say("starting Prefect and loading the libraries (about 15 s)")
+
+
+def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") -> None:
+    for comparison in comparisons:
+        print(comparison.report.replace("![Recall@K](recall.png)\n", "").rstrip() + "\n")
+        print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
+        print(f"report: {comparison.folder / 'report.md'}")
+        print(f"best of it: {comparison.best.spec.title}")
+        _print_places(comparison.best)
+        if comparison.num_undelivered:
+            print(f"{comparison.num_undelivered} records wait for MLflow; deliver them with: dml sync")
+    if comparisons:
+        _print_mlflow(project)
+
+
+def _print_places(outcome: "Outcome") -> None:
+    print(f"  network: {outcome.network}")
+    print(f"  scores and figures: {outcome.figures}")
+
+
+def _print_mlflow(project: "Project") -> None:
+    uri = project.tracking_uri
+    where = uri if uri.startswith("http") else "run `make ui` (or `dml ui`) and open http://127.0.0.1:5000"
+    print(f"runs, curves, galleries and models in MLflow: {where}")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{step} {count}" for step, count in counts.items()) or "none"

@@ -1,0 +1,57 @@
+"""Verbs that measure embeddings: `evaluate` scores files, outside of any run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.app import app
+
+
+@app.command()
+def evaluate(
+    embeddings: Annotated[
+        Path, typer.Option(help="Embeddings (N, D): a .npy file, or the folder of an extraction. The queries too where none are given.")
+    ],
+    labels: Annotated[Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder has its own.")] = None,
+    query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
+    query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
+    k: Annotated[str, typer.Option("--k", help="The K of Recall@K, separated by commas.")] = "1,2,4,8",
+    metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
+    stream: Annotated[bool, typer.Option("--stream", help="One shard at a time in memory: the retrieval metrics only.")] = False,
+    approximate: Annotated[str | None, typer.Option(help="Search through an index, ivf, pq or hnsw: Recall@K only.")] = None,
+    index_option: Annotated[list[str] | None, typer.Option(help="Of the index, as num_probes=64; repeat for several.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the metrics to this file too.")] = None,
+) -> None:
+    """Score embeddings from files with every metric there is.
+
+    Retrieval and clustering metrics, as fractions.
+    """
+    import json
+
+    from dml_core.config import parse
+    from dml_core.errors import ConfigError
+    from dml_core.evaluation.config import EvaluationConfig
+    from tasks.scoring import Files, approximation_of, score_files
+
+    if not all(part.strip().isdigit() for part in k.split(",")):
+        raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
+    if index_option and approximate is None:
+        raise ConfigError("--index-option is of an index; choose one with --approximate ivf, pq or hnsw")
+    config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": metric}, "dml evaluate")
+    approximation = None if approximate is None else approximation_of(approximate, index_option or [])
+    metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)
+    if approximate is not None:
+        recalls = ", ".join(
+            f"{value:.4f} {name.removeprefix('index_recall')}" for name, value in metrics.items() if name.startswith("index_")
+        )
+        print(
+            f"approximate ({approximate}): of the exact nearest neighbours the index found {recalls}, "
+            f"over {metrics['num_sampled_queries']} sampled queries; MAP@R, R-precision and the clustering metrics are not estimated",
+            file=sys.stderr,
+        )
+    text = json.dumps(metrics, indent=2)
+    if json_file is not None:
+        json_file.write_text(text + "\n")
+    print(text)

@@ -1,0 +1,184 @@
+"""A small process that stands by while a flow runs, and ends everything that the flow started, however the flow itself ends.
+
+`dml reproduce` and `dml run` fork before anything is loaded. The child is the flow; the parent waits. Ray's and Prefect's processes, DVC's
+command and whatever they start are the parent's to adopt (Linux's child subreaper), so that it finds all of them when the flow has ended,
+was interrupted or was killed. If the parent itself is killed, a pipe of its closes, and the child ends the others and itself.
+
+An interrupted flow does not unwind: its state is whole at any moment, as it has to be for a power cut, and unwinding several libraries in
+the middle of their work takes minutes and prints pages. What libraries write to the standard error stream below Python (Ray's C++, the
+servers) goes to a log file in `state/logs`; Python's own standard error stays the terminal.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.processes import GO_ON
+
+if TYPE_CHECKING:
+    import psutil
+
+BUG = 70  # the child's exit code after an error of our own, which it has told; the command's is 1
+GRACE_SECONDS = 4.0  # for a flow that a Prefect server has to be told of
+PR_SET_CHILD_SUBREAPER = 36
+INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def supervise(logs: Path) -> Path:
+    """Fork. The child returns, with the log file that its standard error below Python goes to; the parent stands by and then exits.
+
+    Its exit code is the flow's; 128 + the signal (130 after Ctrl-C, 143 after SIGTERM) when it was interrupted; 2 when the flow's process
+    was killed.
+
+    Args:
+        logs: folder of log files; made where it is missing.
+
+    Raises:
+        OSError: the log file cannot be written.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    log.touch()
+    _adopt_orphans()
+    asked = {number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup's stay ignored
+    signal.pthread_sigmask(signal.SIG_BLOCK, asked | {signal.SIGCHLD})
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        _adopt_orphans()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process; the parent answers it
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, asked | {signal.SIGCHLD})
+        _divert_standard_error(log)
+        threading.Thread(target=_end_with_the_parent, args=(ours,), name="supervisor-watch", daemon=True).start()
+        return log
+    os.close(ours)
+    sys.exit(_stand_by(child, asked, log))
+
+
+def _adopt_orphans() -> None:
+    """Make this process the parent of what is started below it and loses its own parent. A property of one process, not inherited."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _stand_by(child: int, asked: set[signal.Signals], log: Path) -> int:
+    """Wait for the flow's end or for a signal; then end what is left, say what a person has to know, and return the exit code."""
+    code: int | None = None
+    while code is None:
+        number = signal.sigwait(asked | {signal.SIGCHLD})
+        code = _reap(child)
+        if code is None and number != signal.SIGCHLD:
+            _end_flow(child)
+            _end_descendants()
+            _say(f"interrupted; {GO_ON}")
+            _drop_if_empty(log)
+            return 128 + number
+    _end_descendants()
+    if code == BUG:
+        return 1
+    if code < 0 or code not in (0, 2):
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended of itself (exit code {code})"
+        _say(f"error: the flow's process {how}; {GO_ON}; what was said last is in {log}")
+        return 2
+    _drop_if_empty(log) if code else log.unlink(missing_ok=True)
+    return code
+
+
+def _reap(child: int) -> int | None:
+    """Take note of all processes that have ended; the child's exit code (minus the signal that killed it) when it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def _end_flow(child: int) -> None:
+    """End the flow's process. Where a Prefect server keeps its record, it has a moment to tell that it was interrupted."""
+    if "PREFECT_API_URL" in os.environ:
+        os.kill(child, signal.SIGTERM)
+        until = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < until:
+            if _reap(child) is not None:
+                return
+            time.sleep(0.05)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+
+
+def _end_descendants() -> None:
+    """End every process that is left below this one: asked first, then killed."""
+    if not _has_children():
+        return  # the usual end: nothing has to be loaded to look for what is left
+    import psutil
+
+    for process in _descendants():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    until = time.monotonic() + 2.0
+    while (left := _descendants()) and time.monotonic() < until:
+        time.sleep(0.05)
+    until = time.monotonic() + 3.0
+    while (left := _descendants()) and time.monotonic() < until:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.05)
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _descendants() -> "list[psutil.Process]":
+    """The processes below this one that still run; those that have ended are reaped."""
+    import psutil
+
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    return list(psutil.Process().children(recursive=True))
+
+
+def _end_with_the_parent(pipe: int) -> None:
+    """Wait until the supervisor is gone; then end every process that this one started, and itself."""
+    os.read(pipe, 1)
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(2)
+
+
+def _divert_standard_error(log: Path) -> None:
+    """Python keeps the terminal; what writes to file descriptor 2 itself, here and in processes that are started, writes to the log."""
+    terminal = os.dup(2)
+    sys.stderr.flush()
+    sys.stderr = os.fdopen(terminal, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _say(line: str) -> None:
+    """One line on a terminal that a progress bar may have been left on: the bar's line is cleared, the cursor is shown again."""
+    clean = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
+    print(f"{clean}{line}", file=sys.stderr, flush=True)
+
+
+def _drop_if_empty(log: Path) -> None:
+    if log.stat().st_size == 0:
+        log.unlink()

@@ -1,0 +1,73 @@
+"""Verbs of what MLflow holds: compare runs, deliver what waits, open its pages."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from flows.cli.app import app, open_project, print_table
+
+
+@app.command()
+def compare(
+    dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison; the default one when none is given.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the `dml reproduce` that made it.")
+    ] = None,
+) -> None:
+    """Show a comparison's variants side by side, best first.
+
+    The runs are those that MLflow has.
+    """
+    project = open_project()
+    from tasks.published import published_runs
+    from tasks.specs import comparison_title, load_params
+    from tasks.summaries import comparison_table
+
+    params = load_params(project.params_file, override or ())
+    chosen = dataset or params.comparison.default_datasets[0]
+    title = comparison_title(chosen, params.evaluation.role, override or ())
+    print_table(comparison_table(title, published_runs(project.tracking_uri, chosen, title)))
+
+
+@app.command()
+def sync() -> None:
+    """Deliver the records that MLflow did not take while it was away."""
+    project = open_project()
+    from tasks.published import OUTBOX
+
+    num_delivered = 0
+    if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
+        from tasks.storage import Store
+        from tasks.tracking import Tracker
+
+        num_delivered = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache")).sync()
+    print(f"{num_delivered} records delivered to {project.tracking_uri}")
+
+
+@app.command()
+def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
+    """Open the MLflow UI on the local results; end it with Ctrl-C.
+
+    Only this machine can reach it.
+    """
+    import os
+    import socket
+
+    project = open_project()
+    from dml_core.errors import TrackingError
+
+    if project.tracking_uri.startswith("http"):
+        raise TrackingError(f"results are on the MLflow server {project.tracking_uri}; open that address in a browser")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended leaves its port waiting
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise TrackingError(f"port {port} cannot be used ({error.strerror}); choose another: dml ui --port {port + 1}") from None
+    os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
+    where = ["--backend-store-uri", project.tracking_uri, "--registry-store-uri", project.tracking_uri]
+    page = f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning"
+    print(f"MLflow UI, in some ten seconds: {page}   (end it with Ctrl-C)", flush=True)
+    server = [sys.executable, "-m", "mlflow", "server", *where, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])

@@ -1,0 +1,108 @@
+"""What runs came to: waited for, shown as they end, and told apart into those that did and those that failed."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dml_core.errors import TrainingError
+from flows.services import Services
+from tasks.records import MetricRecord
+from tasks.specs import RunSpec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run came to.
+
+    Attributes:
+        scores: its metrics, with the files behind them.
+        ran: step -> whether it ran; False where a finished one was reused.
+        delivered: whether MLflow has it; if not, it waits in the outbox.
+        network, figures: where its checkpoint is, and its scores with their figures.
+        seconds: of training and embedding, where they ran.
+    """
+
+    spec: RunSpec
+    scores: MetricRecord
+    ran: dict[str, bool]
+    delivered: bool
+    network: str
+    figures: str
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        """The run in one line."""
+        return f"{self.spec.title}: R@{self.spec.evaluation.recall_at[0]} {100 * self.first_recall:.1f} %, {self.seconds:.0f} s"
+
+    @property
+    def first_recall(self) -> float:
+        """Recall at the first K of the settings."""
+        return self.scores.metrics[f"recall@{self.spec.evaluation.recall_at[0]}"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not come to its end, and why, in one line."""
+
+    spec: RunSpec
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """The run in one line."""
+        return f"{self.spec.title}: FAILED: {self.reason}"
+
+
+class RunsFailedError(TrainingError):
+    """Some runs failed. What the others came to is in `comparisons`, for whoever shows it."""
+
+    def __init__(self, failures: Sequence[Failure], num_runs: int, comparisons: Sequence[Any]) -> None:
+        others = f" of {num_runs} runs" if num_runs > 1 else ""
+        super().__init__(f"{len(failures)}{others} failed; the first: {failures[0].spec.title}: {failures[0].reason}")
+        self.failures = tuple(failures)
+        self.comparisons = tuple(comparisons)
+
+
+class Waited(Protocol):
+    """One run's steps, submitted (`flows.run.Chain`)."""
+
+    spec: RunSpec
+    must_train: bool
+
+    def wait(self) -> Exception | None:
+        """Wait until every step has ended; the error of the first that failed, if one did."""
+
+    def outcome(self) -> Outcome:
+        """What a run that did not fail came to."""
+
+
+def finish(chains: Sequence[Waited], services: Services, fail_fast: bool = False) -> tuple[list[Outcome], list[Failure]]:
+    """Wait for every run, and show each as it ends; with `fail_fast`, what has not begun when one fails is left."""
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    for chain in chains:
+        error = chain.wait()
+        if error is None:
+            outcomes.append(chain.outcome())
+            _show(outcomes[-1], chain.must_train, services)
+        elif not services.stopping.is_set():
+            reason = str(error).removeprefix(f"{chain.spec.title}: ") or type(error).__name__
+            failures.append(Failure(chain.spec, reason.splitlines()[0]))
+            services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
+            if fail_fast:
+                services.stop()
+    reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
+    if reused:
+        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} done before and reused")
+    return outcomes, failures
+
+
+def _show(outcome: Outcome, trained: bool, services: Services) -> None:
+    """A line on screen for a run of which a step ran, and for all its scores and places in the log."""
+    services.display.finished(outcome.spec.title, trained, outcome.line if any(outcome.ran.values()) else None)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome.scores.metrics.items())
+    logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)

@@ -1,0 +1,95 @@
+"""What the steps of a flow work with: workers, store, MLflow, the terminal; made once a flow and closed at its end."""
+
+import logging
+import os
+import threading
+
+from prefect import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.settings import PREFECT_API_URL
+
+from dml_core.errors import ConfigError, TrainingError
+from tasks.environment import Project, git_tags
+from tasks.progress import ProgressDisplay
+from tasks.specs import RunSpec, ScaleSpec
+from tasks.storage import Store
+from tasks.tracking import Tracker
+from tasks.training import Workers
+
+WORKERS_LIMIT = "dml-workers"
+
+
+class Services:
+    """What the steps of a flow work with; made once a flow, closed at its end.
+
+    Raises:
+        StoreError: the store cannot be written.
+        ConfigError: the server's limit on workers is below what a run takes.
+    """
+
+    def __init__(self, project: Project, scale: ScaleSpec) -> None:
+        _log_to_prefect()
+        self.project = project
+        self.scale = scale
+        self.stopping = threading.Event()
+        self.store = Store(project.store, project.state / "cache")
+        self.store.check_writable()
+        if PREFECT_API_URL.value():
+            ensure_limit(scale.num_workers, scale.num_workers * scale.concurrent_runs)
+        self.tracker = Tracker(project.tracking_uri, project.state, self.store)
+        self.display = ProgressDisplay()
+        self.workers = Workers(scale, project.state / "ray", say=self.display.say)
+        self.tags = git_tags(project)
+
+    def begin(self, spec: RunSpec, doing: str) -> None:
+        """Called by every step of a run before it does anything.
+
+        Raises:
+            TrainingError: the flow is stopping because another run failed.
+        """
+        if self.stopping.is_set():
+            raise TrainingError("not run: another run failed before it")
+        if doing != "training":  # its own messages say more
+            self.display.step(spec.title, doing)
+
+    def stop(self) -> None:
+        """Begin no further step, and give up what the workers are doing; its checkpoints stay."""
+        self.stopping.set()
+        self.workers.close()
+
+    def announce(self, num_runs: int, num_to_train: int) -> None:
+        """Say what is to come: how many runs, how many of them train, and that Ray takes its time."""
+        self.display.plan(num_runs, num_to_train)
+        if num_to_train:
+            where = "connecting to the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray on this machine (about 25 s)"
+            self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train; {where}")
+
+    def close(self) -> None:
+        """End the workers and clear the display."""
+        self.workers.close()
+        self.display.close()
+
+
+def ensure_limit(num_workers: int, capacity: int) -> None:
+    """Create the server's limit on workers where it has none; one that an administrator set is respected.
+
+    Raises:
+        ConfigError: the limit is below what one run takes, so that no run could ever start.
+    """
+    with get_client(sync_client=True) as client:
+        limits = {limit.name: limit.limit for limit in client.read_global_concurrency_limits(limit=200)}
+        if WORKERS_LIMIT not in limits:
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
+        elif limits[WORKERS_LIMIT] < num_workers:
+            raise ConfigError(
+                f"Prefect's limit '{WORKERS_LIMIT}' is {limits[WORKERS_LIMIT]}, a run takes {num_workers} workers; "
+                f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
+            )
+
+
+def _log_to_prefect() -> None:
+    """Have the project's own log lines kept with the flow run (Prefect listens to these loggers); the terminal has the display instead."""
+    for name in ("flows", "tasks", "dml_core"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(max(handler.level, logging.WARNING))

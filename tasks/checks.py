@@ -1,0 +1,218 @@
+"""What can be known to be wrong before anything is started: from the parameters and, where it is prepared, the dataset.
+
+`check_settings` and `check_places` load no torch, `check_parts` does: it builds each loss and network once. Every run of a comparison is
+checked before the first one starts.
+"""
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+from dml_core.config import located
+from dml_core.data.contract import DatasetConfig, OfficialDataset
+from dml_core.data.info import INFO_FILE, read_info
+from dml_core.data.registry import parse_dataset
+from dml_core.data.samplers import check_sampler, first_batch_size
+from dml_core.data.split_config import ValidationConfig, held_out_classes
+from dml_core.errors import ConfigError, DataError
+from dml_core.losses.registry import build_loss
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.training.config import TrainingConfig
+from tasks.environment import Project
+from tasks.specs import DatasetSpec, Params, RunSpec, ScaleSpec, where_in_params
+from tasks.storage import Store
+
+CONNECT_SECONDS = 2.0
+ENOUGH_CLASSES = 100  # whether parts fit does not hang on how many classes there are, and a million would take memory
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of a prepared dataset a run's settings have to fit.
+
+    Attributes:
+        num_images, num_classes: of the training classes that are not held out.
+        num_retrieved: images that a query is compared with.
+    """
+
+    num_images: int
+    num_classes: int
+    num_retrieved: int
+
+
+def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> Path | None:
+    """Check the runs of one dataset as far as they can be before anything is started or torch is loaded.
+
+    Returns:
+        The dataset's folder; None where it has to be prepared first.
+
+    Raises:
+        ConfigError: settings that do not fit.
+        DataError: the dataset is not prepared, and only a person can bring its raw files.
+    """
+    packed = prepared_folder(project, params, runs[0].dataset)
+    check_settings(runs, params.scale, packed)
+    return packed
+
+
+def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | None) -> None:
+    """Check every run's settings against each other, the files that they name and, where it is prepared, the dataset.
+
+    Args:
+        runs: all of one dataset.
+        scale: what a run may use.
+        packed: the prepared dataset's folder; None where there is none yet.
+
+    Raises:
+        ConfigError: the first setting that does not fit, with the run that has it.
+    """
+    for run in _one_of_each_variant(runs):
+        with located(where_in_params(run.dataset, run.variant)):
+            _check_weights(run.training)
+            if packed is not None:
+                _check_sizes(run, scale, read_sizes(packed, run.training.validation, run.evaluation.role))
+
+
+def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
+    """Check every run's loss, sampler and network as they would be built. Imports torch and what the losses and networks need.
+
+    Raises:
+        ConfigError: options of a loss that are wrong, or parts that do not fit each other.
+    """
+    for run in _one_of_each_variant(runs):
+        with located(where_in_params(run.dataset, run.variant)):
+            known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
+            _build(run.training, min(known, ENOUGH_CLASSES))
+
+
+def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> Sizes:
+    """The sizes of a prepared dataset for runs with this validation split, scored on `role`.
+
+    Raises:
+        ConfigError: fewer than two classes would be left for training.
+        DataError: the dataset is not prepared.
+    """
+    info = read_info(packed)
+    train = info.roles["train"]
+    # In a role that is searched in itself, a query is not compared with itself.
+    num_retrieved = info.roles["gallery"].num_images if "gallery" in info.roles else info.roles["test"].num_images - 1
+    if validation is None:
+        return Sizes(train.num_images, train.num_classes, num_retrieved)
+    images = _images_by_class(packed)
+    held_out = held_out_classes(list(images), validation)
+    num_held_out = sum(images[name] for name in held_out)
+    return Sizes(train.num_images - num_held_out, len(images) - len(held_out), num_held_out - 1 if role == "validation" else num_retrieved)
+
+
+def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
+    """The folder of a dataset that is prepared as the parameters say; None where it has to be prepared (again) first.
+
+    Raises:
+        DataError: it is not prepared, its raw files are not there, and only a person can bring them.
+    """
+    spec, packed = params.datasets[name], project.packed(name)
+    options = parse_dataset(spec.reader, spec.options)
+    if (packed / INFO_FILE).is_file():
+        return packed if read_info(packed).options == options.model_dump(mode="json") else None
+    _check_raw(name, spec, options, project.root / spec.raw)
+    return None
+
+
+def check_places(project: Project) -> list[str]:
+    """Check that the store can be written and that the servers that are set answer; no server is asked for anything.
+
+    Returns:
+        What a person should know and what stops nothing, a line each.
+
+    Raises:
+        StoreError: the store cannot be written.
+        ConfigError: Prefect or Ray is set to an address that does not answer.
+    """
+    store = Store(project.store, project.state / "cache")
+    if not store.is_remote:  # a bucket is asked by the flow: its client takes a second to load
+        store.check_writable()
+    for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
+        address = os.environ.get(variable, "")
+        if not _answers(address):
+            raise ConfigError(f"{variable}: {what} at {address} does not answer; start it, or unset {variable} to use one on this machine")
+    if not _answers(project.tracking_uri):
+        return [f"MLflow at {project.tracking_uri} does not answer; runs go on, and `dml sync` delivers their records later"]
+    return []
+
+
+def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:
+    """Seeds of a variant have the same settings."""
+    return list({(run.dataset, run.variant): run for run in runs}.values())
+
+
+def _check_weights(training: TrainingConfig) -> None:
+    weights = training.model.backbone.weights
+    if weights not in ("none", "imagenet") and "://" not in weights and not Path(weights).is_file():
+        raise ConfigError(f"model.backbone.weights: {weights}: no such file")
+
+
+def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
+    if run.training.num_epochs > 0:
+        num_first = first_batch_size(run.training.sampler, sizes.num_images, sizes.num_classes)
+        if num_first < scale.num_workers:
+            raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.num_workers} workers: lower scale.num_workers")
+    largest = run.evaluation.recall_at[-1]
+    if largest > sizes.num_retrieved:
+        raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")
+
+
+def _build(training: TrainingConfig, num_classes: int) -> None:
+    """Build head and loss, and see that the sampler gives the loss what it needs."""
+    from dml_core.models.heads import build_head
+
+    head = build_head(training.model.head, _num_features(training.model.backbone), num_classes)
+    loss = build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
+    check_sampler(training.sampler, loss.needs, training.loss.name)
+
+
+@cache
+def _num_features(backbone: BackboneConfig) -> int:
+    """Features of a backbone, which is built once without its weights."""
+    from dml_core.models.backbones.registry import build_backbone
+
+    return cast(int, build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None})).num_features)
+
+
+def _images_by_class(packed: Path) -> dict[str, int]:
+    """Images of every training class, by name."""
+    from collections import Counter
+
+    import pyarrow.parquet as pq
+
+    from dml_core.data.info import MANIFEST_FILE
+
+    rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
+    return dict(Counter(str(name) for name in rows["label_name"].to_pylist()))
+
+
+def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) -> None:
+    if spec.mirror is not None or (raw.is_dir() and any(raw.iterdir())):
+        return
+    by_hand = type(options).materialise is DatasetConfig.materialise and type(options).fetch is DatasetConfig.fetch
+    if isinstance(options, OfficialDataset):
+        by_hand = all(archive.url is None for archive in options.archives)
+    if by_hand:
+        raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
+        return True
+    try:
+        port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
+        with socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,51 @@
+"""The database of the server that Prefect starts for one flow: checked before, and made anew where it is damaged.
+
+Nothing that matters is in it. Finished steps are found by Prefect's kept results, which are files of their own, and so survive it.
+A database that a person has named, or a server's, is not touched.
+"""
+
+import logging
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from dml_core.errors import StoreError
+
+OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+NO_DAMAGE = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
+logger = logging.getLogger(__name__)
+
+
+def set_aside_if_damaged(home: Path) -> None:
+    """Rename Prefect's local database below `home` to `prefect.db.damaged` if SQLite finds it damaged, and say so in one line.
+
+    Its write-ahead log goes too: with another database it is worth nothing. One damaged database is kept.
+
+    Raises:
+        StoreError: it cannot be renamed.
+    """
+    path = home / "prefect.db"
+    if any(name in os.environ for name in OF_A_PERSON) or not path.is_file():
+        return
+    fault = find_fault(path)
+    if fault is None:
+        return
+    try:
+        path.replace(path.with_name("prefect.db.damaged"))
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: {fault}, and cannot be set aside ({error.strerror or error}); remove it") from None
+    logger.warning("%s: %s; kept as prefect.db.damaged and made anew, finished steps are not in it", path, fault)
+
+
+def find_fault(path: Path) -> str | None:
+    """What is wrong with a SQLite file, None where it is sound, or where another process is writing it."""
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=1)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        return None if str(error) in NO_DAMAGE else str(error)
+    return None if found == "ok" else str(found).replace("\n", " ")

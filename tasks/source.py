@@ -1,0 +1,70 @@
+"""What a source file does, without how it is written: the form of Python code that a step's identity hashes.
+
+Left out are docstrings, comments, layout, type annotations, what is imported for them alone, and blocks for type checkers. An edited
+comment does not retrain anything; a changed constant, operator, default or order of statements does.
+"""
+
+import ast
+from typing import Any
+
+TYPING_MODULES = frozenset({"typing", "collections.abc", "__future__"})
+ANNOTATION_FIELDS = frozenset({"annotation", "returns", "type_comment", "type_params"})
+Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def normal_form(source: str) -> str:
+    """Text that two sources share when, and only when, they do the same by their syntax.
+
+    Raises:
+        SyntaxError: not Python.
+    """
+    return repr(_form(ast.parse(source)))
+
+
+def imported_modules(source: str) -> tuple[str, ...]:
+    """Every module named by an import statement that is executed, `from a import b` as both `a` and `a.b`."""
+    names: list[str] = []
+    for node in _executed(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return tuple(names)
+
+
+def _form(value: Any) -> Any:
+    """A node as nested tuples. Empty fields are left out: a newer Python adds some, and the same source must give the same form."""
+    if isinstance(value, list):
+        return tuple(_form(item) for item in value if not _is_for_types(item))
+    if not isinstance(value, ast.AST):
+        return value
+    fields = {name: _body(value) if name == "body" else field for name, field in ast.iter_fields(value)}
+    kept = {name: _form(field) for name, field in fields.items() if name not in ANNOTATION_FIELDS}
+    kind = "Assign" if isinstance(value, ast.AnnAssign) and value.value is not None else type(value).__name__
+    if isinstance(value, ast.AnnAssign):
+        kept = {"targets": (kept["target"],), **{name: field for name, field in kept.items() if name == "value"}}
+    return (kind, *((name, field) for name, field in kept.items() if field not in (None, ())))
+
+
+def _body(node: ast.AST) -> Any:
+    """A node's body without its docstring; `pass` where nothing else is in it, as a body of a docstring alone does nothing."""
+    body = node.body  # type: ignore[attr-defined]
+    if isinstance(node, Definition) and ast.get_docstring(node, clean=False) is not None:
+        return body[1:] or [ast.Pass()]
+    return body
+
+
+def _executed(node: ast.AST) -> Any:
+    """A tree's nodes but those below a block for type checkers."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not _is_type_checking(child):
+            yield from _executed(child)
+
+
+def _is_for_types(node: Any) -> bool:
+    return _is_type_checking(node) or (isinstance(node, ast.ImportFrom) and node.module in TYPING_MODULES)
+
+
+def _is_type_checking(node: Any) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

@@ -1,0 +1,259 @@
+"""Every file of a finished run is damaged in every way, the chain runs again, and leaves the bytes of an undisturbed run.
+
+The chain, its records and Prefect's server are real; Ray alone is not there: its place is taken by a call of what its workers call.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prefect import flow
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+from rich.console import Console
+
+from dml_core.errors import DmlError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.history import Progress
+from flows.outcomes import Outcome
+from flows.run import STEPS_AT_ONCE, Chain
+from flows.services import ensure_limit
+from tasks import work
+from tasks.identity import evaluate_identity, train_identity
+from tasks.jobs import Job
+from tasks.progress import ProgressDisplay
+from tasks.records import DatasetRecord, read_scores
+from tasks.specs import RunSpec, ScaleSpec
+from tasks.storage import Store
+from tests.conftest import small_training
+from tests.damage import DAMAGE, contents
+
+pytestmark = pytest.mark.slow
+CPU = torch.device("cpu")
+SPEC = RunSpec(
+    dataset="d",
+    variant="v",
+    seed=0,
+    training=small_training(num_epochs=2, validation={"share": 0.5}),
+    evaluation=EvaluationConfig(recall_at=(1,), clustering=False),
+)
+STEPS = ("train", "embed", "evaluate")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The networks here are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class InProcess:
+    """A worker group that is this process; it can be stopped after an epoch."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.num_epochs = 0
+        self.stop_after: int | None = None
+
+    def run(self, job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:
+        def tell(message: Progress) -> None:
+            self.num_epochs += message.epoch_ended
+            self.notes += [message.note] if message.note else []
+            watch(message)
+            if message.epoch_ended and message.epoch == self.stop_after:
+                raise DmlError("stopped")
+
+        work.WORK[job.step](job, CPU, tell, 0)
+        return {"device": "cpu", "num_workers": 1, "seconds": 0.0}
+
+
+class Place:
+    """A state folder, and the chain in it."""
+
+    def __init__(self, state: Path, packed: Path) -> None:
+        self.state = state
+        self.store = Store(str(state / "store"), state / "cache")
+        self.workers = InProcess()
+        tracker = SimpleNamespace(live=lambda *_: lambda message: None)
+        self.services: Any = SimpleNamespace(
+            store=self.store,
+            workers=self.workers,
+            tracker=tracker,
+            display=ProgressDisplay(Console(quiet=True)),
+            begin=lambda spec, doing: None,
+            scale=ScaleSpec(),
+            tags={},
+        )
+        self.dataset = DatasetRecord(name="d", folder=str(packed), digest="0123", counts={}, source="synthetic")
+
+    def run(self, force: bool = False, stop_after: int | None = None) -> Outcome | Exception:
+        """The chain without publishing, its kept results in this place."""
+        self.workers.stop_after = stop_after
+
+        @flow(task_runner=STEPS_AT_ONCE)
+        def chain() -> Outcome | Exception:
+            steps = Chain(SPEC, self.dataset, self.services, force, frozenset([self.evaluate_id]))
+            return steps.wait() or steps.outcome()
+
+        with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: self.state / "kept"}):
+            return chain()
+
+    @property
+    def train_id(self) -> str:
+        return train_identity(SPEC, self.dataset)
+
+    @property
+    def evaluate_id(self) -> str:
+        return evaluate_identity(SPEC, self.dataset)
+
+    def files(self) -> dict[str, bytes]:
+        return contents(self.state / "store")
+
+
+@pytest.fixture(scope="module")
+def prefect() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=120):
+        ensure_limit(1, 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(prefect: None, one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    place = Place(tmp_path_factory.mktemp("undisturbed"), packed)
+    outcome = place.run()
+    assert isinstance(outcome, Outcome), outcome
+    assert outcome.ran == dict.fromkeys(STEPS, True)
+    return place
+
+
+@pytest.fixture
+def place(undisturbed: Place, packed: Path, tmp_path: Path) -> Place:
+    """A copy of the finished run."""
+    shutil.copytree(undisturbed.state, tmp_path / "state")
+    return Place(tmp_path / "state", packed)
+
+
+def test_an_untouched_run_is_reused_whole(place: Place, undisturbed: Place) -> None:
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, False)
+    assert outcome.scores.metrics == json.loads(next((place.state / "store/evaluate").rglob("metrics.json")).read_bytes())
+    assert place.files() == undisturbed.files()
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "remove"])
+def test_every_file_of_a_finished_run_is_made_again_to_the_byte(place: Place, undisturbed: Place, how: str) -> None:
+    expected = undisturbed.files()
+    names = [*expected, *(f"../kept/{path.name}" for path in (place.state / "kept").iterdir())]
+    assert {name.partition("/")[0] for name in names} == {*STEPS, ".."}
+    for name in names:
+        DAMAGE[how](place.state / "store" / name)
+        before = place.workers.num_epochs
+        outcome = place.run()
+        assert isinstance(outcome, Outcome), (name, outcome)
+        assert sum(outcome.ran.values()) == 1, (name, outcome.ran)
+        assert place.files() == expected, name
+        assert place.workers.num_epochs - before == (2 if name.endswith("checkpoint.pt") else 0), name
+    assert len(place.workers.notes) == (how != "remove")
+
+
+@pytest.mark.parametrize("how", ["lengthen", "garble", "empty"])
+def test_all_files_at_once_and_what_others_left_in_the_folders(place: Place, undisturbed: Place, how: str) -> None:
+    for path in [path for path in (place.state / "store").rglob("*") if path.is_file()]:
+        DAMAGE[how](path)
+    (next((place.state / "store/embed").iterdir()) / "test-00009-of-00010.npy").write_bytes(b"left over")
+    (next((place.state / "store/train").iterdir()) / "more").mkdir()
+    (next((place.state / "store/train").iterdir()) / "more" / "left.over").write_bytes(b"x")
+    assert isinstance(place.run(), Outcome)
+    assert place.files() == undisturbed.files()
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, False)
+
+
+def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped_is_ended_by_the_next(
+    place: Place, undisturbed: Place
+) -> None:
+    paths = sorted(path for path in (place.state / "store").rglob("*") if path.is_file() and not path.name.startswith("."))
+    before = {path: path.stat() for path in paths}
+    outcome = place.run(force=True)
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, True)
+    assert place.workers.num_epochs == 2
+    assert place.files() == undisturbed.files()
+    assert all(path.stat().st_mtime_ns > before[path].st_mtime_ns for path in paths)
+    assert str(place.run(force=True, stop_after=0)) == "stopped"
+    assert place.files() != undisturbed.files()
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
+    assert place.workers.num_epochs == 2 + 1 + 1  # forced, forced and stopped, the rest of that
+    assert place.files() == undisturbed.files()
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_every_file_of_an_unfinished_run_is_made_again_to_the_byte(
+    place: Place, undisturbed: Place, packed: Path, tmp_path: Path, how: str
+) -> None:
+    """Unfinished in its training; the later steps are kept, so that each case costs a training only."""
+    assert str(place.run(force=True, stop_after=0)) == "stopped"
+    (place.state / "kept" / place.train_id).unlink()
+    names = [name for name in place.files() if name.startswith("train/")]
+    assert {Path(name).name for name in names} == {"checkpoint.pt", "history.jsonl", "validation_split.json"}
+    for number, name in enumerate(names):
+        shutil.copytree(place.state, tmp_path / str(number))
+        damaged = Place(tmp_path / str(number), packed)
+        DAMAGE[how](damaged.state / "store" / name)
+        outcome = damaged.run()
+        assert isinstance(outcome, Outcome), (name, outcome)
+        assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
+        assert damaged.files() == undisturbed.files(), name
+        assert damaged.workers.num_epochs == (2 if name.endswith("checkpoint.pt") else 1), name
+
+
+def tampered(kept: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the record inside Prefect's kept result, leaving it well-formed."""
+    outer = json.loads(kept.read_text())
+    inner = json.loads(outer["result"])
+    record = json.loads(inner["record"])
+    change(record["data"])
+    inner["record"] = json.dumps(record)
+    outer["result"] = json.dumps(inner)
+    kept.write_text(json.dumps(outer))
+
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (lambda data: data.update(files=[]), lambda data: data["files"][0].update(sha256="0" * 64), lambda data: data.pop("identity")),
+        (lambda data: data.update(metrics={"recall@1": 0.999}), lambda data: data.update(key="x/y"), lambda data: data.update(step="x")),
+    ],
+)
+def test_a_kept_record_that_was_changed_is_not_believed(place: Place, undisturbed: Place, changes: tuple[Change, ...]) -> None:
+    for kept, change in zip(sorted((place.state / "kept").iterdir()), changes, strict=True):
+        tampered(kept, change)
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    assert outcome.ran == dict.fromkeys(STEPS, True)
+    assert outcome.scores.metrics.get("recall@1") != 0.999
+    assert place.files() == undisturbed.files()
+    assert place.workers.num_epochs == 0  # the checkpoint proved itself
+
+
+def test_scores_that_change_after_the_check_are_refused(place: Place) -> None:
+    outcome = place.run()
+    assert isinstance(outcome, Outcome)
+    metrics = next((place.state / "store/evaluate").rglob("metrics.json"))
+    metrics.write_text(metrics.read_text().replace("0.", "0.9", 1))
+    with pytest.raises(DmlError, match=r"metrics\.json: changed or gone"):
+        read_scores(outcome.scores, metrics.parent)

@@ -1,0 +1,83 @@
+"""Waiting for runs: those that fail are named, the others go on, or nothing more begins."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dml_core.errors import TrainingError
+from flows.outcomes import Outcome, RunsFailedError, finish
+from tasks.records import MetricRecord
+from tasks.specs import RunSpec, comparison_runs, load_params
+
+RUNS = comparison_runs(load_params(Path(__file__).parents[2] / "params.yaml"), "synthetic", ["softmax"])
+
+
+@dataclass
+class Submitted:
+    """A run's steps that end at once, with an error or without."""
+
+    spec: RunSpec
+    error: Exception | None = None
+    ran: bool = True
+    must_train: bool = True
+
+    def wait(self) -> Exception | None:
+        return self.error
+
+    def outcome(self) -> Outcome:
+        scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.5})
+        return Outcome(self.spec, scores, {"train": self.ran}, True, "there", "there", 12.3)
+
+
+@dataclass
+class Shown:
+    """The lines that a flow's display was given, in place of the services that a flow starts."""
+
+    lines: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def display(self) -> "Shown":
+        return self
+
+    def stop(self) -> None:
+        self.stopping.set()
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def finished(self, title: str, trained: bool, line: str | None) -> None:
+        self.lines += [line] if line else []
+
+
+FAILED = TrainingError(f"{RUNS[1].title}: the loss is not finite\nand more")
+FAILED_LINE = f"{RUNS[1].title}: FAILED: the loss is not finite"
+
+
+def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
+    shown: Any = Shown()
+    chains = [Submitted(RUNS[0], ran=False), Submitted(RUNS[1], FAILED), Submitted(RUNS[2])]
+    outcomes, failures = finish(chains, shown)
+    assert [outcome.spec for outcome in outcomes] == [RUNS[0], RUNS[2]]
+    assert [failure.reason for failure in failures] == ["the loss is not finite"]
+    assert shown.lines == [FAILED_LINE, f"{RUNS[2].title}: R@1 50.0 %, 12 s", "1 of 3 runs done before and reused"]
+    assert not shown.stopping.is_set()
+    assert str(RunsFailedError(failures, 3, ())) == f"1 of 3 runs failed; the first: {RUNS[1].title}: the loss is not finite"
+
+
+def test_fail_fast_begins_nothing_more() -> None:
+    shown: Any = Shown()
+    outcomes, failures = finish([Submitted(RUNS[1], FAILED), Submitted(RUNS[2], TrainingError("not run"))], shown, fail_fast=True)
+    assert outcomes == []
+    assert [failure.line for failure in failures] == [FAILED_LINE]
+    assert shown.lines == [FAILED_LINE]
+    assert shown.stopping.is_set()
+
+
+@pytest.mark.parametrize("error", [ValueError(), ValueError("")])
+def test_an_error_without_words_is_named_by_its_kind(error: Exception) -> None:
+    _, failures = finish([Submitted(RUNS[0], error)], Shown())  # type: ignore[arg-type]
+    assert failures[0].reason == "ValueError"

@@ -1,0 +1,178 @@
+"""What is refused before anything is started, from the parameters and from a prepared dataset."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.data.samplers import SamplerConfig, epoch_batches, first_batch_size
+from dml_core.data.splits import open_role
+from dml_core.errors import ConfigError, DataError, StoreError
+from tasks.checks import check_before, check_parts, check_places, check_settings, prepared_folder, read_sizes
+from tasks.environment import Project
+from tasks.specs import comparison_runs, load_params
+from tests.conftest import SYNTHETIC_OPTIONS
+
+ROOT = Path(__file__).parents[2]
+PARAMS = read_yaml(ROOT / "params.yaml")
+SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes, 36 test images
+    "datasets": {"synthetic": {"options": SYNTHETIC_OPTIONS}},
+    "comparison": {"protocol": {"sampler": {"num_classes_per_batch": 4, "num_samples_per_class": 2}}},
+}
+
+
+def check(tmp_path: Path, packed: Path | None, **changes: Any) -> None:
+    """Both checks of every run on the synthetic dataset, with changed parameters."""
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(merge(PARAMS, SMALL), changes)))
+    params = load_params(path)
+    runs = comparison_runs(params, "synthetic")
+    check_settings(runs, params.scale, packed)
+    check_parts(runs, packed)
+
+
+def of_variant(**settings: Any) -> dict[str, Any]:
+    return {"comparison": {"variants": {"mine": {"loss": {"name": "normalised_softmax"}, **settings}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (of_variant(sampler={"kind": "k_by_n", "num_classes_per_batch": 5}), "num_classes_per_batch is 5, the training set has 4 classes"),
+        (of_variant(sampler={"kind": "shuffled", "batch_size": 37, "drop_last": True}), "drops all 36 images"),
+        (of_variant(sampler={"kind": "shuffled", "batch_size": 1}), "a batch of 1 images cannot be spread over 2 workers"),
+        (of_variant(validation={"share": 0.9}), "leaves fewer than two to train"),
+        (of_variant(validation={"share": 0.5}, sampler={"kind": "k_by_n"}), "num_classes_per_batch is 4, the training set has 2 classes"),
+        (of_variant(model={"backbone": {"weights": "nowhere.pt"}}), "nowhere.pt: no such file"),
+        (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
+        (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
+        (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
+        (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
+    ],
+)
+def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, packed: Path, changes: dict[str, Any], message: str) -> None:
+    check(tmp_path, packed)
+    with pytest.raises(ConfigError) as caught:
+        check(tmp_path, packed, **changes)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("params.yaml: comparison: synthetic / mine: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recall_beyond_what_is_searched_is_refused(tmp_path: Path, packed: Path) -> None:
+    check(tmp_path, packed, evaluation={"recall_at": [1, 35]})
+    with pytest.raises(ConfigError, match="36 is more than the 35 images"):
+        check(tmp_path, packed, evaluation={"recall_at": [1, 36]})
+
+
+def test_without_a_prepared_dataset_losses_are_checked_all_the_same(tmp_path: Path) -> None:
+    check(tmp_path, None, **of_variant(sampler={"kind": "k_by_n", "num_classes_per_batch": 5}))  # known when it is prepared
+    with pytest.raises(ConfigError, match="set 'k_by_n'"):
+        check(tmp_path, None, **of_variant(loss={"name": "triplet_semi_hard"}))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "k_by_n"])
+def test_the_first_batch_is_as_large_as_the_sampler_makes_it(packed: Path, kind: Any) -> None:
+    labels = open_role(packed, "train", None).labels
+    for batch_size in (3, 100):
+        config = SamplerConfig(kind=kind, batch_size=batch_size, num_classes_per_batch=3, num_samples_per_class=4)
+        sizes = [len(batch) for batch in epoch_batches(config, labels, seed=0, epoch=0)]
+        assert first_batch_size(config, len(labels), len(set(labels))) == sizes[0] == max(sizes)
+
+
+def test_sizes_are_those_that_a_run_sees(packed: Path) -> None:
+    validation = load_params(ROOT / "params.yaml", ["comparison.protocol.validation={share: 0.5}"])
+    split = comparison_runs(validation, "synthetic")[0].training.validation
+    train, held_out = open_role(packed, "train", split), open_role(packed, "validation", split)
+    sizes = read_sizes(packed, split, "validation")
+    assert (sizes.num_images, sizes.num_classes, sizes.num_retrieved) == (len(train), len(train.class_names), len(held_out) - 1)
+    assert read_sizes(packed, split, "test").num_retrieved == len(open_role(packed, "test", None)) - 1
+
+
+def make_project(root: Path, packed: Path | None = None, **more: str) -> Project:
+    folder = root / "data" / "packed"
+    folder.mkdir(parents=True)
+    if packed is not None:
+        (folder / "synthetic").symlink_to(packed)
+    return Project(root, root / "state", **{"store": str(root / "store"), "tracking_uri": "sqlite:///x.db", **more})
+
+
+def test_a_dataset_prepared_with_other_options_does_not_count(tmp_path: Path, packed: Path) -> None:
+    project = make_project(tmp_path, packed)
+    project.params_file.write_text(yaml.safe_dump(merge(PARAMS, SMALL)))
+    assert prepared_folder(project, load_params(project.params_file), "synthetic") == project.packed("synthetic")
+    project.params_file.write_text(yaml.safe_dump(PARAMS))
+    assert prepared_folder(project, load_params(project.params_file), "synthetic") is None
+
+
+def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    mine = {"datasets": {"mine": {"reader": "folder", "raw": "data/raw/mine"}}, "comparison": {"datasets": {"mine": {}}}}
+    project.params_file.write_text(yaml.safe_dump(merge(PARAMS, mine)))
+    params = load_params(project.params_file)
+    with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
+        check_before(project, params, comparison_runs(params, "mine"))
+    assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn when it is fetched
+
+
+def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:  # nobody listens at a port that is bound and not listened at
+        bound.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{bound.getsockname()[1]}"
+        (note,) = check_places(make_project(tmp_path, tracking_uri=f"http://{nobody}"))
+        assert "dml sync" in note
+        for variable, address in (("PREFECT_API_URL", f"http://{nobody}/api"), ("RAY_ADDRESS", nobody), ("RAY_ADDRESS", f"ray://{nobody}")):
+            monkeypatch.setenv(variable, address)
+            with pytest.raises(ConfigError, match=f"{variable}: .* does not answer"):
+                check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db"))
+            monkeypatch.delenv(variable)
+        bound.listen()
+        monkeypatch.setenv("RAY_ADDRESS", nobody)
+        assert check_places(Project(tmp_path, tmp_path, str(tmp_path), f"http://{nobody}")) == []
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert check_places(Project(tmp_path, tmp_path, str(tmp_path), "sqlite:///x.db")) == []
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="set DML_STORE"):
+        check_places(Project(tmp_path, tmp_path, "/proc/nowhere", "sqlite:///x.db"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["reproduce", "-v", "softripl"], "did you mean 'softtriple'?"),
+        (["run", "synthetic", "softtriple", "--set", "comparison.protocol.num_epoch=3"], "did you mean 'num_epochs'?"),
+        (["reproduce", "--set", "comparison.protocol.sampler.num_classes_per_batch=50"], "the training set has 4 classes"),
+    ],
+)
+def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, packed: Path, arguments: list[str], told: str) -> None:
+    make_project(tmp_path, packed)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(merge(PARAMS, SMALL)))
+    code = (
+        "import sys\nfrom flows.cli import main\n"
+        f"sys.argv = ['dml', *{arguments!r}]\n"
+        "try:\n    main()\nfinally:\n"
+        "    print([name for name in ('torch', 'prefect', 'ray', 'mlflow', 'pandas') if name in sys.modules])"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))}
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 2, shown.stderr
+    first, error = shown.stderr.splitlines()
+    assert first == f"dml {arguments[0]}: checking parameters"
+    assert error.startswith("error: ")
+    assert told in error
+    assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # what the flow and the process beside it had loaded by then
