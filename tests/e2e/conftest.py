@@ -15,7 +15,7 @@ import yaml
 from dml_core.config import merge, read_yaml
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".gitignore", ".dvcignore")
+COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
 SMALL: dict[str, Any] = {
     "datasets": {
         "synthetic": {"options": {"num_classes": 8, "images_per_class": 10, "image_size": 24, "num_modes": 2}},

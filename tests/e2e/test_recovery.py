@@ -1,4 +1,4 @@
-"""Killing a Ray worker in the middle of training: the run goes on from its checkpoint and ends with the same numbers, bit for bit."""
+"""A killed Ray worker, and damaged files of every kind: the run ends with the same files, bit for bit."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.damage import contents, cut, flip, garble
 from tests.e2e.conftest import make_project
 
 pytestmark = pytest.mark.slow
@@ -50,3 +51,26 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     assert num_steps_at_the_kill < len(history_of(tmp_path / "undisturbed").splitlines())
     assert history_of(tmp_path / "killed") == history_of(tmp_path / "undisturbed")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "undisturbed")
+
+    expected = contents(tmp_path / "undisturbed/store")
+    assert contents(tmp_path / "killed/store") == expected
+    damage_much(tmp_path / "killed")
+    printed = project.run("dml", "run", "synthetic", "softtriple", DML_STATE=str(tmp_path / "killed"))
+    assert contents(tmp_path / "killed/store") == expected
+    assert "checkpoint.pt: the checkpoint is damaged" in printed
+    assert "begins from the initial weights" in printed
+    assert "the record of a finished embed is damaged; the step runs again" in printed
+    assert "prefect.db.damaged and made anew" in printed
+    assert {line for line in printed.splitlines() if line.endswith(": ran")} == {f"{step}: ran" for step in ("train", "embed", "evaluate")}
+
+
+def damage_much(state: Path) -> None:
+    """A checkpoint, a shard, the scores, Prefect's record of a step, Prefect's database."""
+    flip(next((state / "store/train").rglob("checkpoint.pt")))
+    cut(next((state / "store/train").rglob("history.jsonl")))
+    garble(next((state / "store/embed").rglob("test-00000*.npy")))
+    scores = next((state / "store/evaluate").rglob("metrics.json"))
+    scores.write_text(scores.read_text().replace("0.", "0.9", 1))
+    (kept,) = [path for path in (state / "prefect/storage").iterdir() if "EmbeddingRecord" in path.read_text()]
+    cut(kept)
+    garble(state / "prefect/prefect.db")

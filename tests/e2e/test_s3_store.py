@@ -24,4 +24,4 @@ def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket:
         assert (project.root / "state/cache" / name).exists()
         (project.root / "state/cache" / name).rename(tmp_path / name)
     again = project.run("dml", "run", "synthetic", "softtriple", **store)
-    assert [line for line in again.splitlines() if line.endswith("reused")] == ["train: reused", "embed: reused", "evaluate: reused"]
+    assert [line for line in again.splitlines() if line.endswith(": reused")] == ["train: reused", "embed: reused", "evaluate: reused"]

@@ -8,6 +8,7 @@ import re
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from tests.e2e.conftest import Project, steps_run
 
@@ -25,10 +26,12 @@ def test_from_nothing_everything_is_built(project: Project) -> None:
         f"{stage}@{name}" for stage in ("fetch", "prepare", "comparison") for name in ("synthetic", "fashion-mnist")
     )
     assert steps_run(printed) == {"train": 4, "embed": 4, "evaluate": 4}
-    metrics = json.loads((project.root / "results/fashion-mnist/metrics.json").read_text())
-    assert set(metrics) == {"untrained", "softtriple"}
-    shown = project.run("dvc", "metrics", "show", "--json")
-    assert "recall@1" in shown
+    shown = json.loads(project.run("dvc", "metrics", "show", "--json"))[""]["data"]
+    assert {path.removeprefix("results/"): set(entry["data"]) for path, entry in shown.items()} == {
+        f"{dataset}/metrics/{variant}.json": {"recall@1", "map@r", "nmi"}
+        for dataset in ("synthetic", "fashion-mnist")
+        for variant in ("untrained", "softtriple")
+    }
 
 
 def test_an_untouched_tree_reruns_nothing(project: Project) -> None:
@@ -47,25 +50,27 @@ def test_a_changed_raw_image_reruns_its_dataset_only(project: Project) -> None:
     client = MlflowClient(f"sqlite:///{project.root / 'state/mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     for dataset, num_contents in (("synthetic", 2), ("fashion-mnist", 1)):
-        runs = client.search_runs(experiments, f"params.dataset = '{dataset}' and params.variant = 'softtriple'")
+        runs = client.search_runs(experiments, f"params.dataset = '{dataset}' and params.variant = 'softtriple'", ViewType.ALL)
         assert len(runs) == len({run.data.tags["dml.dataset_digest"] for run in runs}) == num_contents
         assert len({run.inputs.dataset_inputs[0].dataset.digest for run in runs}) == num_contents
+        assert [run.info.lifecycle_stage for run in runs].count("active") == 1
 
 
 def test_changed_evaluation_reruns_no_training_and_dvc_tells_the_difference(project: Project) -> None:
     project.commit("results")
-    project.change(evaluation={"recall_at": [1, 3]})
+    project.change(evaluation={"recall_at": [1, 3], "clustering": False})
     assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"evaluate": 2}
     changed = json.loads(project.run("dvc", "metrics", "diff", "--json"))
-    assert list(changed) == ["results/synthetic/metrics.json"]
-    of_softtriple = {
-        name: entry for name, entry in changed["results/synthetic/metrics.json"].items() if name.startswith("softtriple.recall@")
+    assert {path: set(entry) for path, entry in changed.items()} == {
+        f"results/synthetic/metrics/{variant}.json": {"nmi"} for variant in ("untrained", "softtriple")
     }
-    assert {name.partition(".")[2] for name, entry in of_softtriple.items() if "new" in entry} >= {"recall@3"}
     project.run("dvc", "plots", "show", "--out", "plots")
     page = (project.root / "plots/index.html").read_text()
-    assert '"recall"' in page
-    assert "softtriple" in page
+    drawn = [json.JSONDecoder().raw_decode(part)[0] for part in page.split("var spec = ")[1:]]
+    synthetic = next(spec for spec in drawn if "synthetic" in spec["title"]["text"])
+    assert synthetic["encoding"]["color"]["field"] == "variant"  # a line each
+    points = {(row["variant"], row["k"]) for row in synthetic["data"]["values"]}
+    assert points == {(variant, k) for variant in ("untrained", "softtriple") for k in ("1", "3")}
 
 
 def test_a_new_variant_is_the_only_one_that_trains(project: Project) -> None:
@@ -73,18 +78,30 @@ def test_a_new_variant_is_the_only_one_that_trains(project: Project) -> None:
     assert steps_run(project.run("dvc", "repro", "comparison@synthetic")) == {"train": 1, "embed": 1, "evaluate": 1}
 
 
-def test_an_edited_loss_reruns_its_own_runs_only(project: Project) -> None:
+def test_an_edited_loss_reruns_its_own_runs_only_and_a_run_that_fails_stops_no_other(project: Project) -> None:
+    of_test = project.run("dml", "compare", "synthetic")
+    standing = (project.root / "results/synthetic/report.md").read_bytes()
     with (project.root / "dml_core/losses/softtriple.py").open("a") as file:
-        file.write("\n# an edit\n")
-    assert steps_run(project.run("dml", "reproduce")) == {"train": 1, "embed": 1, "evaluate": 1}
+        file.write("\nEDITED = True\n")
+    fails = "comparison.variants.fails={loss: {name: softmax}, optimiser: {name: sgd, learning_rate: 1e30}}"
+    printed = project.run("dml", "reproduce", "--set", fails, code=2)
+    assert steps_run(printed) == {"train": 1, "embed": 1, "evaluate": 1}
+    assert "synthetic / fails / seed 0: FAILED: the loss 'softmax' is not finite" in printed
+    assert "error: 1 of 4 runs failed" in printed.splitlines()[-1]
+    report = (project.root / "state/reports/synthetic/report.md").read_text()
+    assert "| softtriple " in report
+    assert "\n- synthetic / fails / seed 0: FAILED: " in report
+    assert (project.root / "results/synthetic/report.md").read_bytes() == standing
+    assert project.run("dml", "compare", "synthetic") == of_test
 
 
-def test_a_damaged_file_is_made_again_and_an_edit_of_a_loss_that_no_variant_uses_reruns_nothing(project: Project) -> None:
-    with (project.root / "dml_core/losses/tuplet_margin.py").open("a") as file:
-        file.write("\n# an edit\n")
+def test_a_damaged_file_is_made_again_and_edits_that_change_nothing_for_a_run_rerun_nothing(project: Project) -> None:
+    for name, edit in (("tuplet_margin", "\nEDITED = True\n"), ("softtriple", "\n# a comment\n")):  # no variant uses the first
+        with (project.root / f"dml_core/losses/{name}.py").open("a") as file:
+            file.write(edit)
     metrics = sorted((project.root / "state/store/evaluate").glob("*/metrics.json"), key=lambda path: path.stat().st_mtime)[-1]
     metrics.write_text("{}")
-    assert steps_run(project.run("dml", "reproduce")) == {"evaluate": 1}
+    assert steps_run(project.run("dml", "reproduce")) == {"evaluate": 1}  # the edited loss's run is done, and is the standing one's now
 
 
 def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them(project: Project) -> None:

@@ -1,20 +1,26 @@
-"""With a Prefect server: the deployments of infra/prefect.yaml, and a run that a worker takes from its pool."""
+"""With a Prefect server: the deployments of infra/prefect.yaml, a run that a worker takes from its pool, and one that the schedule makes.
+
+One story in order, on one server, with one worker that takes one run at a time.
+"""
 
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
+from mlflow import MlflowClient
 
 from tests.e2e.conftest import ROOT, Project, make_project
 
@@ -28,6 +34,25 @@ class Server:
     url: str
     environment: dict[str, str]
     project: Project
+    worker_log: Path
+    worker: psutil.Popen | None = None
+
+    def start_worker(self) -> None:
+        """Deploy infra/prefect.yaml, and start a worker that takes one run after another from its pool."""
+        self.prefect("work-pool", "create", "dml", "--type", "process")
+        self.prefect("deploy", "--all", "--prefect-file", str(Path("infra") / "prefect.yaml"))
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "dml", "--limit", "1"]
+        with self.worker_log.open("w") as log:
+            self.worker = psutil.Popen(command, cwd=self.project.root, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def stop_worker(self) -> None:
+        """End the worker at once, with the run that it may have taken meanwhile; asked to end, it would wait for that run."""
+        if self.worker is not None:
+            for process in (*self.worker.children(recursive=True), self.worker):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.worker.wait()
+            self.worker = None
 
     def prefect(self, *arguments: str) -> str:
         ran = subprocess.run(
@@ -46,12 +71,31 @@ class Server:
         with urllib.request.urlopen(request) as answer:
             return json.loads(answer.read())
 
+    def finished(self, deployment: str) -> dict:
+        """The first run of a deployment that has come to its end, waited for."""
+        deadline = time.monotonic() + 400
+        terminal = {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}
+        while time.monotonic() < deadline:
+            chosen = {"deployments": {"name": {"any_": [deployment]}}, "flow_runs": {"state": {"type": terminal}}}
+            found = self.ask("flow_runs/filter", **chosen, sort="START_TIME_ASC")
+            if found:
+                return found[0]
+            time.sleep(1)
+        raise AssertionError(f"no run of {deployment} has ended; the worker said: {self.worker_log.read_text()[-3000:]}")
+
+    def logged(self, flow_run: dict) -> str:
+        """The log lines that the server has of a run."""
+        chosen = {"flow_run_id": {"any_": [flow_run["id"]]}}
+        return "\n".join(line["message"] for line in self.ask("logs/filter", logs=chosen, limit=200))
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     project = make_project(folder / "project", ("untrained",))
     shutil.copytree(ROOT / "infra", project.root / "infra")
+    deployments = project.root / "infra" / "prefect.yaml"
+    deployments.write_text(deployments.read_text().replace("variant: softtriple", "variant: untrained"))  # the only one of this project
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -61,15 +105,22 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "PREFECT_HOME": str(folder / "prefect"),
         "PREFECT_API_URL": url,
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_WORKER_QUERY_SECONDS": "1",
+        "PREFECT_LOGGING_TO_API_BATCH_INTERVAL": "0.5",
         "DML_ROOT": str(project.root),
     }
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
     log = (folder / "server.log").open("w")
     process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    server = None
     try:
         wait_for(f"{url}/health")
-        yield Server(url, environment, project)
+        server = Server(url, environment, project, folder / "worker.log")
+        server.start_worker()
+        yield server
     finally:
+        if server is not None:
+            server.stop_worker()
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=30)
         log.close()
@@ -86,25 +137,60 @@ def wait_for(url: str) -> None:
             time.sleep(0.5)
 
 
-def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
-    server.prefect("work-pool", "create", "dml", "--type", "process")
-    server.prefect("deploy", "--all", "--prefect-file", str(Path("infra") / "prefect.yaml"))
+def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: Server) -> None:
     deployments = {entry["name"]: entry for entry in server.ask("deployments/filter")}
     assert set(deployments) == {"nightly", "on-demand", "single-run"}
     assert [entry["schedule"]["cron"] for entry in deployments["nightly"]["schedules"]] == ["0 2 * * *"]
     form = deployments["on-demand"]["parameter_openapi_schema"]["properties"]
-    assert set(form) == {"datasets", "variants", "seeds", "force"}
+    assert set(form) == {"datasets", "variants", "seeds", "force", "fail_fast", "overrides"}
     assert form["force"]["type"] == "boolean"
+    assert form["variants"]["anyOf"][0]["items"]["enum"] == ["untrained"]
+    single = deployments["single-run"]["parameter_openapi_schema"]["properties"]
+    assert single["dataset"]["enum"] == ["synthetic", "fashion-mnist"]
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.ask(
+            f"deployments/{deployments['single-run']['id']}/create_flow_run", parameters={"dataset": "synthetic", "variant": "softriple"}
+        )
+    assert "softriple" in refused.value.read().decode()
 
-    server.prefect("deployment", "run", "run/single-run", "--param", "variant=untrained", "--param", "seed=4")
-    server.prefect("worker", "start", "--pool", "dml", "--run-once")
-    (run,) = server.ask("flow_runs/filter", deployments={"name": {"any_": ["single-run"]}})
+
+def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
+    # Other settings for the scores alone: the scheduled run below finds the network and its embeddings, and scores them itself.
+    parameters = {"variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
+    server.prefect("deployment", "run", "run/single-run", "--params", json.dumps(parameters))
+    # Its first minutes pass while the run above trains, so its runs wait for the worker then.
+    server.prefect("deployment", "schedule", "create", "reproduce/nightly", "--cron", "* * * * *")
+    run = server.finished("single-run")
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    assert run["name"] == "synthetic / untrained / seed 0"
     assert list((server.project.root / "state/store/evaluate").glob("*/metrics.json"))
-    names = {task["name"] for task in server.ask("task_runs/filter")}
-    assert {re.sub(r"[ -].*", "", name) for name in names} >= {"prepare", "train", "embed", "evaluate", "publish"}
+    names = {task["name"] for task in server.ask("task_runs/filter", flow_runs={"id": {"any_": [run["id"]]}})}
+    assert names == {"prepare synthetic", *(f"{step} untrained s0" for step in ("train", "embed", "evaluate", "publish"))}
     limits = {entry["name"]: entry["limit"] for entry in server.ask("v2/concurrency_limits/filter")}
     assert limits["dml-workers"] == 2
+
+
+def test_a_run_s_page_has_its_log_lines_its_scores_and_where_things_are(server: Server) -> None:
+    run = server.finished("single-run")
+    logged = server.logged(run)
+    assert "synthetic / untrained / seed 0: recall@1 0." in logged
+    assert "state/store/train/" in logged
+    (page,) = server.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run["id"]]}})
+    assert "| recall@1 | 0." in page["data"]
+    assert "state/store/evaluate/" in page["data"]
+
+
+def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
+    run = server.finished("nightly")
+    server.stop_worker()
+    assert run["auto_scheduled"], "the scheduler made this run, nobody else"
+    assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    assert run["name"] == "comparison on synthetic"
+    assert (server.project.root / "results/synthetic/report.md").is_file()
+    client = MlflowClient(f"sqlite:///{server.project.root / 'state/mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    found = client.search_runs(experiments, "params.variant = 'untrained' and params.seed = '0'")
+    assert sorted("recall_at_8" in entry.data.metrics for entry in found) == [False, True]  # the one by hand, the scheduled one
 
 
 def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:

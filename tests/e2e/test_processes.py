@@ -1,0 +1,195 @@
+"""What a flow starts: who can reach it while it runs, and what is left of it when a part of it is killed.
+
+One unfinished run is disturbed again and again, and goes on each time; its end is compared with that of a run that nobody disturbed.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.conftest import Project, make_project
+
+pytestmark = pytest.mark.slow
+RUN = ("dml", "run", "synthetic", "softtriple")
+GO_ON = "the same command goes on from the last checkpoint"
+# What anybody can try who reaches Ray's GCS: have it run a function.
+SUBMIT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(num_cpus=0)(lambda: 'ran here').remote()))"
+
+
+class Disturbed:
+    """A run in the middle, with all of its processes."""
+
+    def __init__(self, project: Project, state: Path) -> None:
+        self.state = state
+        self.process = project.start(*RUN, DML_STATE=str(state))
+        self.supervisor = psutil.Process(self.process.pid)
+
+    def until(self, found: Callable[[], Any], what: str) -> Any:
+        """Wait for something in the run."""
+        deadline = time.monotonic() + 600
+        while not (result := found()):
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline, f"{what} did not appear"
+            time.sleep(0.02)
+        return result
+
+    def processes(self) -> list[psutil.Process]:
+        """The run's processes that exist: the supervisor and all below it."""
+        return [self.supervisor, *self.supervisor.children(recursive=True)]
+
+    def named(self, part: str) -> list[psutil.Process]:
+        """Those of them that have `part` in their command line."""
+        found = []
+        for process in self.processes():
+            try:
+                if part in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def freeze_in_the_middle(self) -> None:
+        """Wait until it has trained further than it had, and let its workers stand still there."""
+        before = trained(self.state)
+        self.until(lambda: trained(self.state) > before, "a new epoch")
+        workers = self.named("RayTrainWorker")
+        assert len(workers) == 2
+        for worker in workers:
+            worker.send_signal(signal.SIGSTOP)
+
+    def ends(self, code: int, line: str, within_seconds: float) -> None:
+        """It has to end like this from now on: exit code, one line that begins so and says how to go on, and no process left."""
+        began, started = time.monotonic(), self.processes()
+        printed, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == code, printed
+        assert time.monotonic() - began < within_seconds
+        assert not re.search(r"Traceback|^\s+(File|@) |ERROR|WARNING|\*\*\*", printed, re.MULTILINE), printed
+        said = [text for text in printed.splitlines() if text.startswith(("error", "interrupted"))]
+        assert said == printed.splitlines()[-1:], printed
+        assert said[0].startswith(line), printed
+        assert GO_ON in said[0]
+        assert [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def trained(state: Path) -> int:
+    """How many steps a run has written down; 0 before its first checkpoint."""
+    histories = list((state / "store/train").glob("*/history.jsonl"))
+    return len(histories[0].read_text().splitlines()) if histories and list(histories[0].parent.glob("checkpoint*")) else 0
+
+
+def result(state: Path) -> tuple[str, dict[str, float]]:
+    (history,) = (state / "store/train").glob("*/history.jsonl")
+    (metrics,) = (state / "store/evaluate").glob("*/metrics.json")
+    return history.read_text(), json.loads(metrics.read_text())
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = make_project(tmp_path_factory.mktemp("project"), ("softtriple",))
+    made.change(comparison={"protocol": {"num_epochs": 12}, "datasets": {"synthetic": {"num_epochs": 12}}})
+    return made
+
+
+def test_a_run_is_reached_by_nobody_else_and_goes_on_after_every_loss(project: Project, tmp_path: Path) -> None:
+    run = Disturbed(project, tmp_path / "state")
+    run.freeze_in_the_middle()
+    nothing_listens_beyond_this_machine(run)
+    nobody_submits_work_without_the_token(run)
+    (gcs,) = run.named("gcs/gcs_server")
+    gcs.kill()
+    run.ends(2, "error: Ray's GCS (gcs_server) died", within_seconds=15)
+
+    run = Disturbed(project, tmp_path / "state")
+    (server, *_) = run.until(lambda: run.named("dvc") and run.named("prefect.server.api"), "a flow beside Prefect's server")
+    server.kill()
+    run.ends(2, "error: Prefect's server died", within_seconds=15)
+
+    run = Disturbed(project, tmp_path / "state")
+    run.until(lambda: run.named("raylet/raylet"), "Ray")
+    run.process.send_signal(signal.SIGTERM)
+    run.ends(143, "interrupted", within_seconds=10)
+
+    run = Disturbed(project, tmp_path / "state")
+    board = run.until(lambda: run.named("ray::Board"), "the board")[0]
+    before = trained(tmp_path / "state")
+    run.until(lambda: trained(tmp_path / "state") > before, "a new epoch")
+    board.kill()
+    printed, _ = run.process.communicate(timeout=600)
+    assert run.process.returncode == 0, printed
+
+    project.run(*RUN, DML_STATE=str(tmp_path / "undisturbed"))
+    assert result(tmp_path / "state") == result(tmp_path / "undisturbed")
+    assert not list((tmp_path / "undisturbed/logs").iterdir())
+
+
+def nothing_listens_beyond_this_machine(run: Disturbed) -> None:
+    listening: dict[str, list[str]] = {}
+    for process in run.processes():
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                listening.setdefault(" ".join(process.cmdline())[:300], []).append(connection.laddr.ip)
+    for part in ("gcs_server", "raylet", "RayTrainWorker", "DashboardAgent", "RuntimeEnvAgent", "prefect.server.api"):
+        assert any(part in words for words in listening), (part, list(listening))  # so that an empty list proves nothing
+    assert {address for addresses in listening.values() for address in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
+
+
+def nobody_submits_work_without_the_token(run: Disturbed) -> None:
+    gcs, raylet = run.named("gcs/gcs_server")[0], run.named("raylet/raylet")[0]
+    token = gcs.environ()["RAY_AUTH_TOKEN"]
+    (address,) = [word.partition("=")[2] for word in raylet.cmdline() if word.startswith("--gcs-address=")]
+    attempts = {
+        "the token": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
+        "another": {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * len(token)},
+        "none": {"RAY_AUTH_MODE": "disabled"},
+    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", SUBMIT, address], env=clean | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for name, environment in attempts.items()
+    }
+    said = {name: process.communicate(timeout=180)[0] for name, process in started.items()}
+    assert "ran here" in said["the token"], said["the token"]
+    for name in ("another", "none"):
+        assert "ran here" not in said[name]
+        assert "nauthenticated" in said[name] or "AuthenticationError" in said[name], said[name]
+    agents_answer_nobody_without_the_token(run)
+    commands = [word for process in run.processes() for word in process.cmdline()]
+    written = [path for path in [*run.state.rglob("*"), *session_of(gcs).rglob("*")] if path.is_file()]
+    assert not any(token in word for word in commands)
+    assert not [path for path in written if token.encode() in path.read_bytes()]
+
+
+def agents_answer_nobody_without_the_token(run: Disturbed) -> None:
+    """Ray's agents speak HTTP; one of them takes whole jobs."""
+    answers = []
+    for agent in run.named("DashboardAgent"):
+        for port in {connection.laddr.port for connection in agent.net_connections("inet") if connection.status == psutil.CONN_LISTEN}:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}/api/job_agent/jobs/", json.dumps({"entrypoint": "true"}).encode())
+            try:
+                answers.append(urllib.request.urlopen(request, timeout=10).status)
+            except urllib.error.HTTPError as error:
+                answers.append(error.code)
+            except (OSError, http.client.HTTPException):  # a port that does not speak HTTP
+                continue
+    assert 401 in answers, answers
+    assert set(answers) <= {401, 403, 404, 405}, answers
+
+
+def session_of(gcs: psutil.Process) -> Path:
+    """The logs of Ray's session."""
+    return Path(next(word.partition("=")[2] for word in gcs.cmdline() if word.startswith("--log_dir=")))
