@@ -24,13 +24,13 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
 
-from dml_core.data.batches import TrainView, iterate_batches
-from dml_core.data.decode import decode_rgb
 from dml_core.data.prepare import pack, prepare
-from dml_core.data.rows import Manifest, Row
-from dml_core.data.store import PackedDataset
-from dml_core.data.transform_config import TransformConfig
-from dml_core.data.transforms import train_view
+from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.rows import Manifest, Row
+from dml_core.data.views.batches import TrainView, iterate_batches
+from dml_core.data.views.transform_config import TransformConfig
+from dml_core.data.views.transforms import train_view
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
 BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS = 32, 5, 4

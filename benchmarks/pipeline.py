@@ -28,12 +28,12 @@ import yaml
 from dml_core.config import merge, read_yaml
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
 from dml_core.training.history import read_history
 from dml_core.training.loop import fit
-from tasks.embedding import extract
-from tasks.evaluation import evaluate_run
-from tasks.specs import comparison_runs, load_params
+from tasks.runs.specs import comparison_runs, load_params
+from tasks.scores.evaluation import evaluate_run
+from tasks.workers.embedding import extract
 
 ROOT = Path(__file__).parents[1]
 FIRST_SEEDS, MORE_SEEDS = [0, 1, 2], [0, 1, 2, 3, 4, 5]

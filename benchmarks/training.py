@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.config import parse
-from dml_core.data.batches import TestView, iterate_batches
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.batches import TestView, iterate_batches
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit

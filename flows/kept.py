@@ -14,7 +14,7 @@ from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from pydantic import Field
 
-from tasks.records import StepRecord, seal, unseal
+from tasks.runs.records import StepRecord, seal, unseal
 from tasks.storage import Store
 
 logger = logging.getLogger(__name__)

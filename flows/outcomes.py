@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from dml_core.errors import TrainingError
 from flows.services import Services
-from tasks.records import MetricRecord
-from tasks.specs import RunSpec
+from tasks.runs.records import MetricRecord
+from tasks.runs.specs import RunSpec
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
 from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.environment import open_project
-from tasks.records import ComparisonReport
-from tasks.reporting import REPORT_FILE, write_report
-from tasks.specs import comparison_runs, load_params
+from tasks.reports.reporting import REPORT_FILE, write_report
+from tasks.runs.records import ComparisonReport
+from tasks.runs.specs import comparison_runs, load_params
 
 
 @dataclass(frozen=True)

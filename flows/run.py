@@ -1,7 +1,7 @@
 """One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is written here and nowhere else.
 
-A step's identity (`tasks.identity`) is its cache key. A finished step is reused when the files of its record are still in the store with
-the bytes that were recorded; otherwise, or with `force`, it runs again.
+A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused when the files of its record are still in the store
+with the bytes that were recorded; otherwise, or with `force`, it runs again.
 """
 
 import contextlib
@@ -27,13 +27,12 @@ from flows.choices import DatasetName, VariantName
 from flows.kept import SealedJSON, is_finished
 from flows.outcomes import Outcome, RunsFailedError, finish
 from flows.services import WORKERS_LIMIT, Services
-from tasks import identity
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
 from tasks.environment import Project, open_project
-from tasks.identity import published_identity
-from tasks.jobs import Job
-from tasks.records import (
+from tasks.runs import identity
+from tasks.runs.identity import published_identity
+from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
     EmbeddingRecord,
@@ -42,8 +41,9 @@ from tasks.records import (
     describe_folder,
     read_scores,
 )
-from tasks.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
+from tasks.workers.jobs import Job
 
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=8)
 
@@ -222,7 +222,7 @@ def evaluate(
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
-    from tasks.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+    from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
 
     key = f"evaluate/{identity}"
     store = services.store

@@ -10,11 +10,11 @@ from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
 from tasks.environment import Project, git_tags
-from tasks.progress import ProgressDisplay
-from tasks.specs import RunSpec, ScaleSpec
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
-from tasks.tracking import Tracker
-from tasks.training import Workers
+from tasks.tracking.tracker import Tracker
+from tasks.workers.group import Workers
+from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
 

@@ -14,17 +14,17 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from dml_core.config import located
-from dml_core.data.contract import DatasetConfig, OfficialDataset
-from dml_core.data.info import INFO_FILE, read_info
+from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.registry import parse_dataset
-from dml_core.data.samplers import check_sampler, first_batch_size
-from dml_core.data.split_config import ValidationConfig, held_out_classes
+from dml_core.data.store.info import INFO_FILE, read_info
+from dml_core.data.store.split_config import ValidationConfig, held_out_classes
+from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.errors import ConfigError, DataError
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
-from tasks.specs import DatasetSpec, Params, RunSpec, ScaleSpec, where_in_params
+from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, where_in_params
 from tasks.storage import Store
 
 CONNECT_SECONDS = 2.0
@@ -189,7 +189,7 @@ def _images_by_class(packed: Path) -> dict[str, int]:
 
     import pyarrow.parquet as pq
 
-    from dml_core.data.info import MANIFEST_FILE
+    from dml_core.data.store.info import MANIFEST_FILE
 
     rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
     return dict(Counter(str(name) for name in rows["label_name"].to_pylist()))

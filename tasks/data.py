@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dml_core.config import unknown_name
-from dml_core.data.info import INFO_FILE, read_info
+from dml_core.data.store.info import INFO_FILE, read_info
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
-from tasks.records import DatasetRecord
-from tasks.specs import DatasetSpec, Params
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import DatasetSpec, Params
 from tasks.storage import copy_objects
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dml_core.data.archives import Progress, download
+from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
-from tasks.records import FileRecord, StepRecord, changed_file, describe_file, describe_folder, visible_files
+from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, describe_folder, visible_files
 
 CHUNK_BYTES = 1 << 20
 SET_ASIDE_PREFIX = ".damaged-"

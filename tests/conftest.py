@@ -15,6 +15,7 @@ from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.training.config import TrainingConfig
 
+ROOT = Path(__file__).parents[1]
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
 MODEL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "linear", "embedding_dim": 8}}
 SETTINGS: dict[str, Any] = {

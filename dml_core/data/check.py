@@ -14,11 +14,11 @@ from typing import Any
 
 from PIL import Image
 
-from dml_core.data.contract import OfficialDataset
-from dml_core.data.decode import decode_rgb
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.readers.shared.rules import published_differences
 from dml_core.data.registry import parse_dataset
-from dml_core.data.rows import Counts, Manifest, Row, role_counts
-from dml_core.data.rules import published_differences
+from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.rows import Counts, Manifest, Row, role_counts
 from dml_core.errors import DataError
 
 _MAX_EXAMPLES = 5

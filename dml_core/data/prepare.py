@@ -17,10 +17,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dml_core.data.decode import decode_rgb
-from dml_core.data.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info
 from dml_core.data.registry import parse_dataset
-from dml_core.data.rows import Manifest, Row, role_counts
+from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info
+from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
 
 __all__ = ["DatasetInfo", "prepare", "read_info"]

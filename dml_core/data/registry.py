@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.config import parse, unknown_name
-from dml_core.data.archives import Progress
-from dml_core.data.contract import DatasetConfig
+from dml_core.data.readers.shared.archives import Progress
+from dml_core.data.readers.shared.contract import DatasetConfig
 
 DATASETS: dict[str, str] = {
-    "cars196": "dml_core.data.cars196:Cars196",
-    "cub200": "dml_core.data.cub200:Cub200",
-    "fashion_mnist": "dml_core.data.fashion_mnist:FashionMnist",
-    "folder": "dml_core.data.folder:Folder",
-    "inshop": "dml_core.data.inshop:Inshop",
-    "manifest": "dml_core.data.manifest:ManifestFile",
-    "mnist": "dml_core.data.mnist:Mnist",
-    "sop": "dml_core.data.sop:Sop",
-    "synthetic": "dml_core.data.synthetic:Synthetic",
+    "cars196": "dml_core.data.readers.cars196:Cars196",
+    "cub200": "dml_core.data.readers.cub200:Cub200",
+    "fashion_mnist": "dml_core.data.readers.fashion_mnist:FashionMnist",
+    "folder": "dml_core.data.readers.folder:Folder",
+    "inshop": "dml_core.data.readers.inshop:Inshop",
+    "manifest": "dml_core.data.readers.manifest:ManifestFile",
+    "mnist": "dml_core.data.readers.mnist:Mnist",
+    "sop": "dml_core.data.readers.sop:Sop",
+    "synthetic": "dml_core.data.readers.synthetic:Synthetic",
 }
 
 

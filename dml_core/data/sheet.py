@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
 
 _TILE_PIXELS = 96
 _GAP_PIXELS = 4

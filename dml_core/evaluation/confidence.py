@@ -8,6 +8,7 @@ Shapes: Q queries or other units that are drawn, B replicates, M metrics.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,3 +48,22 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[
         return mean, float("nan")
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A metric over the seeds of one variant: mean and half-width of the 95 % interval (Student's t); no interval for one seed."""
+
+    mean: float
+    half_width: float | None
+    num_seeds: int
+
+    def __str__(self) -> str:
+        spread = f" ± {100 * self.half_width:.1f}" if self.half_width is not None else ""
+        return f"{100 * self.mean:.1f}{spread}"
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Mean and 95 % interval of one metric over seeds."""
+    mean, half_width = mean_over_seeds(values)
+    return Summary(mean, half_width if len(values) > 1 else None, len(values))

@@ -5,9 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from dml_core.config import Config
-from dml_core.data.samplers import SamplerConfig
-from dml_core.data.split_config import ValidationConfig
-from dml_core.data.transform_config import TransformConfig
+from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.views.samplers import SamplerConfig
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
 from dml_core.training.optim_config import OptimiserConfig

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dml_core.data.batches import TestView, TrainView, iterate_batches
-from dml_core.data.samplers import check_sampler, epoch_batches
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.batches import TestView, TrainView, iterate_batches
+from dml_core.data.views.samplers import check_sampler, epoch_batches
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dml_core.data.batches import TestView, iterate_batches
-from dml_core.data.store import PackedDataset
-from dml_core.data.transform_config import TransformConfig
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.transform_config import TransformConfig
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import per_query_metrics

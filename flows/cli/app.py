@@ -125,7 +125,7 @@ def prefect_starting() -> "Iterator[None]":
     from prefect import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
-    from tasks.local_database import set_aside_if_damaged
+    from flows.local_database import set_aside_if_damaged
     from tasks.processes import watch_children
 
     if not PREFECT_API_URL.value():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tasks.environment import Project
-    from tasks.specs import DatasetSpec
+    from tasks.runs.specs import DatasetSpec
 
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml (`dml data list`).")]
 
@@ -27,7 +27,7 @@ def data_list() -> None:
     from dml_core.data.registry import DATASETS
     from dml_core.errors import DataError
     from tasks.data import read_dataset
-    from tasks.specs import load_params
+    from tasks.runs.specs import load_params
 
     for name, spec in load_params(project.params_file).datasets.items():
         try:
@@ -52,7 +52,7 @@ def data_add(
     project = open_project()
     if reader not in (None, "folder", "manifest"):
         raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
-    from tasks.own_images import add_images
+    from tasks.own_images.add import add_images
 
     with _bar(f"looking at {name}") as progress:
         added = add_images(project, name, path, reader, progress)
@@ -86,7 +86,7 @@ def data_check(name: DatasetName) -> None:
 
         report = check_raw(project, spec, progress)
     from dml_core.errors import DataError
-    from tasks.reporting import check_table
+    from tasks.reports.reporting import check_table
 
     print_table(check_table(name, report))
     if report.violations:
@@ -120,7 +120,7 @@ def data_show(
     """
     project = open_project()
     from tasks.data import dataset_spec, show_dataset
-    from tasks.specs import load_params
+    from tasks.runs.specs import load_params
 
     dataset_spec(load_params(project.params_file), name)  # a name that params.yaml does not have is told as such
     print(show_dataset(project, name, role, classes, samples, out))
@@ -131,7 +131,7 @@ def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, C
     """The project, a dataset of its, and what moves a bar on standard error."""
     project = open_project()
     from tasks.data import dataset_spec
-    from tasks.specs import load_params
+    from tasks.runs.specs import load_params
 
     spec = dataset_spec(load_params(project.params_file), name)
     with _bar(f"{verb} {name}") as progress:

@@ -86,7 +86,7 @@ def claims() -> None:
     It measures those that a CPU can and writes docs/claims.md.
     """
     open_project()
-    from flows.claims import main as measure
+    from flows.side.claims import main as measure
 
     measure()
 
@@ -98,7 +98,7 @@ def results() -> None:
     The twin is pytorch-metric-learning's implementation; the table goes to docs/results.md.
     """
     open_project()
-    from flows.results import main as measure
+    from flows.side.results import main as measure
 
     measure()
 
@@ -117,7 +117,7 @@ def _check(
 ) -> None:
     """Refuse what can be known to be wrong before anything heavy is loaded or started, and say what is to come."""
     from tasks.checks import check_before, check_parts, check_places
-    from tasks.specs import comparison_runs, load_params
+    from tasks.runs.specs import comparison_runs, load_params
 
     params = load_params(project.params_file, overrides or ())
     chosen = datasets or params.comparison.default_datasets

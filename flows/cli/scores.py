@@ -33,7 +33,7 @@ def evaluate(
     from dml_core.config import parse
     from dml_core.errors import ConfigError
     from dml_core.evaluation.config import EvaluationConfig
-    from tasks.scoring import Files, approximation_of, score_files
+    from tasks.scores.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdigit() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")

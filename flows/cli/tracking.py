@@ -20,9 +20,9 @@ def compare(
     The runs are those that MLflow has.
     """
     project = open_project()
-    from tasks.published import published_runs
-    from tasks.specs import comparison_title, load_params
-    from tasks.summaries import comparison_table
+    from tasks.runs.specs import comparison_title, load_params
+    from tasks.tracking.published import published_runs
+    from tasks.tracking.summaries import comparison_table
 
     params = load_params(project.params_file, override or ())
     chosen = dataset or params.comparison.default_datasets[0]
@@ -34,12 +34,12 @@ def compare(
 def sync() -> None:
     """Deliver the records that MLflow did not take while it was away."""
     project = open_project()
-    from tasks.published import OUTBOX
+    from tasks.tracking.published import OUTBOX
 
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
         from tasks.storage import Store
-        from tasks.tracking import Tracker
+        from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache")).sync()
     print(f"{num_delivered} records delivered to {project.tracking_uri}")

@@ -15,11 +15,11 @@ from dml_core.data.registry import DATASETS
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
 from dml_core.models.backbones.registry import BACKBONES
-from tasks.identity import STEP_MODULES, source_files
-from tasks.specs import load_params
+from tasks.runs.identity import STEP_MODULES, source_files
+from tasks.runs.specs import load_params
 from tests.architecture.readme_results import readme_with, results_text
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py"))
 
 

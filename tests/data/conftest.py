@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dml_core.data.fashion_mnist import FashionMnist
 from dml_core.data.prepare import prepare
+from dml_core.data.readers.fashion_mnist import FashionMnist
 from dml_core.data.registry import materialise
 from dml_core.errors import DataError
 

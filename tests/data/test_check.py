@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from dml_core.data.check import CheckReport, check_dataset
-from dml_core.data.rows import Counts
 from dml_core.data.sheet import contact_sheet
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.rows import Counts
 from tests.data.conftest import OPTIONS
 
 

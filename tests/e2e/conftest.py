@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
 SMALL: dict[str, Any] = {
     "datasets": {

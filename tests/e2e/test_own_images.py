@@ -11,7 +11,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from dml_core.data.drawing import draw_picture, draw_pose, draw_species
+from dml_core.data.drawing.creatures import draw_picture, draw_pose, draw_species
 from tests.e2e.conftest import ROOT, Project, make_project
 
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation import evaluate
 from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
+from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 
 KEYS = {
@@ -135,4 +135,4 @@ def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:
 
 def test_settings_can_be_read_without_faiss_or_scikit_learn() -> None:
     code = "import sys, dml_core.evaluation.config; sys.exit(bool({'faiss', 'sklearn', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from flows.cli import app
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
 
 
 def dml(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

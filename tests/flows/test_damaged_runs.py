@@ -23,13 +23,13 @@ from dml_core.training.history import Progress
 from flows.outcomes import Outcome
 from flows.run import STEPS_AT_ONCE, Chain
 from flows.services import ensure_limit
-from tasks import work
-from tasks.identity import evaluate_identity, train_identity
-from tasks.jobs import Job
-from tasks.progress import ProgressDisplay
-from tasks.records import DatasetRecord, read_scores
-from tasks.specs import RunSpec, ScaleSpec
+from tasks.runs.identity import evaluate_identity, train_identity
+from tasks.runs.records import DatasetRecord, read_scores
+from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
+from tasks.workers import work
+from tasks.workers.jobs import Job
+from tasks.workers.progress import ProgressDisplay
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents
 

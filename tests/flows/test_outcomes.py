@@ -2,17 +2,17 @@
 
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dml_core.errors import TrainingError
 from flows.outcomes import Outcome, RunsFailedError, finish
-from tasks.records import MetricRecord
-from tasks.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.records import MetricRecord
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tests.conftest import ROOT
 
-RUNS = comparison_runs(load_params(Path(__file__).parents[2] / "params.yaml"), "synthetic", ["softmax"])
+RUNS = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ["softmax"])
 
 
 @dataclass

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 FLOW = """
 import os, subprocess, sys, time
 from pathlib import Path

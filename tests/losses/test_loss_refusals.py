@@ -7,7 +7,7 @@ import pytest
 import torch
 from loss_cases import CASES, build, case_id
 
-from dml_core.data.samplers import SamplerConfig, check_sampler
+from dml_core.data.views.samplers import SamplerConfig, check_sampler
 from dml_core.errors import ConfigError, DataError
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import LOSSES, build_loss

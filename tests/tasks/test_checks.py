@@ -11,15 +11,14 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
-from dml_core.data.samplers import SamplerConfig, epoch_batches, first_batch_size
-from dml_core.data.splits import open_role
+from dml_core.data.store.splits import open_role
+from dml_core.data.views.samplers import SamplerConfig, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, DataError, StoreError
 from tasks.checks import check_before, check_parts, check_places, check_settings, prepared_folder, read_sizes
 from tasks.environment import Project
-from tasks.specs import comparison_runs, load_params
-from tests.conftest import SYNTHETIC_OPTIONS
+from tasks.runs.specs import comparison_runs, load_params
+from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
-ROOT = Path(__file__).parents[2]
 PARAMS = read_yaml(ROOT / "params.yaml")
 SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes, 36 test images
     "datasets": {"synthetic": {"options": SYNTHETIC_OPTIONS}},

@@ -7,7 +7,7 @@ import boto3
 import pytest
 
 from dml_core.errors import StoreError
-from tasks.records import StepRecord, describe_folder
+from tasks.runs.records import StepRecord, describe_folder
 from tasks.storage import Store, copy_objects
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
 from dml_core.training.checkpoint import CHECKPOINT_FILE, SET_ASIDE_FILE, load_checkpoint, save_checkpoint
 from dml_core.training.history import HISTORY_FILE, Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.config import TrainingConfig

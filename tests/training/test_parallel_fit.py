@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dml_core.data.store import PackedDataset
+from dml_core.data.store.packed import PackedDataset
 from dml_core.training import loop, validation
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.config import LossChoice

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import test_view as plain_view
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.training.checkpoint import load_checkpoint
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from dml_core.config import merge, parse
-from dml_core.data.store import PackedDataset
-from dml_core.data.transforms import test_view as plain_view
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system, fit

@@ -1,0 +1,1 @@
+"""Drawn images in any official layout."""

@@ -1,0 +1,83 @@
+"""In-shop Clothes Retrieval of DeepFashion (Liu et al., 2016): train, query and gallery; every query item is in the gallery."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from dml_core.data.readers.shared.annotations import read_file, read_lines, read_numbers
+from dml_core.data.readers.shared.archives import Archive
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.store.rows import Box, Counts, Role, Row, as_role
+from dml_core.errors import DataError
+
+_NUM_PARTITION_COLUMNS = 3
+_NUM_BOX_COLUMNS = 7
+
+
+class Inshop(OfficialDataset):
+    """The official package: `Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt`, `img.zip` unpacked under `Img/` or beside them.
+
+    Attributes:
+        boxes: False for the high-resolution images, which the published boxes do not fit, or where `Anno/` is not there.
+    """
+
+    published: ClassVar[Mapping[str, Counts]] = {
+        "train": Counts(25_882, 3_997),
+        "query": Counts(14_218, 3_985),
+        "gallery": Counts(12_612, 3_985),
+    }
+    archives: ClassVar[tuple[Archive, ...]] = (Archive("img.zip", "img"), Archive("Img/img.zip", "Img/img"))
+    how_to_get: ClassVar[str] = (
+        "get In-shop Clothes Retrieval (Eval, Anno and img.zip) from mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html; unpack it"
+    )
+    single_image_classes: ClassVar[bool] = True
+    boxes: bool = True
+
+    def rows(self, raw: Path) -> list[Row]:
+        """Rows in the partition file's order; item ids are the class names, their numbers the labels."""
+        boxes = _read_boxes(raw / "Anno/list_bbox_inshop.txt") if self.boxes else {}
+        path = raw / "Eval/list_eval_partition.txt"
+        rows = []
+        for image, item, status in _read_table(path, _NUM_PARTITION_COLUMNS):
+            if self.boxes and image not in boxes:
+                raise DataError(f"{raw}: '{image}' has no box in Anno/list_bbox_inshop.txt; unpack it again, or set boxes: false")
+            rows.append(Row(image, _item_number(item, path), item, _role(status, path), boxes.get(image)))
+        return rows
+
+    def reader(self, raw: Path) -> Callable[[Row], bytes]:
+        """Image paths begin with `img/`, which is under `Img/` in the official package."""
+        folder = raw / "Img" if (raw / "Img").is_dir() else raw
+        return lambda row: read_file(folder / row.path)
+
+
+def _read_table(path: Path, num_columns: int) -> list[list[str]]:
+    """The lines after the count and the header, as columns; the count must be the number of lines."""
+    lines = [line.split() for line in read_lines(path)]
+    if len(lines) < 2 or lines[0] != [str(len(lines) - 2)]:
+        raise DataError(f"{path}: {max(len(lines) - 2, 0)} lines do not match the count in the first line; unpack the archive again")
+    for number, columns in enumerate(lines[2:], start=3):
+        if len(columns) != num_columns:
+            raise DataError(f"{path}: line {number} does not have {num_columns} columns; unpack the archive again")
+    return lines[2:]
+
+
+def _read_boxes(path: Path) -> dict[str, Box]:
+    boxes: dict[str, Box] = {}
+    for image, _, _, *corners in _read_table(path, _NUM_BOX_COLUMNS):
+        left, top, right, bottom = read_numbers(corners, path)
+        boxes[image] = (left, top, right, bottom)
+    return boxes
+
+
+def _item_number(item: str, path: Path) -> int:
+    number = item.removeprefix("id_")
+    if not number.isdigit():
+        raise DataError(f"{path}: item '{item}' is not of the form id_00000001")
+    return int(number)
+
+
+def _role(status: str, path: Path) -> Role:
+    found = as_role(status)
+    if found is None or found == "test":
+        raise DataError(f"{path}: evaluation status '{status}' is none of train, query, gallery")
+    return found

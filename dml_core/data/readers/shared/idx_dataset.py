@@ -1,0 +1,202 @@
+"""MNIST-like datasets: four IDX files of 28x28 grayscale images, split by class instead of by the publisher's train and test files.
+
+Both parts of the publisher's classification split are pooled; classes 0 to 4 train, 5 to 9 test.
+"""
+
+import fcntl
+import hashlib
+import io
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from dml_core.data.readers.shared.contract import DatasetConfig
+from dml_core.data.readers.shared.debian import unpack_package
+from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
+from dml_core.data.store.rows import Role, Row
+from dml_core.errors import DataError
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+_STEMS = {part: (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in ("train", "t10k")}
+_NUM_TRAIN_CLASSES = 5
+
+
+class IdxDataset(DatasetConfig):
+    """Options of an MNIST-like dataset.
+
+    Attributes:
+        folder: where the IDX files are ("auto": Debian's installed package, else they are fetched, as `locate_raw` says).
+        images_per_class: keep the first so many of each class, for a quick run; None keeps all.
+        published_counts: the files must hold 70,000 images, 7,000 of each class where the publisher says so.
+    """
+
+    class_names: ClassVar[tuple[str, ...]]
+    torchvision_class: ClassVar[str]
+    debian_package: ClassVar[str] = ""
+    debian_folder: ClassVar[str] = ""
+    sha256: ClassVar[frozenset[str]] = frozenset()
+    num_images: ClassVar[int] = 70_000
+
+    folder: str = "auto"
+    images_per_class: int | None = Field(default=None, ge=2)
+    published_counts: bool = True
+
+    def rows(self, raw: Path) -> list[Row]:
+        """Rows in the files' order, the publisher's training file first; paths are `train/00000.png`."""
+        labels = [(part, number, int(label)) for part in _STEMS for number, label in enumerate(_pair(raw, part)[1])]
+        if self.published_counts and len(labels) != self.num_images:
+            raise DataError(f"{raw}: {len(labels)} images, published are {self.num_images}; fetch the files again")
+        if labels and max(label for *_, label in labels) >= len(self.class_names):
+            raise DataError(f"{raw}: a label is above {len(self.class_names) - 1}; these are not the files of this dataset")
+        kept: Counter[int] = Counter()
+        rows = []
+        for part, number, label in labels:
+            kept[label] += 1
+            if self.images_per_class is None or kept[label] <= self.images_per_class:
+                role: Role = "train" if label < _NUM_TRAIN_CLASSES else "test"
+                rows.append(Row(f"{part}/{number:05d}.png", label, self.class_names[label], role))
+        return rows
+
+    def reader(self, raw: Path) -> Callable[[Row], bytes]:
+        """The raw pixels, losslessly as PNG."""
+        pixels = {part: _pair(raw, part)[0] for part in _STEMS}
+
+        def read(row: Row) -> bytes:
+            part, name = row.path.split("/")
+            return _png(pixels[part][int(name.removesuffix(".png"))])
+
+        return read
+
+    def materialise(self, raw: Path) -> None:
+        """Copy the four files from where they are found; what is in `raw` already stays.
+
+        Raises:
+            DataError: they are in none of the places, and could not be downloaded.
+        """
+        if _has_files(raw):
+            return
+        found = self.locate_raw()
+        raw.mkdir(parents=True, exist_ok=True)
+        for path in _files(found):
+            if find_idx(raw, path.name.removesuffix(".gz")) is None:
+                _copy(path, raw / path.name)
+
+    def locate_raw(self, root: Path = Path("/")) -> Path:
+        """The folder with the IDX files: the one given, else Debian's package under `root`, else one below ~/.cache, fetched once.
+
+        Raises:
+            DataError: no place has them; the line names those that were tried.
+        """
+        candidates = [] if self.folder == "auto" else [Path(self.folder)]
+        if self.debian_package:
+            candidates.append(root / self.debian_folder)
+        for candidate in candidates:
+            if _has_files(candidate):
+                return candidate
+        try:
+            return self._fetched(Path.home() / ".cache" / "dml-repro")
+        except DataError as error:
+            tried = ", ".join(str(candidate) for candidate in candidates) or "no folder named"
+            by_hand = f"install Debian's {self.debian_package}, or " if self.debian_package else ""
+            raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
+
+    def _fetched(self, cache: Path) -> Path:
+        """From Debian's archive, which needs no root, else from where torchvision knows; one process at a time."""
+        problems = []
+        try:
+            with _alone(cache):
+                for source in (self._from_debian, self._from_torchvision):
+                    try:
+                        return source(cache)
+                    except (DataError, RuntimeError, OSError) as error:
+                        problems.append(str(error).splitlines()[0].rstrip(":"))
+        except OSError as error:
+            problems.append(f"{cache}: {error.strerror}")
+        raise DataError("; ".join(problems))
+
+    def _from_debian(self, cache: Path) -> Path:
+        if not self.debian_package:
+            raise DataError("Debian has no package of them")
+        target = cache / self.debian_package
+        folder = target / self.debian_folder
+        if not self._is_published(folder):
+            shutil.rmtree(target, ignore_errors=True)
+            unpack_package(self.debian_package, target)
+            if not self._is_published(folder):
+                raise DataError(f"Debian's {self.debian_package} has other files than the published ones")
+        return folder
+
+    def _is_published(self, folder: Path) -> bool:
+        """Whether the four files are there, with the published content."""
+        try:
+            return _has_files(folder) and {hashlib.sha256(idx_bytes(path)).hexdigest() for path in _files(folder)} == self.sha256
+        except DataError:
+            return False
+
+    def _from_torchvision(self, cache: Path) -> Path:
+        """Into a temporary folder first: torchvision takes files that are there for whole."""
+        from torchvision import datasets
+
+        target = cache / self.torchvision_class
+        if not _has_files(target / "raw"):
+            shutil.rmtree(target, ignore_errors=True)
+            with tempfile.TemporaryDirectory(dir=cache, prefix=f".{self.torchvision_class}.") as folder:
+                for train in (True, False):
+                    getattr(datasets, self.torchvision_class)(folder, train=train, download=True)
+                (Path(folder) / self.torchvision_class).rename(target)
+        return target / "raw"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time inside; the others wait, and then find what the first has brought."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _files(folder: Path) -> list[Path]:
+    """The four files, gzipped or not, as far as they are there."""
+    found = [find_idx(folder, stem) for pair in _STEMS.values() for stem in pair]
+    return [path for path in found if path is not None]
+
+
+def _has_files(folder: Path) -> bool:
+    return len(_files(folder)) == 2 * len(_STEMS)
+
+
+def _pair(raw: Path, part: str) -> tuple[Bytes, Bytes]:
+    """Images (N, height, width) and labels (N,) of one part of the publisher's split."""
+    paths = [find_idx(raw, stem) for stem in _STEMS[part]]
+    missing = [stem for stem, path in zip(_STEMS[part], paths, strict=True) if path is None]
+    if missing:
+        raise DataError(f"{raw}: '{missing[0]}' (or .gz) is missing; run `dml data fetch` or put it there")
+    images, labels = (read_idx(path) for path in paths if path is not None)
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise DataError(f"{raw}: {part} has images {images.shape} and labels {labels.shape}; the files do not belong together")
+    return images, labels
+
+
+def _png(pixels: Bytes) -> bytes:
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "PNG")
+    return encoded.getvalue()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Whole or not at all."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.copyfile(source, partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""What must hold of the rows of every dataset, and of the published ones."""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from dml_core.data.store.rows import Counts, Row, role_counts
+from dml_core.errors import DataError
+
+
+def check_rows(rows: list[Row], where: Path, single_image_classes: bool) -> None:
+    """Rules of every dataset: safe unique paths, one name per class, disjoint classes, a positive for every image.
+
+    Raises:
+        DataError: the first rule that is broken, and by which image or class.
+    """
+    if not rows:
+        raise DataError(f"{where}: the dataset has no images")
+    _check_paths(rows, where)
+    _check_classes(rows, where)
+    _check_positives(rows, where, single_image_classes)
+
+
+def check_published(rows: list[Row], published: Mapping[str, Counts], where: Path) -> None:
+    """Compare the counts of every role with the published ones.
+
+    Raises:
+        DataError: a role has another number of images or classes.
+    """
+    differing = published_differences(rows, published)
+    if differing:
+        raise DataError(f"{where}: {differing[0]}; unpack the official archive again, or set published_counts: false")
+
+
+def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> list[str]:
+    """One sentence for each role that has another number of images or classes than published."""
+    found = role_counts(rows)
+    counts = {role: found.get(role, Counts(0, 0)) for role in published}
+    return [
+        f"{role} has {counts[role].num_images} images of {counts[role].num_classes} classes, published are {expected.num_images} of "
+        f"{expected.num_classes}"
+        for role, expected in published.items()
+        if counts[role] != expected
+    ]
+
+
+def _check_paths(rows: list[Row], where: Path) -> None:
+    path, times = Counter(row.path for row in rows).most_common(1)[0]
+    if times > 1:
+        raise DataError(f"{where}: image '{path}' is listed {times} times; remove the duplicates")
+    for row in rows:
+        pure = PurePosixPath(row.path)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise DataError(f"{where}: image path '{row.path}' leads out of the folder; paths must be relative to it")
+        if not row.path.isprintable():
+            raise DataError(f"{where}: image path {row.path!r} is not printable UTF-8; rename the file")
+
+
+def _check_classes(rows: list[Row], where: Path) -> None:
+    names: dict[int, str] = {}
+    numbers: dict[str, int] = {}
+    parts: dict[int, bool] = {}
+    for row in rows:
+        if names.setdefault(row.label, row.label_name) != row.label_name:
+            raise DataError(f"{where}: class {row.label} has two names, '{names[row.label]}' and '{row.label_name}'")
+        if numbers.setdefault(row.label_name, row.label) != row.label:
+            raise DataError(f"{where}: two classes have the name '{row.label_name}'; names must tell classes apart")
+        if parts.setdefault(row.label, row.role == "train") != (row.role == "train"):
+            raise DataError(
+                f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint, tested are unseen ones"
+            )
+
+
+def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -> None:
+    names = {row.label: row.label_name for row in rows}
+    sizes = Counter((row.role, row.label) for row in rows)
+    for (role, label), size in sizes.items():
+        if role == "query" and ("gallery", label) not in sizes:
+            raise DataError(f"{where}: class '{names[label]}' is in query but not in gallery; its images have nothing to find")
+        if size == 1 and (role == "test" or (role == "train" and not single_image_classes)):
+            raise DataError(f"{where}: class '{names[label]}' has one image in {role}; at least two are needed")
+
+
+def check_no_gap(labels: set[int], where: Path) -> None:
+    """Class numbers that a publisher counts from 1 have no gap.
+
+    Raises:
+        DataError: the first missing number.
+    """
+    missing = next((number for number in range(1, len(labels) + 1) if number not in labels), None)
+    if missing is not None:
+        raise DataError(f"{where}: class numbers have a gap, {missing} is missing; unpack the archive again")
+
+
+def check_no_empty(announced: set[str], found: set[str], where: Path) -> None:
+    """Every class that a publisher names has an image.
+
+    Raises:
+        DataError: the first class, by name, that has none.
+    """
+    empty = sorted(announced - found)
+    if empty:
+        raise DataError(f"{where}: class '{empty[0]}' has no images; unpack the archive again")

@@ -1,0 +1,133 @@
+"""`synthetic`, the embedded dataset: drawn pictures in the official layout of a published dataset, so that its real loader runs.
+
+The first half of the classes trains, the second half tests, as in CUB.
+"""
+
+import hashlib
+import inspect
+import io
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from dml_core.data.drawing import creatures, layouts
+from dml_core.data.drawing.creatures import Pose, Species, draw_picture, draw_pose, draw_species
+from dml_core.data.drawing.layouts import WRITERS, Picture
+from dml_core.data.readers.cars196 import Cars196
+from dml_core.data.readers.cub200 import Cub200
+from dml_core.data.readers.inshop import Inshop
+from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
+from dml_core.data.readers.sop import Sop
+from dml_core.data.store.rows import Row
+from dml_core.errors import DataError
+
+STAMP_FILE = "generator.txt"
+_JPEG_QUALITY = 92
+_LOADERS: dict[str, type[OfficialDataset]] = {
+    "cub200": Cub200,
+    "cars-annos": Cars196,
+    "cars-devkit": Cars196,
+    "cars-folders": Cars196,
+    "sop": Sop,
+    "inshop": Inshop,
+}
+Layout = Literal["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "inshop"]
+
+
+class Synthetic(DatasetConfig):
+    """What is drawn, and read back by the loader of the layout that it is written in; the same options give the same bytes.
+
+    Attributes:
+        num_classes: the first half trains, the rest tests.
+        images_per_class: pictures of each class.
+        image_size: side in pixels.
+        num_modes: poses, shared by all classes; a picture shows one of them.
+        difficulty: 0 to 1, strength of every nuisance (place, rotation, light, clutter).
+        grayscale_share: share of the pictures that are stored without colour.
+        seed: of everything that is drawn.
+        layout: of which published dataset the files and tables are.
+    """
+
+    how_to_get: ClassVar[str] = "it is generated; run `dml data fetch synthetic`"
+
+    num_classes: int = Field(default=40, ge=2)
+    images_per_class: int = Field(default=50, ge=2)
+    image_size: int = Field(default=48, ge=8)
+    num_modes: int = Field(default=4, ge=1)
+    difficulty: float = Field(default=0.6, ge=0.0, le=1.0)
+    grayscale_share: float = Field(default=0.02, ge=0.0, le=1.0)
+    seed: int = Field(default=0, ge=0)
+    layout: Layout = "cub200"
+
+    def rows(self, raw: Path) -> list[Row]:
+        """As the layout's loader reads them; the published counts are not this tree's."""
+        return self._loader().rows(raw)
+
+    def reader(self, raw: Path) -> Callable[[Row], bytes]:
+        """As the layout's loader."""
+        return self._loader().reader(raw)
+
+    def _loader(self) -> DatasetConfig:
+        return _LOADERS[self.layout](published_counts=False)
+
+    def _sources_sha256(self) -> str:
+        """Hash of the generator's and the loader's source: a tree drawn by a former version, or for a former loader, is not today's."""
+        sources = (__file__, creatures.__file__, layouts.__file__, inspect.getfile(type(self._loader())))
+        return hashlib.sha256(b"".join(Path(path).read_bytes() for path in sources)).hexdigest()
+
+    def materialise(self, raw: Path) -> None:
+        """Generate unless `raw` holds what these very options and this very generator give; another generated tree is replaced.
+
+        Raises:
+            DataError: `raw` holds files that the generator did not write.
+        """
+        drawn = self.model_dump_json(indent=2, exclude=set(DatasetConfig.model_fields))
+        stamp, wanted = raw / STAMP_FILE, f"{drawn}\n{self._sources_sha256()}\n"
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+            return
+        if raw.is_dir() and any(raw.iterdir()) and not stamp.is_file():
+            raise DataError(f"{raw}: holds files that the generator did not write; move them or choose another folder")
+        partial = raw.parent / f".{raw.name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            generate(self, partial)
+            (partial / STAMP_FILE).write_text(wanted, encoding="utf-8")
+            shutil.rmtree(raw, ignore_errors=True)
+            partial.rename(raw)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def draw_pictures(config: Synthetic) -> Iterator[Picture]:
+    """All pictures, class by class. Each has a random stream of its own: a picture does not depend on how many others there are."""
+    poses = [draw_pose(_stream(config.seed, 0, mode)) for mode in range(config.num_modes)]
+    for class_index in range(config.num_classes):
+        species = draw_species(_stream(config.seed, 1, class_index))
+        for number in range(config.images_per_class):
+            yield _draw(config, species, poses, class_index, number)
+
+
+def generate(config: Synthetic, folder: Path) -> None:
+    """Write the dataset in its configured layout under `folder`, which must not hold one yet."""
+    WRITERS[config.layout](folder, draw_pictures(config), config.num_classes)
+
+
+def _draw(config: Synthetic, species: Species, poses: list[Pose], class_index: int, number: int) -> Picture:
+    rng = _stream(config.seed, 2 + class_index, number)
+    pose = poses[rng.integers(len(poses))]
+    pixels, (left, top, right, bottom) = draw_picture(species, pose, config.image_size, config.difficulty, rng)
+    image = Image.fromarray(pixels)
+    if rng.random() < config.grayscale_share:
+        image = image.convert("L")
+    encoded = io.BytesIO()
+    image.save(encoded, "JPEG", quality=_JPEG_QUALITY)
+    return Picture(class_index, number, encoded.getvalue(), (left, top, right, bottom))
+
+
+def _stream(seed: int, *keys: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *keys))))

@@ -1,0 +1,124 @@
+"""Reading a packed dataset: one role of it, as images, labels and boxes.
+
+The Arrow file is memory-mapped, so all workers of a machine share one copy of it in the page cache and opening it reads nothing.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.info import IMAGES_FILE, MANIFEST_FILE, read_info
+from dml_core.data.store.rows import Box
+from dml_core.errors import ConfigError, DataError
+
+_COMPARED_ROLES = ("query", "gallery")
+
+
+class PackedDataset:
+    """The images of one role, in packing order.
+
+    It opens its files when they are first used and pickles as its arguments, so it can be sent to a worker process or be
+    inherited by a forked one.
+
+    Args:
+        folder: what `prepare` wrote.
+        role: "train", "test", "query" or "gallery".
+        classes: names of the role's classes to keep (a validation split's); None keeps all.
+
+    Raises:
+        DataError: no prepared dataset there.
+        ConfigError: the dataset has no such role, or the role no such class.
+    """
+
+    def __init__(self, folder: Path, role: str, classes: tuple[str, ...] | None = None) -> None:
+        roles = read_info(folder).roles
+        if role not in roles:
+            raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(roles)})")
+        self.folder = folder
+        self.role = role
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "role": self.role, "classes": self.classes}
+
+    @cached_property
+    def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """(N,) class indices, 0 to C - 1, in the order of the dataset's own. Query and gallery share theirs, so they compare."""
+        indices: np.ndarray[Any, np.dtype[np.int64]] = np.searchsorted(self._classes[0], self._rows["label"].to_numpy()).astype(np.int64)
+        return indices
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Name of each class, by class index; for query and gallery the classes of both."""
+        return self._classes[1]
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """(N,) names of the images in the raw dataset."""
+        return [str(path) for path in self._rows["path"].to_pylist()]
+
+    def raw_bytes(self, index: int) -> bytes:
+        """The image as it was in the raw dataset, encoded."""
+        data: bytes = self._images[int(self._positions[index])].as_py()
+        return data
+
+    def image(self, index: int) -> Tensor:
+        """uint8 (3, height, width), RGB.
+
+        Raises:
+            DataError: the bytes do not decode, so the store was damaged after it was written.
+        """
+        try:
+            return decode_rgb(self.raw_bytes(index))
+        except ValueError as error:
+            raise DataError(f"{self.folder}: image {index} of {self.role} is {error}; run `dml data prepare` again") from None
+
+    def box(self, index: int) -> Box | None:
+        """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""
+        return self._boxes[index]
+
+    @cached_property
+    def _comparable_rows(self) -> Any:
+        """Manifest rows of this role and of the one that it is compared with."""
+        table = pq.read_table(self.folder / MANIFEST_FILE, memory_map=True)
+        roles = _COMPARED_ROLES if self.role in _COMPARED_ROLES else (self.role,)
+        rows = table.filter(pc.is_in(table["role"], pa.array(roles)))
+        if self.classes is None:
+            return rows
+        unknown = set(self.classes).difference(rows["label_name"].to_pylist())
+        if unknown:
+            raise ConfigError(f"{self.folder}: {self.role} has no class '{min(unknown)}'")
+        return rows.filter(pc.is_in(rows["label_name"], pa.array(self.classes)))
+
+    @cached_property
+    def _rows(self) -> Any:
+        return self._comparable_rows.filter(pc.equal(self._comparable_rows["role"], self.role))
+
+    @cached_property
+    def _classes(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
+        """The dataset's own numbers of the classes, rising, and their names."""
+        numbers, first = np.unique(self._comparable_rows["label"].to_numpy(), return_index=True)
+        return numbers, [str(name) for name in self._comparable_rows["label_name"].take(first).to_pylist()]
+
+    @cached_property
+    def _positions(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        found: np.ndarray[Any, np.dtype[np.int64]] = self._rows["index"].to_numpy()
+        return found
+
+    @cached_property
+    def _boxes(self) -> list[Box | None]:
+        return [None if box is None else (box[0], box[1], box[2], box[3]) for box in self._rows["box"].to_pylist()]
+
+    @cached_property
+    def _images(self) -> Any:
+        return pa.ipc.open_file(pa.memory_map(str(self.folder / IMAGES_FILE))).read_all()["image"]

@@ -1,0 +1,70 @@
+"""Class-disjoint validation: some of the training classes are held out, chosen by a seed, and the choice is saved with the run."""
+
+from pathlib import Path
+
+from dml_core.config import Config
+from dml_core.data.store.info import read_info
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.split_config import ValidationConfig, held_out_classes
+from dml_core.errors import StoreError
+
+SPLIT_FILE = "validation_split.json"
+
+
+class ClassSplit(Config):
+    """Which training classes train and which validate.
+
+    Attributes:
+        fingerprint: of the packed dataset that was split.
+        share, seed: what the choice derives from.
+        train, validation: class names, each in the dataset's order.
+    """
+
+    fingerprint: str
+    share: float
+    seed: int
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+
+
+def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
+    """Hold out a share of the training classes of a packed dataset (`held_out_classes` says which).
+
+    Raises:
+        ConfigError: fewer than two classes would be left for training.
+    """
+    names = PackedDataset(folder, "train").class_names
+    held_out = held_out_classes(names, config)
+    return ClassSplit(
+        fingerprint=read_info(folder).fingerprint,
+        share=config.share,
+        seed=config.seed,
+        train=tuple(name for name in names if name not in held_out),
+        validation=tuple(name for name in names if name in held_out),
+    )
+
+
+def open_role(folder: Path, role: str, validation: ValidationConfig | None) -> PackedDataset:
+    """One role of a packed dataset as a run sees it: "train" without the classes held out, "validation" those alone.
+
+    Raises:
+        DataError: no prepared dataset there.
+        ConfigError: it has no such role, or too few classes to hold some out.
+    """
+    if validation is None or role not in ("train", "validation"):
+        return PackedDataset(folder, role)
+    split = split_classes(folder, validation)
+    return PackedDataset(folder, "train", split.train if role == "train" else split.validation)
+
+
+def save_split(split: ClassSplit, folder: Path) -> None:
+    """Write the split as `validation_split.json`.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SPLIT_FILE).write_text(split.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{folder}: the validation split cannot be written ({error.strerror or error}); free space") from None

@@ -1,0 +1,64 @@
+"""The settings of a protocol's views (`transforms.py` makes them); light to import."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from dml_core.config import Config
+from dml_core.data.store.sizes import Interpolation, Resize
+
+Scaling = Literal["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"]
+
+
+class Jitter(Config):
+    """Strengths of the colour jitter, in torchvision's terms; 0 leaves the property as it is."""
+
+    brightness: float = Field(default=0.0, ge=0.0, le=1.0)
+    contrast: float = Field(default=0.0, ge=0.0, le=1.0)
+    saturation: float = Field(default=0.0, ge=0.0, le=1.0)
+    hue: float = Field(default=0.0, ge=0.0, le=0.5)
+
+
+class TransformConfig(Config):
+    """One protocol's views.
+
+    Attributes:
+        crop_to_box: cut the image to its bounding box first ("cropped" rows of the papers).
+        train_resize, test_resize: before the crop; an int is the length of the short side, (height, width) ignores the aspect ratio.
+        interpolation: of every resize, always antialiased.
+        crop: training crop. "random" takes a crop_size square anywhere, "random_resized" a part of the image resized to
+            crop_size, "padded" a crop_size square after padding with black (small images).
+        crop_size: side of the input in pixels; a test view is the centre square of this size.
+        crop_area, crop_ratio: share of the area, and width by height, of a random_resized crop.
+        padding: pixels on every side for "padded".
+        flip: mirror a training view left to right every other time.
+        jitter: colour jitter of training views.
+        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128).
+    """
+
+    crop_to_box: bool = False
+    train_resize: Resize | None = None
+    test_resize: Resize | None = None
+    interpolation: Interpolation = "bilinear"
+    crop: Literal["none", "random", "random_resized", "padded"] = "none"
+    crop_size: int | None = Field(default=None, ge=1)
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    padding: int = Field(default=0, ge=0)
+    flip: bool = False
+    jitter: Jitter = Jitter()
+    scaling: Scaling = "rgb-imagenet"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransformConfig":
+        if self.crop != "none" and self.crop_size is None:
+            raise ValueError(f"crop '{self.crop}' needs crop_size")
+        if (self.crop == "padded") != (self.padding > 0):
+            raise ValueError("crop 'padded' and padding above 0 go together")
+        for name in ("crop_area", "crop_ratio"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} must rise from above 0, found ({low}, {high})")
+        if self.crop_area[1] > 1:
+            raise ValueError(f"crop_area is a share of the image, found {self.crop_area[1]}")
+        return self

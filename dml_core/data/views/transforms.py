@@ -1,0 +1,140 @@
+"""From decoded pixels to the network's input: the views that the papers' protocols use.
+
+Every random draw of a training view derives from (seed, epoch, index) by a counter-based generator (Philox), so a view is the same
+in whatever process, order or batch it is made. Geometry works on uint8 pixels, as the published pipelines (Pillow) do; resizing is
+antialiased.
+
+Shapes: C = 3 channels, H and W in pixels.
+"""
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional
+from torch import Tensor
+from torchvision.transforms.v2 import functional as tv
+
+from dml_core.data.store.resized import resize
+from dml_core.data.store.rows import Box
+from dml_core.data.store.sizes import Resize
+from dml_core.data.views.transform_config import Jitter, Scaling, TransformConfig
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_CAFFE_MEAN_BGR = (104.0, 117.0, 128.0)
+_NUM_CROP_ATTEMPTS = 10
+
+
+def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None) -> Tensor:
+    """One training view of uint8 `image` (C, H, W) as float32 (C, H', W').
+
+    Args:
+        seed, epoch, index: all that the draws depend on; `index` is the image's index in its dataset.
+        box: of the image, used where the configuration crops to it.
+    """
+    rng = view_generator(seed, epoch, index)
+    image = _resize(_cut_to_box(image, config, box), config.train_resize, config)
+    image = _random_crop(image, config, rng)
+    if config.flip and rng.random() < 0.5:
+        image = image.flip(2)
+    return scale(_jitter(image, config.jitter, rng), config.scaling)
+
+
+def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
+    """The test view of uint8 `image` (C, H, W) as float32: resized, centre square where there is a crop size, scaled."""
+    image = _resize(_cut_to_box(image, config, box), config.test_resize, config)
+    if config.crop_size is not None and image.shape[1:] != (config.crop_size, config.crop_size):
+        image = tv.center_crop(image, [config.crop_size, config.crop_size])
+    return scale(image, config.scaling)
+
+
+def view_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """The generator of one view's draws: (seed, epoch) is Philox's key, the index its counter's high word."""
+    key = np.array([seed, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index], dtype=np.uint64)))
+
+
+def scale(image: Tensor, scaling: Scaling) -> Tensor:
+    """uint8 RGB pixels (C, H, W) as the float32 numbers and channel order that a network was trained with."""
+    factor_C11, shift_C11 = _scaling_constants(scaling)
+    if scaling == "bgr-caffe":
+        image = image.flip(0)
+    return image.float().mul_(factor_C11).add_(shift_C11)
+
+
+@cache
+def _scaling_constants(scaling: Scaling) -> tuple[Tensor, Tensor]:
+    """Factor and shift per channel, in the output's channel order."""
+    zeros, ones = torch.zeros(3), torch.ones(3)
+    mean, std = {
+        "rgb-imagenet": (torch.tensor(_IMAGENET_MEAN) * 255, torch.tensor(_IMAGENET_STD) * 255),
+        "bgr-caffe": (torch.tensor(_CAFFE_MEAN_BGR), ones),
+        "zero-one": (zeros, ones * 255),
+        "minus-one-one": (ones * 127.5, ones * 127.5),
+    }[scaling]
+    return (1 / std)[:, None, None], (-mean / std)[:, None, None]
+
+
+def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tensor:
+    """The pixels that the box touches; a box that leaves nothing of the image leaves it whole pixels at the border."""
+    if not config.crop_to_box or box is None:
+        return image
+    height, width = image.shape[1:]
+    left, top = min(max(int(box[0]), 0), width - 1), min(max(int(box[1]), 0), height - 1)
+    right, bottom = max(min(math.ceil(box[2]), width), left + 1), max(min(math.ceil(box[3]), height), top + 1)
+    return image[:, top:bottom, left:right]
+
+
+def _resize(image: Tensor, size: Resize | None, config: TransformConfig) -> Tensor:
+    return image if size is None else resize(image, size, config.interpolation)
+
+
+def _random_crop(image: Tensor, config: TransformConfig, rng: np.random.Generator) -> Tensor:
+    if config.crop == "none":
+        return image
+    assert config.crop_size is not None
+    if config.crop == "random_resized":
+        top, left, height, width = _random_part(image.shape[1], image.shape[2], config, rng)
+        part = image[:, top : top + height, left : left + width]
+        return _resize(part, (config.crop_size, config.crop_size), config)
+    if config.crop == "padded":
+        image = torch.nn.functional.pad(image, [config.padding] * 4)
+    if min(image.shape[1:]) < config.crop_size:
+        image = tv.center_crop(image, [max(side, config.crop_size) for side in image.shape[1:]])
+    top = int(rng.integers(image.shape[1] - config.crop_size + 1))
+    left = int(rng.integers(image.shape[2] - config.crop_size + 1))
+    return image[:, top : top + config.crop_size, left : left + config.crop_size]
+
+
+def _random_part(height: int, width: int, config: TransformConfig, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """(top, left, height, width): area uniform, log ratio uniform; the largest central part of allowed ratio where none fits."""
+    log_low, log_high = math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1])
+    for _ in range(_NUM_CROP_ATTEMPTS):
+        area = height * width * rng.uniform(*config.crop_area)
+        ratio = math.exp(rng.uniform(log_low, log_high))
+        part_width, part_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < part_width <= width and 0 < part_height <= height:
+            top, left = rng.integers(height - part_height + 1), rng.integers(width - part_width + 1)
+            return int(top), int(left), part_height, part_width
+    ratio = min(max(width / height, config.crop_ratio[0]), config.crop_ratio[1])
+    part_width, part_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+    return (height - part_height) // 2, (width - part_width) // 2, part_height, part_width
+
+
+def _jitter(image: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
+    """The four adjustments in random order, factors uniform around 1 (hue: around 0)."""
+    adjustments = (
+        (tv.adjust_brightness, 1.0, jitter.brightness),
+        (tv.adjust_contrast, 1.0, jitter.contrast),
+        (tv.adjust_saturation, 1.0, jitter.saturation),
+        (tv.adjust_hue, 0.0, jitter.hue),
+    )
+    if not any(strength for *_, strength in adjustments):
+        return image
+    for position in rng.permutation(len(adjustments)):
+        adjust, neutral, strength = adjustments[position]
+        if strength:
+            image = adjust(image, neutral + strength * rng.uniform(-1.0, 1.0))
+    return image

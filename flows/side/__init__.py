@@ -1,0 +1,1 @@
+"""Pages measured beside the pipeline, without Prefect, Ray and MLflow; nothing else imports this."""

@@ -1,0 +1,130 @@
+"""A person's own images as a dataset of the project: looked at, settings fitted to them, and both blocks written into `params.yaml`.
+
+The images stay where they are: `raw` is a path in the project or, for a folder outside it, an absolute one. DVC keeps a hash of them and
+neither moves nor deletes them (the `fetch` stage's output is persistent and uncached).
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.data.readers.shared.own import guess_reader
+from dml_core.errors import ConfigError, DataError, StoreError
+from tasks.environment import Project
+from tasks.own_images.params_text import with_entry
+from tasks.own_images.settings import fitted_settings
+from tasks.runs.specs import DatasetSpec, Params, load_params
+
+if TYPE_CHECKING:
+    from dml_core.data.check import CheckReport
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # DVC's stages are called by it
+_MIN_CLASSES = 2
+_LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller: else each epoch would decode them whole
+
+
+@dataclass(frozen=True)
+class Added:
+    """What was added: the dataset's parameters, what was found in its images, and the change of `params.yaml` as a unified diff."""
+
+    spec: DatasetSpec
+    report: "CheckReport"
+    diff: str
+
+
+def add_images(
+    project: Project, name: str, path: Path, reader: str | None = None, progress: Callable[[int, int], None] | None = None
+) -> Added:
+    """Write a dataset of a person's own images into `params.yaml`, with settings that fit them.
+
+    Args:
+        project: whose `params.yaml`.
+        name: of the new dataset.
+        path: the folder, or the list (CSV or Parquet) of a manifest.
+        reader: "folder" or "manifest"; None tells by what is there.
+        progress: called with (images looked at, images in all).
+
+    Raises:
+        ConfigError: a name or place that cannot be used, or a `params.yaml` that is wrong already.
+        DataError: images that cannot be trained on; the line names the first.
+        StoreError: `params.yaml` cannot be written.
+    """
+    params = load_params(project.params_file)
+    _check_name(name, params)
+    reader, raw, options = guess_reader(path.resolve(), reader)
+    spec = DatasetSpec(reader=reader, raw=_place(project, params, raw), options=options)
+    report = _looked_at(spec, raw, progress)
+    if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
+        spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
+    return Added(spec, report, _write(project.params_file, name, spec, report))
+
+
+def _check_name(name: str, params: Params) -> None:
+    if not _NAME.fullmatch(name) or not isinstance(yaml.safe_load(name), str):
+        raise ConfigError(f"'{name}': not a name for a dataset; use letters, digits, - and _, a letter first")
+    if name in params.datasets or name in params.comparison.datasets:
+        raise ConfigError(f"params.yaml has a dataset '{name}' already; choose another name, or remove its blocks first")
+
+
+def _place(project: Project, params: Params, raw: Path) -> str:
+    """`raw` as `params.yaml` has it; DVC takes no two datasets from one folder, nor one from what the project makes."""
+    root = project.root.resolve()
+    others = {f"the raw files of '{name}'": root / spec.raw for name, spec in params.datasets.items()}
+    others |= {"packed data": root / "data/packed", "the state of runs": project.state.resolve()}
+    if root.is_relative_to(raw):
+        raise ConfigError(f"{raw}: the project is in there; put the images into a folder of their own")
+    for what, other in others.items():
+        if raw.is_relative_to(other.resolve()) or other.resolve().is_relative_to(raw):
+            raise ConfigError(f"{raw}: overlaps {what} ({other}); put the images into a folder of their own")
+    return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
+
+
+def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
+    from dml_core.data.check import check_dataset
+
+    report = check_dataset(spec.reader, raw, spec.options, progress)
+    for finding in report.violations:
+        raise DataError(f"{raw}: {finding.num_found} images: {finding.what}, the first is {finding.examples[0]}; mend or remove them")
+    tested = sum(counts.num_classes for role, counts in report.counts.items() if role in ("test", "query"))
+    trained = report.counts["train"].num_classes if "train" in report.counts else 0
+    if min(trained, tested) < _MIN_CLASSES:
+        raise DataError(
+            f"{raw}: {trained} classes to train on and {tested} others to test on, at least {_MIN_CLASSES} of each are needed; "
+            "add classes, or name the roles (docs/datasets.md)"
+        )
+    return report
+
+
+def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> str:
+    """Put the blocks in, all or nothing; the difference."""
+    before, values = path.read_bytes().decode(), read_yaml(path)
+    block = spec.model_dump(exclude_defaults=True)
+    settings = fitted_settings(values["comparison"]["protocol"], report)
+    after = with_entry(before, ("datasets",), [f"{name}:", *_lines(block)])
+    after = with_entry(after, ("comparison", "datasets"), [f"{name}:{'' if settings else ' {}'}", *_lines(settings)])
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(after.encode())
+        load_params(partial)
+        assert read_yaml(partial) == merge(values, {"datasets": {name: block}, "comparison": {"datasets": {name: settings}}})
+        partial.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm="")
+    return "\n".join(lines)
+
+
+def _lines(block: dict[str, Any]) -> list[str]:
+    """A block's entries, one a line, what is in them in braces."""
+    return [
+        f"  {yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=1000).strip()[1:-1]}"
+        for key, value in block.items()
+    ]

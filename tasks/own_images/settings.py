@@ -1,0 +1,84 @@
+"""Settings of the standing comparison that fit a person's images: what of the protocol has to change for every variant to run on them.
+
+The protocol's input size, batch and number of epochs are kept as far as the images allow.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from dml_core.config import parse
+from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.views.samplers import SamplerConfig
+from dml_core.data.views.transform_config import TransformConfig
+
+if TYPE_CHECKING:
+    from dml_core.data.check import CheckReport
+
+_NUM_STEPS = 200  # about as many as the embedded dataset gets
+_MAX_EPOCHS = 60
+
+
+def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
+    """A dataset's part of the comparison; what would be as in the protocol is left out.
+
+    Args:
+        protocol: `comparison.protocol` as it is written.
+        report: what was found in the images.
+
+    Raises:
+        ConfigError: a setting of the protocol is wrong.
+    """
+    train = report.counts["train"]
+    sampler = _sampler(protocol, train.num_images, _num_classes(protocol, train.num_classes))
+    batch_size = sampler.get("batch_size", parse(SamplerConfig, protocol.get("sampler", {}), "sampler").batch_size)
+    settings = {"transform": _transform(protocol, report), "sampler": sampler}
+    num_epochs = _num_epochs(protocol["num_epochs"], -(-train.num_images // batch_size))
+    return {key: value for key, value in settings.items() if value} | num_epochs
+
+
+def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
+    """Images of any size come to the network's side, or to their own where they are smaller; other kinds of crop resize by themselves."""
+    planned = parse(TransformConfig, protocol.get("transform", {}), "transform")
+    boxes = {"crop_to_box": True} if report.num_boxes == sum(counts.num_images for counts in report.counts.values()) else {}
+    if planned.crop != "padded" or planned.crop_size is None:
+        return boxes
+    smallest, middle, largest = report.short_sides
+    side = min(planned.crop_size, middle)
+    resize = {} if smallest == largest == side and not boxes else {"train_resize": side, "test_resize": side}
+    return boxes | resize | {"crop_size": side, "padding": max(1, round(planned.padding * side / planned.crop_size))}
+
+
+def _num_classes(protocol: dict[str, Any], num_classes: int) -> int:
+    """Those that are left to train on where the protocol holds some out for validation (`dml_core.data.store.splits`)."""
+    if protocol.get("validation") is None:
+        return num_classes
+    held_out = max(2, round(parse(ValidationConfig, protocol["validation"], "validation").share * num_classes))
+    return max(2, num_classes - held_out)
+
+
+def _sampler(protocol: dict[str, Any], num_images: int, num_classes: int) -> dict[str, Any]:
+    """Batches of about the protocol's size, with no more classes and images of each than there are."""
+    planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
+    balanced = planned.num_classes_per_batch * planned.num_samples_per_class
+    samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
+    if num_classes >= planned.num_classes_per_batch:
+        samples = min(samples, planned.num_samples_per_class)
+    wanted = {
+        "batch_size": _batch_size(planned.batch_size, num_images),
+        "num_classes_per_batch": max(2, min(num_classes, balanced // samples)),
+        "num_samples_per_class": samples,
+    }
+    return {key: value for key, value in wanted.items() if value != getattr(planned, key)}
+
+
+def _batch_size(planned: int, num_images: int) -> int:
+    """As planned, unless the last batch would be a single image, which BatchNorm cannot take."""
+    size = min(planned, num_images)
+    while size > 2 and num_images % size == 1:
+        size -= 1
+    return size
+
+
+def _num_epochs(planned: int, num_batches: int) -> dict[str, int]:
+    """More epochs for few images, so that there are steps enough to learn something; never fewer than planned."""
+    wanted = max(planned, min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches)))
+    return {} if wanted == planned else {"num_epochs": wanted}

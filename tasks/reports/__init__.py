@@ -1,0 +1,1 @@
+"""A comparison's report: what DVC tracks, what a person reads."""

@@ -1,0 +1,125 @@
+"""A comparison's report from the scores of its runs: what DVC tracks, what a person reads."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Column, Table
+
+from dml_core.evaluation.confidence import Summary, summarise
+from dml_core.figures.recalls import plot_recalls
+from tasks.runs.records import MetricRecord
+from tasks.runs.specs import RunSpec
+
+if TYPE_CHECKING:
+    from dml_core.data.check import CheckReport
+
+METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
+REPORT_FILE, FIGURE_FILE = "report.md", "recall.png"
+HEADLINES = ("recall@1", "map@r", "nmi")  # what `dvc metrics show` has a column for
+
+
+def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
+    """Variant -> metric -> summary over the variant's seeds, in the order of the runs."""
+    by_variant: dict[str, list[dict[str, float]]] = {}
+    for spec, record in runs:
+        by_variant.setdefault(spec.variant, []).append(record.metrics)
+    return {variant: {name: summarise([metrics[name] for metrics in seeds]) for name in seeds[0]} for variant, seeds in by_variant.items()}
+
+
+def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path) -> str:
+    """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
+
+    `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
+    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    summaries = summarise_runs(runs)
+    _write_metrics(summaries, folder / METRICS_FOLDER)
+    recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
+    rows = [[variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items()]
+    _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
+    _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
+    plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
+    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role)
+    (folder / REPORT_FILE).write_text(text)
+    return text
+
+
+def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
+    """Recall@K by K, K rising."""
+    found = {int(k): value for name, value in metrics.items() if (k := name.removeprefix("recall@")) != name and k.isdigit()}
+    return dict(sorted(found.items()))
+
+
+def report_columns(summaries: dict[str, dict[str, Summary]]) -> list[str]:
+    """The metrics that a table shows: every Recall@K, then MAP@R, R-precision and NMI where they were measured."""
+    first = {name: summary.mean for name, summary in next(iter(summaries.values())).items()}
+    return [*(f"recall@{k}" for k in recall_by_k(first)), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
+
+
+def check_table(name: str, report: "CheckReport") -> Table:
+    """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
+    table = Table("what", "found", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
+    for role, counts in report.counts.items():
+        published = report.published.get(role)
+        beside = f"{published.num_images} images of {published.num_classes} classes" if published else "nothing published"
+        smallest, largest = report.class_sizes[role]
+        each = f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
+        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {each} of each", beside)
+    for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
+        for finding in findings:
+            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples))
+    return table
+
+
+def _write_metrics(summaries: dict[str, dict[str, Summary]], folder: Path) -> None:
+    """A file a variant; those of variants that are no longer in the comparison go."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.json"):
+        if path.stem not in summaries:
+            path.unlink()
+    for variant, metrics in summaries.items():
+        means = {name: round(metrics[name].mean, 6) for name in HEADLINES if name in metrics}
+        (folder / f"{variant}.json").write_text(json.dumps(means, indent=2) + "\n")
+
+
+def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[str, dict[str, Summary]]) -> list[list[str]]:
+    """A header, and a row for each metric of each variant: mean, half of the 95 % interval, each seed's value; empty where none is."""
+    seeds = sorted({spec.seed for spec, _ in runs})
+    measured = {(spec.variant, spec.seed): record.metrics for spec, record in runs}
+    rows = [["variant", "metric", "mean", "half_width", *(f"seed_{seed}" for seed in seeds)]]
+    for variant, metrics in summaries.items():
+        for name, summary in metrics.items():
+            of_seeds = [measured.get((variant, seed), {}).get(name) for seed in seeds]
+            rows.append(
+                [variant, name, *("" if value is None else f"{value:.6f}" for value in (summary.mean, summary.half_width, *of_seeds))]
+            )
+    return rows
+
+
+def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[int, list[float]]]:
+    """Variant -> K -> Recall@K of each seed."""
+    recalls: dict[str, dict[int, list[float]]] = {}
+    for spec, record in runs:
+        for k, value in recall_by_k(record.metrics).items():
+            recalls.setdefault(spec.variant, {}).setdefault(k, []).append(value)
+    return recalls
+
+
+def _write_csv(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str) -> str:
+    columns = report_columns(summaries)
+    spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
+    rows = [["variant", *columns], *([variant, *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
+    padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    lines = [f"# {title}", "", f"Per cent, {role} classes, {spread}.", "", padded[0], rule, *padded[1:]]
+    return "\n".join([*lines, "", f"![Recall@K]({FIGURE_FILE})", ""])

@@ -1,0 +1,1 @@
+"""What a run is: its specification, its identity, the records and files that it leaves."""

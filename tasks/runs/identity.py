@@ -1,0 +1,103 @@
+"""When two steps are the same: one hash of everything that their result depends on, and of nothing else.
+
+In it: the part of the run's specification that the step reads, the identity of what it reads (dataset digest, earlier step), what the
+source files that it uses do (`tasks.runs.source`: an edited comment counts for nothing), and the step's version. Not in it: worker count,
+device, logging, where files lie. It is Prefect's cache key.
+
+The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
+are not followed or counted: a run depends on its own entry's file, not on what else can be chosen.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from dml_core.losses.registry import loss_modules
+from dml_core.models.backbones.registry import backbone_module
+from tasks.runs.records import DatasetRecord
+from tasks.runs.source import imported_modules, normal_form
+from tasks.runs.specs import RunSpec
+
+PACKAGES = ("dml_core", "tasks")
+STEP_VERSION = {"train": 1, "embed": 1, "evaluate": 1}
+STEP_MODULES = {
+    "train": ("dml_core.training.loop", "dml_core.data.store.splits"),
+    "embed": ("tasks.workers.embedding",),
+    "evaluate": ("tasks.scores.evaluation",),
+}
+
+
+def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a trained system; its loss's and its backbone's files count, others' do not."""
+    backbone = backbone_module(spec.training.model.backbone.name)
+    losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
+    reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
+    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses)))
+
+
+def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a run's embeddings."""
+    return _identity("embed", {"role": spec.evaluation.role}, train_identity(spec, dataset), STEP_MODULES["embed"])
+
+
+def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a run's scores and figures."""
+    reads = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
+    return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
+
+
+def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
+    """What a run is published as: once in the standing comparison, and once in each comparison with other settings that has it too."""
+    if not spec.overrides:
+        return evaluate_identity
+    return hashlib.sha256(json.dumps([spec.comparison, evaluate_identity]).encode()).hexdigest()[:32]
+
+
+def _identity(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> str:
+    parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity, source_digest(modules)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def source_digest(modules: tuple[str, ...]) -> str:
+    """Hash of the names of all source files that `modules` use, and of what each does."""
+    digest = hashlib.sha256()
+    for name, path in sorted(source_files(modules).items()):
+        digest.update(f"{name}\0{normal_form(path.read_text(encoding='utf-8'))}\0".encode())
+    return digest.hexdigest()
+
+
+def source_files(modules: Iterable[str]) -> dict[str, Path]:
+    """The project's modules that `modules` import, directly or not, themselves included: name -> file."""
+    files: dict[str, Path] = {}
+    to_visit = list(modules)
+    while to_visit:
+        name = to_visit.pop()
+        if name in files or name.rpartition(".")[2] == "registry":
+            continue
+        path = _module_file(name)
+        if path is not None:
+            files[name] = path
+            to_visit.extend(_imports(path))
+    return files
+
+
+def _module_file(name: str) -> Path | None:
+    """The file of one of the project's own modules; None for a name inside a module or for another package. Nothing is imported."""
+    package, *parts = name.split(".")
+    if package not in PACKAGES:
+        return None
+    origin = find_spec(package).origin  # type: ignore[union-attr]
+    path = Path(str(origin)).parent.joinpath(*parts)
+    candidates = (path.with_suffix(".py"), path / "__init__.py") if parts else (path / "__init__.py",)
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+@cache
+def _imports(path: Path) -> tuple[str, ...]:
+    """The project's modules that a file imports."""
+    names = imported_modules(path.read_text(encoding="utf-8"))
+    return tuple(name for name in names if name.partition(".")[0] in PACKAGES)

@@ -1,0 +1,1 @@
+"""Scoring: a run's embeddings, and a person's files."""

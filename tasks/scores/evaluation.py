@@ -1,0 +1,76 @@
+"""Scoring one run from its files: `metrics.json`, and the figures beside it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.store.splits import open_role
+from dml_core.errors import EvaluationError, StoreError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import evaluate
+from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.scores.figures import Side, draw_figures
+
+METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
+
+
+def evaluate_run(
+    config: EvaluationConfig,
+    seed: int,
+    title: str,
+    history: list[dict[str, float]],
+    dataset: Path,
+    embeddings: Path,
+    folder: Path,
+    validation: ValidationConfig | None = None,
+) -> dict[str, float]:
+    """Score a run's embeddings and draw its figures into `folder`.
+
+    Args:
+        config: what is measured.
+        seed: of k-means and of what the figures sample.
+        title: over the figures.
+        history: the training steps, for the curves.
+        dataset: the packed dataset's folder, for the images.
+        embeddings: folder of the extracted embeddings.
+        folder: where `metrics.json` and the figures go.
+        validation: which training classes the run held out.
+
+    Returns:
+        Metric name -> fraction or count.
+
+    Raises:
+        EvaluationError: embeddings that cannot be scored.
+        StoreError: the folder cannot be written.
+    """
+    query_role, gallery_role = query_and_gallery(embeddings)
+    gallery_ND, labels_N = load_embeddings(embeddings, gallery_role)
+    same = query_role == gallery_role
+    queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
+    metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
+    try:
+        (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
+        (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")
+        gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
+        queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
+        score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
+        draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
+    except OSError as error:
+        raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
+    """An array from a `.npy` file; nothing in it is executed. Memory-mapped, only what is looked at is read.
+
+    Raises:
+        EvaluationError: no such file, or not a plain array of numbers or strings.
+    """
+    try:
+        return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))
+    except FileNotFoundError:
+        raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise EvaluationError(f"{path}: not an array saved by numpy.save ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,196 @@
+"""The figures of one run: training curves, similarities of pairs, what was retrieved for some queries, and a map of the embeddings.
+
+Gallery and map show a part of the queries: all of them where there are at most MAX_QUERIES, else whole classes in a random order, of each
+at most its share. For these the nearest neighbours are searched, among the whole gallery.
+
+Shapes: N gallery items, Q queries, L queries looked at, k neighbours.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.evaluation.config import Metric
+from dml_core.evaluation.neighbours import nearest
+from dml_core.figures.curves import plot_training_curves
+from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
+from dml_core.figures.histograms import plot_similarity_histogram
+from dml_core.figures.maps import plot_map
+
+CURVE_FILE, HISTOGRAM_FILE, GALLERY_FILE, MAP_FILE = "curve.png", "similarities.png", "gallery.png", "map.png"
+MAX_QUERIES, MIN_PER_CLASS = 1000, 25
+NUM_ROWS_OF_A_KIND, NUM_NEIGHBOURS = 4, 8
+NUM_NAMED_OF_A_KIND = 5
+NOT_DRAWN = ("epoch", "step", "learning_rate_factor")
+VALIDATION = "validation_"  # what the names of a history's metrics on held-out classes begin with
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the retrieval: images, their embeddings (N, D) and their labels (N,)."""
+
+    dataset: PackedDataset
+    embeddings: NDArray[Any]
+    labels: NDArray[Any]
+
+    def class_name(self, index: int) -> str:
+        """Name of the image's class."""
+        return self.dataset.class_names[int(self.labels[index])]
+
+    def image(self, index: int) -> Image.Image:
+        """The image as it is stored."""
+        return Image.fromarray(self.dataset.image(int(index)).permute(1, 2, 0).numpy())
+
+
+@dataclass(frozen=True)
+class Found:
+    """Queries that were looked at (L,) and, for each, its nearest gallery items (L, k), their similarities, and whether they are right."""
+
+    queries: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+    right: NDArray[np.bool_]
+
+
+def draw_figures(
+    queries: Side, gallery: Side, metric: Metric, seed: int, title: str, history: list[dict[str, float]], folder: Path
+) -> None:
+    """Draw all figures of a run into `folder`; a run without a history has no curve, one with fewer than three queries no map.
+
+    Args:
+        queries: who asks; the gallery itself where there are no queries of their own.
+        gallery: what is searched.
+        metric: of the similarities.
+        seed: of everything that is drawn at random.
+        title: which run this is and its score.
+        history: the training steps.
+        folder: where the PNGs go.
+
+    Raises:
+        EvaluationError: embeddings that cannot be drawn.
+    """
+    if history:
+        draw_curves(history, folder / CURVE_FILE, title)
+    plot_similarity_histogram(gallery.embeddings, gallery.labels, folder / HISTOGRAM_FILE, title, metric, seed=seed)
+    found = look_up(queries, gallery, metric, seed)
+    draw_gallery(queries, gallery, found, seed, folder / GALLERY_FILE, title)
+    if len(found.queries) >= 3 and queries.embeddings.shape[1] >= 2:
+        draw_map(queries, found, seed, folder / MAP_FILE, title)
+
+
+def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None:
+    """The loss, its parts and what was measured on held-out classes, over epochs."""
+    names = list(dict.fromkeys(name for row in history for name in row if name not in NOT_DRAWN))
+    num_epochs = history[-1]["epoch"] + 1
+    steps_per_epoch = (history[-1]["step"] + 1) / num_epochs
+    curves: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+    for name in sorted(names, key=lambda name: name != "loss"):
+        points = [((row["step"] + 1) / steps_per_epoch, row[name]) for row in history if name in row]
+        curves[name.startswith(VALIDATION)][_readable(name)] = tuple(zip(*points, strict=True))
+    plot_training_curves(_without_repetition(curves[False]), path, title, curves[True])
+
+
+def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Found:
+    """The nearest neighbours of the queries that are looked at, a query itself left out."""
+    looked = choose_queries(queries.labels, seed)
+    same = queries.dataset.role == gallery.dataset.role
+    # `exclude_self` goes by index, so one item more is asked for and the query's own index is dropped here.
+    num_wanted = min(NUM_NEIGHBOURS, len(gallery.labels) - same)
+    indices, similarities = nearest(gallery.embeddings, queries.embeddings[looked], num_wanted + same, exclude_self=False, metric=metric)
+    if same:
+        keep = indices != looked[:, None]
+        keep[keep.all(axis=1), -1] = False  # so many are equally near that the query itself is not among them
+        indices, similarities = (array[keep].reshape(-1, num_wanted) for array in (indices, similarities))
+    return Found(looked, indices, similarities, gallery.labels[indices] == queries.labels[looked][:, None])
+
+
+def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
+    """(L,) rising indices of the queries that gallery and map look at."""
+    if len(labels) <= MAX_QUERIES:
+        return np.arange(len(labels))
+    generator = np.random.default_rng(seed)
+    classes = generator.permutation(np.unique(labels))
+    per_class = max(MIN_PER_CLASS, MAX_QUERIES // len(classes))
+    chosen: list[int] = []
+    for label in classes:
+        chosen += generator.permutation(np.flatnonzero(labels == label))[:per_class].tolist()
+        if len(chosen) >= MAX_QUERIES:
+            break
+    return np.sort(np.array(chosen[:MAX_QUERIES], dtype=np.int64))
+
+
+def rows_to_draw(found: Found, labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the queries looked at that a gallery shows: NUM_ROWS_OF_A_KIND whose nearest neighbour is right and as many where it is
+    wrong, more of one kind where there are fewer of the other; at random, of different classes while there are.
+
+    Args:
+        found: what was found.
+        labels: (L,) of the queries looked at.
+        seed: of the draw.
+    """
+    order = np.random.default_rng(seed).permutation(len(labels))
+    right, wrong = (_of_different_classes(order[found.right[order, 0] == is_right], labels) for is_right in (True, False))
+    num_right = min(len(right), max(NUM_ROWS_OF_A_KIND, 2 * NUM_ROWS_OF_A_KIND - len(wrong)))
+    return right[:num_right], wrong[: 2 * NUM_ROWS_OF_A_KIND - num_right]
+
+
+def draw_gallery(queries: Side, gallery: Side, found: Found, seed: int, path: Path, title: str) -> None:
+    """Some queries that found their class, then some that did not, with their neighbours."""
+    kinds = rows_to_draw(found, queries.labels[found.queries], seed)
+    rows = [_row(queries, gallery, found, number) for kind in kinds for number in kind]
+    right = int(found.right[:, 0].sum())
+    note = (
+        f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
+        f"{len(found.queries) - right} where it is wrong; {len(found.queries)} of {len(queries.labels)} queries looked at"
+    )
+    plot_retrieval_gallery(rows, path, title, note)
+
+
+def draw_map(queries: Side, found: Found, seed: int, path: Path, title: str) -> None:
+    """The queries looked at; of many classes those are named whose images find their class best and worst.
+
+    PCA and not t-SNE: that doubles a small run's evaluation, and its sums over threads give other bytes each time.
+    """
+    labels = queries.labels[found.queries]
+    classes, codes = np.unique(labels, return_inverse=True)
+    recalls = np.bincount(codes, found.right[:, 0]) / np.bincount(codes)
+    order, what = np.argsort(-recalls, kind="stable"), "classes in the order of their Recall@1"
+    if len(order) > 2 * NUM_NAMED_OF_A_KIND:
+        order = np.concatenate([order[:NUM_NAMED_OF_A_KIND], order[-NUM_NAMED_OF_A_KIND:]])
+        what = f"named: the {NUM_NAMED_OF_A_KIND} classes found best and the {NUM_NAMED_OF_A_KIND} found worst"
+    names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
+    about = f"PCA of {len(labels)} of {len(queries.labels)} queries; {what}"
+    plot_map(queries.embeddings[found.queries], labels, path, "pca", f"{title}\n{about}", seed, names)
+
+
+def _row(queries: Side, gallery: Side, found: Found, number: int) -> GalleryRow:
+    query = found.queries[number]
+    neighbours = [
+        Neighbour(gallery.image(index), gallery.class_name(index), float(similarity), bool(is_right))
+        for index, similarity, is_right in zip(found.indices[number], found.similarities[number], found.right[number], strict=True)
+    ]
+    return GalleryRow(queries.image(query), queries.class_name(query), neighbours)
+
+
+def _of_different_classes(numbers: NDArray[np.int64], labels: NDArray[Any]) -> NDArray[np.int64]:
+    """The same numbers, the first of each class before any second."""
+    first = np.zeros(len(numbers), dtype=bool)
+    first[np.unique(labels[numbers], return_index=True)[1]] = True
+    return np.concatenate([numbers[first], numbers[~first]])
+
+
+def _without_repetition(curves: dict[str, Any]) -> dict[str, Any]:
+    """A loss with a single part is that part: one panel is enough."""
+    return {name: curve for name, curve in curves.items() if name == "loss" or curve != curves["loss"]}
+
+
+def _readable(name: str) -> str:
+    """A history's name of a metric as a panel's title."""
+    if not name.startswith(VALIDATION):
+        return name
+    return f"{name.removeprefix(VALIDATION).replace('_at_', '@').capitalize()} on held-out classes"

@@ -1,0 +1,109 @@
+"""Scoring embeddings from files, outside of any run: what `dml evaluate` does.
+
+Embeddings are a `.npy` file with one of labels, or a folder as extraction writes it (`tasks.runs.embeddings`).
+"""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError, EvaluationError
+from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
+from tasks.runs.embeddings import MANIFEST_FILE, query_and_gallery
+from tasks.scores.evaluation import load_array
+
+INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
+
+
+class Files(NamedTuple):
+    """A gallery, and queries or none: two files each, or all in one folder (then only `embeddings` is given)."""
+
+    embeddings: Path
+    labels: Path | None
+    query_embeddings: Path | None
+    query_labels: Path | None
+
+
+def score_files(files: Files, config: EvaluationConfig, stream: bool, approximation: ApproximateConfig | None) -> dict[str, float | int]:
+    """Metrics of the embeddings in `files`.
+
+    Args:
+        files: where they are.
+        config: what is measured.
+        stream: keep one shard of the gallery and one of the queries in memory; the retrieval metrics only.
+        approximation: search through this index, also shard by shard; Recall@K only, with the index's own recall. None: exactly.
+
+    Raises:
+        EvaluationError: files that are missing or do not fit, or embeddings that cannot be scored.
+    """
+    if not files.embeddings.exists():
+        raise EvaluationError(f"{files.embeddings}: no such file or folder")
+    gallery, queries = _open_folder(files) if files.embeddings.is_dir() else _open_arrays(files)
+    if approximation is not None:
+        return evaluate_approximately(gallery, config, approximation, queries)
+    if stream:
+        return evaluate_shards(gallery, config, queries)
+    return evaluate(*_joined(gallery), config, *((None, None) if queries is None else _joined(queries)))
+
+
+def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
+    """The index by its short name, with options as `key=value`.
+
+    Raises:
+        ConfigError: another name, or an option that it does not know.
+    """
+    if index not in INDEXES:
+        raise ConfigError(f"--approximate {index}: expected one of {', '.join(INDEXES)}")
+    for option in options:
+        if not option.partition("=")[2].isdigit():
+            raise ConfigError(f"--index-option {option}: expected name=number, as in num_probes=64")
+    values = {name: int(value) for name, _, value in (option.partition("=") for option in options)}
+    return parse(ApproximateConfig, {"index": INDEXES[index], **values}, "--index-option")
+
+
+def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:
+    if files.labels is None:
+        raise EvaluationError(f"{files.embeddings}: a file of embeddings needs --labels; only a folder of an extraction has its own")
+    if (files.query_embeddings is None) != (files.query_labels is None):
+        raise EvaluationError("--query-embeddings and --query-labels go together; give both or neither")
+    gallery = [EmbeddingShard(partial(load_array, files.embeddings), load_array(files.labels))]
+    if files.query_embeddings is None or files.query_labels is None:
+        return gallery, None
+    return gallery, [EmbeddingShard(partial(load_array, files.query_embeddings), load_array(files.query_labels))]
+
+
+def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:
+    if any(path is not None for path in files[1:]):
+        raise EvaluationError(f"{files.embeddings}: a folder has its own labels and queries; leave --labels and --query-... out")
+    manifest = files.embeddings / MANIFEST_FILE
+    try:
+        query_role, gallery_role = query_and_gallery(files.embeddings)
+        entries = json.loads(manifest.read_text())
+        gallery = _role_shards(files.embeddings, entries[gallery_role])
+        return gallery, None if query_role == gallery_role else _role_shards(files.embeddings, entries[query_role])
+    except FileNotFoundError:
+        raise EvaluationError(f"{files.embeddings}: no {MANIFEST_FILE} there; expected a folder that extraction has written") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise EvaluationError(f"{manifest}: not the manifest of extracted embeddings; extract them again") from None
+
+
+def _role_shards(folder: Path, entry: dict[str, object]) -> list[EmbeddingShard]:
+    """Shards of a role; their sizes are read from their headers."""
+    names = [str(name) for name in entry["shards"]]  # type: ignore[attr-defined]
+    labels_N = load_array(folder / str(entry["labels"]))
+    sizes = [len(load_array(folder / name, memory_mapped=True)) for name in names]
+    if sum(sizes) != len(labels_N):
+        raise EvaluationError(f"{folder}: {sum(sizes)} embeddings but {len(labels_N)} labels; extract them again")
+    parts = np.split(labels_N, np.cumsum(sizes)[:-1])
+    return [EmbeddingShard(partial(load_array, folder / name), part) for name, part in zip(names, parts, strict=True)]
+
+
+def _joined(shards: Sequence[EmbeddingShard]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([np.asarray(shard.load()) for shard in shards]), np.concatenate([np.asarray(shard.labels) for shard in shards])

@@ -1,0 +1,131 @@
+"""Models in MLflow: a run's network as a logged model, and a comparison's best as a version of a registered one."""
+
+import re
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, Schema, TensorSpec
+
+import dml_core
+from dml_core.config import parse
+from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.config import TrainingConfig
+from tasks.runs.identity import source_files
+from tasks.runs.records import RunReport
+from tasks.tracking.pages import model_tags
+
+MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
+BEST = "best"
+
+
+def find_model(client: MlflowClient, run: Any) -> str | None:
+    """The model that a run has logged whole, by its id; one whose logging broke off is deleted."""
+    for output in run.outputs.model_outputs if run.outputs else ():
+        try:
+            model = client.get_logged_model(output.model_id)
+        except MlflowException:
+            continue  # deleted
+        if model.status == LoggedModelStatus.READY:
+            return str(model.model_id)
+        client.delete_logged_model(model.model_id)
+    return None
+
+
+def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
+    """Log the trained network as a pyfunc, encoded images in, embeddings out, with the code that it imports and pinned requirements.
+
+    Args:
+        client: of `uri`.
+        uri: MLflow's tracking address; only the fluent interface logs models, so the caller holds the tracker's lock.
+        run_id: the run that trained it.
+        report: that run's.
+        checkpoint: folder of its checkpoint.
+        num_steps: of the training. MLflow links a run's metrics of the model's step to the model: the first ones where it is 0. No
+            metric has this step; the final scores are linked when they are logged.
+
+    Returns:
+        The model's id.
+    """
+    from dml_core.data.store.splits import open_role  # these two bring torchvision, which finding a published run does not need
+    from tasks.tracking import packaged_model
+
+    state = load_checkpoint(checkpoint)
+    assert state is not None
+    training = parse(TrainingConfig, report.parameters["training"], "published run")
+    dataset = open_role(Path(report.dataset.folder), "train", training.validation)
+    mlflow.set_tracking_uri(uri)
+    with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id, log_system_metrics=False):
+        network, code = Path(folder) / "network", Path(folder) / "code"
+        network.mkdir()
+        description = packaged_model.save(network, report.parameters["training"], len(dataset.class_names), state["system"])
+        info = mlflow.pyfunc.log_model(
+            name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
+            python_model=packaged_model.__file__,
+            artifacts={"network": str(network)},
+            code_paths=[str(copy_code(training.model.backbone.name, code))],
+            pip_requirements=[f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)],
+            signature=ModelSignature(
+                inputs=Schema([ColSpec("binary", packaged_model.COLUMN)]),
+                outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description["embedding_dim"]))]),
+            ),
+            input_example=pd.DataFrame({packaged_model.COLUMN: [dataset.raw_bytes(0)]}),
+            model_type="embedding",
+            tags=model_tags(report.tags),
+            step=num_steps,
+        )
+    return str(info.model_id)
+
+
+def copy_code(backbone: str, folder: Path) -> Path:
+    """Copy the files that the packaged model imports with this backbone into `folder`, as the package `dml_core`; returns its path."""
+    from dml_core.models.backbones import registry
+
+    modules = source_files(("tasks.tracking.packaged_model", registry.backbone_module(backbone)))
+    source = Path(dml_core.__file__).parent
+    # The registry is a table of names, which identities leave out; the model looks its backbone up there.
+    paths = {path for name, path in modules.items() if name.startswith("dml_core")} | {Path(registry.__file__)}
+    packages = {parent / "__init__.py" for path in paths for parent in path.parents if parent.is_relative_to(source)}
+    for path in paths | {path for path in packages if path.exists()}:
+        target = folder / source.name / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return folder / source.name
+
+
+def _requirements(backbone: str) -> tuple[str, ...]:
+    return (*MODEL_REQUIREMENTS, "timm") if backbone.startswith("timm:") else MODEL_REQUIREMENTS
+
+
+def registered_name(dataset: str, role: str) -> str:
+    """The registered model of a dataset's comparison."""
+    return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
+
+
+def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
+    """Have the alias `best` of a registered model lead to a run's model; a model that is a version already is not registered again.
+
+    Returns:
+        The version.
+    """
+    model_id = find_model(client, run)
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description="The best run of the standing comparison; the alias `best` leads to it.")
+    versions = {found.source: found.version for found in client.search_model_versions(f"name = '{name}'")}  # it leaves model_id out
+    found = versions.get(f"models:/{model_id}")
+    if found is None:
+        found = client.create_model_version(
+            name, f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id, description=description
+        ).version
+    if str(client.get_registered_model(name).aliases.get(BEST)) != str(found):
+        client.set_registered_model_alias(name, BEST, str(found))
+    return str(found)

@@ -1,0 +1,212 @@
+"""What a reader sees on MLflow's pages: names, parameters, curves, descriptions, saved views. Knows MLflow's tags, not its library."""
+
+import getpass
+import json
+import os
+import shlex
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import flatten, parse
+from dml_core.evaluation.confidence import Summary
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.config import TrainingConfig
+from tasks.tracking.published import PUBLISHED_TAG, PublishedRun, metric_name
+
+NOTE_TAG, SOURCE_TAG, COMMIT_TAG, USER_TAG = "mlflow.note.content", "mlflow.source.name", "mlflow.source.git.commit", "mlflow.user"
+KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experiment.primaryMetric.name", "mlflow.sharedViewState."
+VIEW = "variants"
+VIEW_METRICS, VIEW_PARAMETERS = ("recall_at_1", "map_at_r", "r_precision", "nmi"), ("loss.name", "seed")
+WORKFLOW = "workflowType=machine_learning"  # else the page's menu speaks of agents and prompts
+# A run's page lists its metrics by name; these few come first in what a reader asks, the rest explains them.
+MAIN_METRICS = ("map@r", "r_precision", "nmi")
+DEFAULTS_TAG = "dml.defaults"
+SOURCE_FACTS = ("command", "user")  # shown by MLflow itself, from tags of its own
+
+
+def run_title(dataset: str, variant: str, seed: int) -> str:
+    """How a run is called, in MLflow as on screen."""
+    return f"{dataset} / {variant} / seed {seed}"
+
+
+def split_parameters(parameters: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """A run's settings as (those that differ from the defaults, those that do not), each flat, by dotted name.
+
+    Args:
+        parameters: training and evaluation as plain values; training's names stand without a prefix.
+    """
+    training = parse(TrainingConfig, parameters["training"], "training")
+    evaluation = parse(EvaluationConfig, parameters["evaluation"], "evaluation")
+    everything = _flat(training.model_dump(mode="json"), evaluation.model_dump(mode="json"))
+    changed = _flat(training.model_dump(mode="json", exclude_defaults=True), evaluation.model_dump(mode="json", exclude_defaults=True))
+    return changed, {name: value for name, value in everything.items() if name not in changed}
+
+
+def _flat(training: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in flatten(training | {"evaluation": evaluation}).items()}
+
+
+def one_line(settings: dict[str, str]) -> str:
+    """Many settings as one tag, to be searched with `LIKE '%sampler.kind=shuffled;%'`: fifty tags would hide a run's page."""
+    return " ".join(f"{name}={value};" for name, value in settings.items())
+
+
+def source_tags() -> dict[str, str]:
+    """Who publishes, and by which command."""
+    program = Path(sys.argv[0])
+    name = "dml" if program.parts[-3:-1] == ("flows", "cli") or program.parts[-2:] == ("cli", "__main__.py") else program.name
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"  # a container's user without an entry in the password file
+    return {"command": shlex.join([name, *sys.argv[1:]]), "user": user}
+
+
+def process_tag() -> str:
+    """This process, as the tag of a run that it is training."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def has_ended(process: str) -> bool:
+    """Whether the process of such a tag ran on this machine and is gone."""
+    host, _, pid = process.rpartition(":")
+    if host != socket.gethostname() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, int]]:
+    """(metric, value, step or epoch) of a training history: each step's loss and its parts, and their means over each epoch."""
+    sums: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in history:
+        for name, value in row.items():
+            if name in ("epoch", "step"):
+                continue
+            yield f"train/{name}", value, int(row["step"])
+            if name != "learning_rate_factor":
+                sums[name, int(row["epoch"])].append(value)
+    for (name, epoch), values in sums.items():
+        yield f"epoch/{name}", sum(values) / len(values), epoch
+
+
+def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Final scores by their MLflow names: (those that answer which loss is better, those that explain).
+
+    The second kind stands below `detail/`, so that lists by name begin with the first, and charts have a section for each.
+    """
+    main = {name: value for name, value in metrics.items() if name in MAIN_METRICS or name.removeprefix("recall@").isdigit()}
+    detail = {f"detail/{metric_name(name)}": value for name, value in metrics.items() if name not in main}
+    return {metric_name(name): value for name, value in main.items()}, detail
+
+
+def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:
+    """A comparison's means as metrics of its parent run: `recall_at_1/softtriple`, so that a chart section has a metric's variants."""
+    return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
+
+
+def describe_run(dataset: str, variant: str, seed: int, parent_link: str) -> str:
+    """The description of one run, Markdown."""
+    return (
+        f"**{variant}** trained on *{dataset}* with seed {seed}, scored on classes that training did not see; "
+        f"part of the [{dataset} comparison]({parent_link}).\n\n"
+        "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
+        "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "
+        f"`{DEFAULTS_TAG}`."
+    )
+
+
+def describe_comparison(
+    title: str,
+    role: str,
+    experiment_id: str,
+    run_id: str,
+    summaries: dict[str, dict[str, Summary]],
+    runs: Sequence[PublishedRun],
+    model: str,
+) -> str:
+    """The description of a comparison's parent run: the table, best first, with links to each variant's best run and the model."""
+    names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
+    head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "best run"]
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
+    for variant, metrics in summaries.items():
+        seeds = [run for run in runs if run.variant == variant]
+        best = best_run(seeds)
+        link = f"[seed {best.seed}]({run_link(experiment_id, best.run_id)})"
+        lines.append(
+            f"| {variant} | {' | '.join(str(metrics[name]) if name in metrics else '-' for name in names)} | {len(seeds)} | {link} |"
+        )
+    return "\n".join(
+        [
+            f"**{title}**: per cent on {role} classes, unseen in training; mean ± half of the 95 % interval over the seeds, best first.",
+            "",
+            *lines,
+            "",
+            f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds; switch to charts there",
+            f"- Report: `report.md` and its figure among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
+            f"- {model}",
+        ]
+    )
+
+
+def best_run(runs: Sequence[PublishedRun]) -> PublishedRun:
+    """The run with the highest Recall@1; the lowest seed of several."""
+    return max(runs, key=lambda run: (run.metrics.get("recall_at_1", 0.0), -run.seed))
+
+
+def run_link(experiment_id: str, run_id: str) -> str:
+    """A run's page, relative to the UI's own address."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def view_link(experiment_id: str) -> str:
+    """The page with the saved view."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
+
+
+def describe_experiment(title: str, run: str, view: str, summaries: dict[str, dict[str, Summary]]) -> str:
+    """The line over an experiment's runs that answers which loss, Markdown; `run` and `view` are the links that it leads to."""
+    best, metrics = next(iter(summaries.items()))
+    score = next(iter(metrics.values()))
+    return (
+        f"**{best}** is best on average: Recall@1 {score} per cent over {score.num_seeds} seed{'s' if score.num_seeds > 1 else ''}, "
+        f"of {len(summaries)} variants. [Side by side]({view}) · [table and report: {title}]({run})"
+    )
+
+
+def experiment_tags() -> dict[str, str]:
+    """What an experiment's page needs to be of use at once: its kind, its first metric, and a saved view of variants side by side.
+
+    MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
+    prefix. A saved view ("Views" above the table) is an experiment's tag, in the form that MLflow 3.17's page writes.
+    """
+    section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
+    chart = {"type": "BAR", "runsCountToCompare": 20, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
+    state = {
+        "selectedColumns": [*(f"metrics.`{name}`" for name in VIEW_METRICS), *(f"params.`{name}`" for name in VIEW_PARAMETERS)],
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "variant"}]},
+        "searchFilter": f"tags.`{PUBLISHED_TAG}` = 'true'",
+        "orderByKey": "metrics.`recall_at_1`",
+        "orderByAsc": False,
+        "isAccordionReordered": True,
+        "compareRunSections": [section],
+        "compareRunCharts": [chart | {"uuid": name, "metricKey": name, "displayName": name} for name in VIEW_METRICS],
+    }
+    view = {"name": "Variants, mean over seeds", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return {KIND_TAG: "custom_model_development", PRIMARY_METRIC_TAG: "recall_at_1", VIEW_TAG + VIEW: json.dumps(view)}
+
+
+def model_tags(report_tags: dict[str, str]) -> dict[str, str]:
+    """Description and source of a logged model."""
+    usage = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
+    tags = {NOTE_TAG: f"Embedding network as a pyfunc: {usage}. The code that it needs travels with it.", "mlflow.source.type": "LOCAL"}
+    return tags | ({SOURCE_TAG: report_tags["command"]} if "command" in report_tags else {})

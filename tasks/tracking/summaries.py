@@ -1,0 +1,45 @@
+"""Means and intervals over the seeds of each published variant: of MLflow's pages and of `dml compare`. Light to import."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dml_core.evaluation.confidence import Summary, summarise
+from tasks.tracking.published import PublishedRun
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Summary]]:
+    """Variant -> metric (as MLflow calls it) -> summary over the variant's seeds; the best Recall@1 first.
+
+    The metrics are every Recall@K, K rising, then MAP@R, R-precision and NMI; one that a seed lacks is summarised over the others.
+    """
+    names = {name for run in runs for name in run.metrics}
+    ks = sorted(int(name.removeprefix("recall_at_")) for name in names if re.fullmatch(r"recall_at_\d+", name))
+    columns = [*(f"recall_at_{k}" for k in ks), *(name for name in ("map_at_r", "r_precision", "nmi") if name in names)]
+    by_variant: dict[str, list[PublishedRun]] = {}
+    for run in runs:
+        by_variant.setdefault(run.variant, []).append(run)
+    found = {
+        variant: {name: summarise(values) for name in columns if (values := [run.metrics[name] for run in seeds if name in run.metrics])}
+        for variant, seeds in by_variant.items()
+    }
+    first = columns[0] if columns else ""
+    return dict(sorted(found.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
+
+
+def comparison_table(title: str, runs: Sequence[PublishedRun]) -> "Table":
+    """A comparison's published runs side by side for the terminal: a row a variant, best first, mean and interval over its seeds."""
+    from rich.table import Column, Table
+
+    summaries = summarise_published(runs)
+    names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
+    table = Table(
+        Column("variant", min_width=max(map(len, summaries))), "seeds", *(name.replace("_at_", "@") for name in names), title=title
+    )
+    for variant, metrics in summaries.items():
+        num_seeds = sum(run.variant == variant for run in runs)
+        table.add_row(variant, str(num_seeds), *(str(metrics[name]) if name in metrics else "-" for name in names))
+    return table

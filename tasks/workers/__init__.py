@@ -1,0 +1,1 @@
+"""Ray; the only place that knows it, and what its workers do."""

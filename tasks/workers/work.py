@@ -1,0 +1,112 @@
+"""What the workers of a group do for each step of a job: training, and embedding. Knows process groups and the store, not Ray.
+
+Every worker of the group calls the step alike. Nothing is gone on from that does not prove itself: `fit` takes up the run's own whole
+checkpoint or begins anew, and embedding wants one that is whole, of this run and of all its epochs.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dml_core.data.store.info import read_info
+from dml_core.data.store.splits import open_role, save_split, split_classes
+from dml_core.errors import StoreError
+from dml_core.models.embedder import Embedder
+from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.config import TrainingConfig
+from dml_core.training.history import Progress, Report
+from dml_core.training.loop import build_system, fit
+from dml_core.training.parallel import from_rank_zero, rank, world_size
+from dml_core.training.validation import HeldOutRecall
+from tasks.storage import Store
+from tasks.workers.embedding import extract
+from tasks.workers.jobs import Job
+
+Work = Callable[[Job, torch.device, Report, int], None]
+
+
+def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+    """Train the job's run into its folder of the store, from its last whole checkpoint if there is one.
+
+    Args:
+        job: with step "train".
+        device: this worker's.
+        tell: given every progress message, on rank 0.
+        local_rank: this worker's number among those of its machine.
+    """
+    store = Store(job.store, Path(job.cache))
+    packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
+    dataset = open_role(packed, "train", validation)
+    folder = from_rank_zero(lambda: store.pull(job.train_key))
+    if validation is not None and rank() == 0:
+        save_split(split_classes(packed, validation), folder)
+
+    def report(message: Progress) -> None:
+        if message.checkpoint is not None:
+            store.push(job.train_key)
+        tell(message)
+
+    validate = None
+    if validation is not None:
+        validate = HeldOutRecall(open_role(packed, "validation", validation), job.spec.training.transform, device, job.num_loader_workers)
+    fit(job.spec.training, dataset, job.spec.seed, folder, device, job.num_loader_workers, report, _identity(job), validate)
+    if rank() == 0:
+        store.push(job.train_key)
+
+
+def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+    """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
+
+    Raises:
+        StoreError: the run's checkpoint is not there whole, or not of all its epochs.
+    """
+    store = Store(job.store, Path(job.cache))
+    folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
+    scored = ["validation"] if job.spec.evaluation.role == "validation" else [role for role in read_info(folder).roles if role != "train"]
+    roles = {role: open_role(folder, role, validation) for role in scored}
+    checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
+    num_classes = len(open_role(folder, "train", validation).class_names)
+    system = build_system(_without_weights(job.spec.training), num_classes, job.spec.seed, device)
+    system.load_state_dict(checkpoint["system"])
+    assert isinstance(system.model, Embedder)
+    store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
+    if world_size() > 1:
+        dist.barrier()
+    extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
+    store.push(job.embed_key)
+
+
+def _identity(job: Job) -> str:
+    """The identity of the job's training: its folder in the store has its name."""
+    return job.train_key.rpartition("/")[2]
+
+
+def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
+    folder = store.pull(job.train_key)
+    checkpoint = load_checkpoint(folder, _identity(job))
+    if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
+        raise StoreError(f"{folder}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
+    return checkpoint
+
+
+def _without_weights(config: TrainingConfig) -> TrainingConfig:
+    """The same system before anything is loaded into it: the checkpoint that follows has the weights."""
+    backbone = config.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
+    return config.model_copy(update={"model": config.model.model_copy(update={"backbone": backbone})})
+
+
+def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:
+    """The packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
+    if not store.is_remote:
+        return Path(job.dataset_folder)
+    if local_rank == 0:
+        store.pull(job.dataset_key)
+    if world_size() > 1:
+        dist.barrier()
+    return store.folder(job.dataset_key)
+
+
+WORK: dict[str, Work] = {"train": train, "embed": embed}

@@ -1,0 +1,73 @@
+"""A Debian package without root, by the machine's own apt, from a small archive in a folder: no network, no lists, nothing installed."""
+
+import hashlib
+import os
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dml_core.data.readers.fashion_mnist import FashionMnist
+from dml_core.data.readers.shared.debian import unpack_package
+from dml_core.errors import DataError
+
+PACKAGE = "dataset-fashion-mnist"
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an archive with one package of one file; apt is told of it, and has read no lists."""
+    tree, folder = tmp_path / "tree", tmp_path / "archive"
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "usr/share/datasets").mkdir(parents=True)
+    folder.mkdir()
+    (tree / "usr/share/datasets/file").write_text("content")
+    control = f"Package: {PACKAGE}\nVersion: 1\nArchitecture: all\nMaintainer: t <t@example.invalid>\nDescription: t\n"
+    (tree / "DEBIAN/control").write_text(control)
+    file = folder / f"{PACKAGE}_1_all.deb"
+    subprocess.run(["dpkg-deb", "--build", "--root-owner-group", tree, file], check=True, capture_output=True)
+    sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+    (folder / "Packages").write_text(f"{control}Filename: ./{file.name}\nSize: {file.stat().st_size}\nSHA256: {sha256}\n")
+    (tmp_path / "sources.list").write_text(f"deb [trusted=yes] copy:{folder} ./\n")
+    (tmp_path / "apt.conf").write_text(
+        f'Dir::Etc::sourcelist "{tmp_path}/sources.list"; Dir::Etc::sourceparts "/dev/null"; Dir::State::lists "{tmp_path}/no-lists";\n'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    (tmp_path / "cache").mkdir()
+    return folder
+
+
+def test_a_package_is_unpacked_without_the_machines_lists(archive: Path, tmp_path: Path) -> None:
+    unpack_package(PACKAGE, tmp_path / "cache/here")
+    assert [path.read_text() for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["content"]
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize("fault", ["unknown", "damaged"])
+def test_what_fails_is_one_line_and_leaves_nothing(fault: str, archive: Path, tmp_path: Path) -> None:
+    if fault == "damaged":
+        file = next(archive.glob("*.deb"))
+        file.write_bytes(b"x" + file.read_bytes()[1:])
+    with pytest.raises(DataError, match=r"apt-get: (Unable to locate package|Failed to fetch|.* Hash Sum mismatch)") as raised:
+        unpack_package("dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
+    assert "\n" not in str(raised.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def _where(home: str) -> str:
+    os.environ["HOME"] = home
+    return str(FashionMnist().locate_raw(Path(home)))
+
+
+def test_two_at_once_fetch_once(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process starts with nothing there; `dpkg-deb` on the path counts its calls and unpacks the real files."""
+    for name, line in {"apt-get": "sleep 0.5; touch a.deb", "dpkg-deb": f'echo "$3" >> {tmp_path}/calls; cp -r {published} "$3"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(FashionMnist, "debian_folder", "")
+    with ProcessPoolExecutor(2) as pool:
+        found = list(pool.map(_where, [str(tmp_path)] * 2))
+    assert found[0] == found[1] != ""
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1

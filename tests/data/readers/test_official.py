@@ -1,0 +1,192 @@
+"""Loaders of published datasets: on generated trees in each official layout, and on file lists of the published length."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.lib.recfunctions import drop_fields
+from scipy.io import loadmat, savemat
+
+from dml_core.data.drawing.layouts import WRITERS, Picture
+from dml_core.data.prepare import prepare
+from dml_core.data.readers.synthetic import Synthetic, draw_pictures
+from dml_core.data.registry import materialise, parse_dataset
+from dml_core.data.store.rows import Counts, Manifest, role_counts
+from dml_core.errors import DataError
+
+LOADERS = {layout: layout if layout in ("cub200", "sop", "inshop") else "cars196" for layout in WRITERS}
+CONFIG = Synthetic(num_classes=6, images_per_class=4, image_size=16, seed=5)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[Picture]:
+    """Drawn, with boxes of which no side can be taken for another."""
+    return [replace(picture, box=(1.0 + n % 3, 4.0 + n % 2, 9.0 + n % 5, 15.0)) for n, picture in enumerate(draw_pictures(CONFIG))]
+
+
+def write(layout: str, folder: Path, pictures: list[Picture]) -> Path:
+    WRITERS[layout](folder, pictures, CONFIG.num_classes)
+    return folder
+
+
+def read(layout: str, raw: Path) -> Manifest:
+    return parse_dataset(LOADERS[layout], {"published_counts": False}).read(raw)
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_loader_reads_back_what_the_generator_drew(layout: str, pictures: list[Picture], tmp_path: Path) -> None:
+    manifest = read(layout, write(layout, tmp_path, pictures))
+    drawn = {picture.jpeg: picture for picture in pictures}
+    assert len(manifest.rows) == len(pictures) == len(drawn)
+    for row in manifest.rows:
+        picture = drawn[manifest.read_bytes(row)]
+        assert row.label == picture.class_index + 1
+        assert row.box == (None if layout == "sop" else picture.box)
+        trains = picture.class_index < 3
+        held_out = ("query", "gallery")[picture.number % 2] if layout == "inshop" else "test"
+        assert row.role == ("train" if trains else held_out), "split by class; the planted classification split is not used"
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_every_layout_packs(layout: str, tmp_path: Path) -> None:
+    options = {"num_classes": 4, "images_per_class": 4, "image_size": 16, "layout": layout}
+    materialise("synthetic", options, tmp_path / "raw")
+    assert prepare("synthetic", tmp_path / "raw", tmp_path / "out", options).num_classes == 4
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_a_generated_tree_does_not_pass_for_the_official_archive(layout: str, pictures: list[Picture], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="published are"):
+        parse_dataset(LOADERS[layout], {}).read(write(layout, tmp_path, pictures))
+
+
+def sized(num_images: int, num_classes: int, first_class: int) -> list[Picture]:
+    """Pictures without pixels: `num_images` spread over the classes as evenly as can be."""
+    per_class = np.bincount(np.arange(num_images) % num_classes)
+    return [Picture(first_class + c, n, b"", (0.0, 0.0, 1.0, 1.0)) for c, size in enumerate(per_class) for n in range(size)]
+
+
+PUBLISHED = {
+    "cub200": ((5_864, 100), (5_924, 100)),
+    "cars-annos": ((8_054, 98), (8_131, 98)),
+    "cars-devkit": ((8_054, 98), (8_131, 98)),
+    "cars-folders": ((8_054, 98), (8_131, 98)),
+    "sop": ((59_551, 11_318), (60_502, 11_316)),
+}
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_published_counts_at_full_length(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dml_core.data.drawing.layouts._write", lists_only)
+    train, test = PUBLISHED[layout]
+    pictures = sized(*train, 0) + sized(*test, train[1])
+    halves = 2 * train[1]  # SOP's halves are not equal: the writer is told twice the training part's classes
+    WRITERS[layout](tmp_path, pictures, halves if layout == "sop" else train[1] + test[1])
+    rows = parse_dataset(LOADERS[layout], {}).read(tmp_path).rows
+    assert role_counts(rows) == {"train": Counts(*train), "test": Counts(*test)}
+
+
+def test_published_counts_of_inshop_at_full_length(tmp_path: Path) -> None:
+    lines = []
+    for role, num_images, num_classes, first in (
+        ("train", 25_882, 3_997, 1),
+        ("query", 14_218, 3_985, 3_998),
+        ("gallery", 12_612, 3_985, 3_998),
+    ):
+        lines += [f"img/{role}/{index}.jpg   id_{first + index % num_classes:08d}   {role}  " for index in range(num_images)]
+    lists_only(tmp_path / "Eval/list_eval_partition.txt", "\n".join(["52712", "image_name item_id evaluation_status", *lines]).encode())
+    rows = parse_dataset("inshop", {"boxes": False}).read(tmp_path).rows
+    assert len(rows) == 52_712
+    assert len({row.label for row in rows}) == 7_982
+    broken = "\n".join(["52711", "image_name item_id evaluation_status", *lines[:-1]])
+    (tmp_path / "Eval/list_eval_partition.txt").write_text(broken)
+    with pytest.raises(DataError, match=r"gallery has 12611 images of 3985 classes, published are 12612"):
+        parse_dataset("inshop", {"boxes": False}).read(tmp_path)
+
+
+def lists_only(path: Path, data: bytes) -> None:
+    """In place of the writers' `_write`: no 120,053 image files."""
+    if path.suffix in (".txt", ".mat", ".csv"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+DAMAGE = [
+    ("cub200", "CUB_200_2011/images.txt", None, None, "missing annotation file"),
+    ("cub200", "CUB_200_2011/images.txt", "\n5 ", "\nfive ", "line 5 does not have 2 columns"),
+    ("cub200", "CUB_200_2011/classes.txt", "2 002", "7 002", "gap, 2 is missing"),
+    ("cub200", "CUB_200_2011/classes.txt", "6 006.Species_6\n", "6 006.Species_6\n7 Nothing\n", "'Nothing' has no images"),
+    ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "", "image 3 .* has no class or no box"),
+    ("cub200", "CUB_200_2011/image_class_labels.txt", "\n3 1", "\n3 9", "which classes.txt does not name"),
+    ("cub200", "CUB_200_2011/bounding_boxes.txt", "\n3 ", "\n3 wide", "should be numbers"),
+    ("sop", "Stanford_Online_Products/Ebay_test.txt", None, None, "missing annotation file"),
+    ("sop", "Stanford_Online_Products/Ebay_test.txt", "image_id", "id", "does not begin with"),
+    ("sop", "Stanford_Online_Products/Ebay_train.txt", "\n5 2 2 ", "\n5 2 ", "line 6 is not"),
+    ("inshop", "Eval/list_eval_partition.txt", "24", "25", "do not match the count"),
+    ("inshop", "Eval/list_eval_partition.txt", "train", "val", "none of train, query, gallery"),
+    ("inshop", "Eval/list_eval_partition.txt", "query", "test", "none of train, query, gallery"),
+    ("inshop", "Eval/list_eval_partition.txt", " id_", " item_", "not of the form"),
+    ("inshop", "Anno/list_bbox_inshop.txt", None, None, "missing annotation file"),
+    ("inshop", "Anno/list_bbox_inshop.txt", "1_front", "other_front", "has no box"),
+    ("cars-annos", "cars_annos.mat", None, None, "none of cars_annos.mat, devkit/ and names.csv"),
+    ("cars-devkit", "devkit/cars_meta.mat", None, None, "missing annotation file"),
+    ("cars-folders", "anno_test.csv", None, None, "missing annotation file"),
+    ("cars-folders", "anno_train.csv", "00002.jpg,", "", "line 2 does not have 6 columns"),
+    ("cars-folders", "anno_train.csv", ",1\n", ",7\n", "has class 7, but names.csv has 6 names"),
+]
+
+
+@pytest.mark.parametrize(("layout", "file", "old", "new", "message"), DAMAGE)
+def test_damaged_annotations_are_one_line(
+    layout: str, file: str, old: str | None, new: str | None, message: str, pictures: list[Picture], tmp_path: Path
+) -> None:
+    path = write(layout, tmp_path, pictures) / file
+    if old is None or new is None:
+        path.unlink()
+    else:
+        edit(path, old, new)
+    with pytest.raises(DataError, match=message) as error:
+        read(layout, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_gap_in_the_class_numbers_of_sop(pictures: list[Picture], tmp_path: Path) -> None:
+    path = write("sop", tmp_path, pictures) / "Stanford_Online_Products/Ebay_test.txt"
+    path.write_text(re.sub(r"^(\d+) 5 ", r"\1 7 ", path.read_text(), flags=re.MULTILINE))
+    with pytest.raises(DataError, match="gap, 5 is missing"):
+        read("sop", tmp_path)
+
+
+def test_damaged_and_unlabelled_mat_files(pictures: list[Picture], tmp_path: Path) -> None:
+    path = write("cars-devkit", tmp_path, pictures) / "devkit/cars_test_annos_withlabels.mat"
+    whole, without = path.read_bytes(), loadmat(path)["annotations"]
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="damaged or not a MATLAB file"):
+        read("cars-devkit", tmp_path)
+    savemat(path, {"annotations": drop_fields(without, "class")})
+    with pytest.raises(DataError, match="no field 'class'"):
+        read("cars-devkit", tmp_path)
+
+
+def test_annotation_that_names_a_missing_image(pictures: list[Picture], tmp_path: Path) -> None:
+    write("cub200", tmp_path / "raw", pictures)
+    next((tmp_path / "raw").rglob("*.jpg")).unlink()
+    with pytest.raises(DataError, match="there is no such file"):
+        prepare("cub200", tmp_path / "raw", tmp_path / "out", {"published_counts": False})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["cub200", "cars196", "sop", "inshop"])
+def test_what_to_do_where_nothing_can_be_fetched(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no raw files"):
+        materialise(name, {}, tmp_path)
+    (tmp_path / "something").write_text("")
+    materialise(name, {}, tmp_path)

@@ -1,0 +1,136 @@
+"""A person's own images: a directory per class, or a list."""
+
+import io
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from dml_core.config import ConfigError
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import parse_dataset
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import DataError
+
+
+def image_file(path: Path, colour: int = 0, kind: str = "PNG") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    Image.new("RGB", (4, 4), (colour, 0, 0)).save(buffer, kind)
+    path.write_bytes(buffer.getvalue())
+    return path
+
+
+def roles(name: str, raw: Path, **options: str) -> dict[str, str]:
+    return {row.path: row.role for row in parse_dataset(name, options).read(raw).rows}
+
+
+def test_classes_split_in_halves_by_name(tmp_path: Path) -> None:
+    for name in ("ant", "bee", "cat"):
+        for number in (1, 2):
+            image_file(tmp_path / "raw" / name / f"{number}.png", colour=number)
+            (tmp_path / "raw" / name / f"._{number}.png").write_text("macOS")
+    image_file(tmp_path / "raw/ant/GIF.GIF", kind="GIF")
+    assert set(roles("folder", tmp_path / "raw").values()) == {"train", "test"}
+    prepare("folder", tmp_path / "raw", tmp_path / "out", {})
+    train, test = (PackedDataset(tmp_path / "out", role) for role in ("train", "test"))
+    assert train.paths == ["ant/1.png", "ant/2.png", "ant/GIF.GIF"]
+    assert test.class_names == ["bee", "cat"]
+    assert test.labels.tolist() == [0, 0, 1, 1]
+    assert train.image(1)[:, 0, 0].tolist() == [2, 0, 0]
+    assert train.box(0) is None
+
+
+def test_role_folders_are_the_roles(tmp_path: Path) -> None:
+    paths = ("train/a/1.png", "train/a/2.png", "query/b/1.png", "gallery/b/2.png", "gallery/c/3.png")
+    for path in paths:
+        image_file(tmp_path / path)
+    assert roles("folder", tmp_path) == {path: path.split("/")[0] for path in paths}
+
+
+def test_a_class_that_is_called_train_is_a_class(tmp_path: Path) -> None:
+    for path in ("train/1.png", "train/2.png", "plane/1.png", "plane/2.png"):
+        image_file(tmp_path / path)
+    assert roles("folder", tmp_path) == {"plane/1.png": "train", "plane/2.png": "train", "train/1.png": "test", "train/2.png": "test"}
+
+
+def test_folder_problems_are_named(tmp_path: Path) -> None:
+    image_file(tmp_path / "a/1.png")
+    with pytest.raises(DataError, match="class 'a' has one image"):
+        roles("folder", tmp_path)
+    image_file(tmp_path / "a/2.png")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(DataError, match="/b: the class has no images"):
+        roles("folder", tmp_path)
+    (tmp_path / "b/notes.txt").write_text("")
+    with pytest.raises(DataError, match=r"notes.txt: not the name of an image"):
+        roles("folder", tmp_path)
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    for name in (b"1.png", b"\xff.png"):
+        image_file(tmp_path / "a" / os.fsdecode(name))
+    with pytest.raises(DataError, match="not printable UTF-8") as error:
+        roles("folder", tmp_path)
+    assert str(error.value).encode()
+
+
+HEADER = "path,label,role,left,top,right,bottom\n"
+
+
+def listed(folder: Path, text: str) -> Path:
+    for name in "1234":
+        image_file(folder / f"{name}.png")
+    (folder / "manifest.csv").write_text(text)
+    return folder
+
+
+def test_csv_with_roles_and_boxes(tmp_path: Path) -> None:
+    raw = listed(tmp_path, HEADER + "1.png,007,train,0,0,2,3.5\n2.png,007,train,,,,\n3.png,8,query,,,,\n4.png,8,gallery,,,,\n")
+    rows = parse_dataset("manifest", {}).read(raw).rows
+    assert [(row.label_name, row.role, row.box) for row in rows] == [
+        ("007", "train", (0.0, 0.0, 2.0, 3.5)),
+        ("007", "train", None),
+        ("8", "query", None),
+        ("8", "gallery", None),
+    ]
+
+
+def test_parquet_without_roles(tmp_path: Path) -> None:
+    listed(tmp_path, "")
+    pq.write_table(pa.table({"path": ["1.png", "2.png", "3.png", "4.png"], "label": [10, 9, 10, 9]}), tmp_path / "list.parquet")
+    assert roles("manifest", tmp_path, file="list.parquet") == {"1.png": "train", "2.png": "test", "3.png": "train", "4.png": "test"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label,rolle\n1.png,a,train\n", "unknown column 'rolle'"),
+        ("path\n1.png\n", "column 'label' is missing"),
+        ("path,label\n1.png,\n", "column 'label' is missing or has empty cells"),
+        ("path,label\n1.png\n", "not readable as a table"),
+        ("", "not readable as a table"),
+        ("path,label\n", "no images"),
+        ("path,label,role\n1.png,a,training\n", "row 1 has role 'training'"),
+        ("path,label,left\n1.png,a,3\n", "a box needs all"),
+        (HEADER + "1.png,a,train,5,0,2,3\n", "row 1 has a box"),
+        (HEADER + "1.png,a,train,5,,,\n", "row 1 has a box"),
+        (HEADER + "1.png,a,train,wide,0,2,3\n", "not readable as a table"),
+        ("path,label\n../1.png,a\n2.png,a\n", "leads out of the folder"),
+        ("path,label\n1.png,a\n1.png,a\n", "listed 2 times"),
+    ],
+)
+def test_list_problems_are_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message) as error:
+        roles("manifest", listed(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_missing_list_and_unknown_option(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"manifest.csv: no such file"):
+        roles("manifest", tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'file'"):
+        parse_dataset("manifest", {"fille": "x"})

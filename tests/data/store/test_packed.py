@@ -1,0 +1,108 @@
+"""Reading the packed store: original bytes, RGB pixels equal to Pillow's, in any process."""
+
+import io
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dml_core.data.prepare import pack
+from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.rows import Manifest, Role, Row
+from dml_core.errors import ConfigError, DataError
+
+
+def encoded(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind)
+    return buffer.getvalue()
+
+
+def test_bytes_are_the_original_files(packed_synthetic: Path, raw_synthetic: Path) -> None:
+    for role in ("train", "test"):
+        dataset = PackedDataset(packed_synthetic, role)
+        assert len(dataset) == 15
+        for index, path in enumerate(dataset.paths):
+            assert dataset.raw_bytes(index) == (raw_synthetic / "CUB_200_2011/images" / path).read_bytes()
+
+
+def test_pixels_equal_pillow_for_colour_and_grayscale(packed_synthetic: Path) -> None:
+    dataset = PackedDataset(packed_synthetic, "train")
+    modes = set()
+    for index in range(len(dataset)):
+        picture = Image.open(io.BytesIO(dataset.raw_bytes(index)))
+        modes.add(picture.mode)
+        assert np.array_equal(dataset.image(index).permute(1, 2, 0).numpy(), np.asarray(picture.convert("RGB")))
+    assert modes == {"RGB", "L"}
+
+
+def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Path) -> None:
+    test = PackedDataset(packed_synthetic, "test")
+    assert test.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert test.labels.dtype == np.int64
+    assert test.class_names == ["004.Species_4", "005.Species_5", "006.Species_6"]
+    assert all(path.startswith(test.class_names[label]) for path, label in zip(test.paths, test.labels, strict=True))
+
+
+def test_query_and_gallery_share_class_indices(tmp_path: Path) -> None:
+    """A gallery may hold classes that nobody asks for; the same item must still have the same index on both sides."""
+    data = encoded(Image.new("RGB", (4, 4)), "PNG")
+    listed: list[tuple[str, Role]] = [("a", "train"), ("a", "train"), ("b", "gallery"), ("c", "gallery"), ("c", "query"), ("d", "gallery")]
+    rows = [Row(f"{n}.png", ord(name), name, role) for n, (name, role) in enumerate(listed)]
+    pack("folder", {}, Manifest(rows, lambda _: data), tmp_path / "out")
+    query, gallery = (PackedDataset(tmp_path / "out", role) for role in ("query", "gallery"))
+    assert query.labels.tolist() == [1]
+    assert gallery.labels.tolist() == [0, 1, 2]
+    assert query.class_names == gallery.class_names == ["b", "c", "d"]
+
+
+@pytest.mark.slow
+def test_pickles_small_and_reads_in_a_spawned_process(packed_synthetic: Path) -> None:
+    dataset = PackedDataset(packed_synthetic, "train")
+    image = dataset.image(3)
+    assert len(pickle.dumps(dataset)) < 1000, "the images do not travel"
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert torch.equal(pool.submit(dataset.image, 3).result(), image)
+
+
+def test_unknown_role_and_missing_store(packed_synthetic: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no role 'gallery'"):
+        PackedDataset(packed_synthetic, "gallery")
+    with pytest.raises(DataError, match="no prepared dataset"):
+        PackedDataset(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "JPEG"), ("L", "PNG"), ("P", "PNG"), ("RGB", "BMP"), ("P", "GIF")]
+)
+def test_every_kind_decodes_as_pillow_does(mode: str, kind: str) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+    data = encoded(Image.fromarray(noise).resize((20, 30)).convert(mode), kind)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decode_rgb(data).permute(1, 2, 0).numpy(), expected)
+
+
+def test_alpha_is_dropped() -> None:
+    data = encoded(Image.new("RGBA", (4, 4), (10, 20, 30, 0)), "PNG")
+    assert decode_rgb(data)[:, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_deep_pixels_keep_their_high_byte_or_are_refused() -> None:
+    """Pillow would clip them at 255, silently."""
+    deep = Image.fromarray(np.array([[0, 255, 256, 40_000, 65_535]], dtype=np.uint16))
+    assert decode_rgb(encoded(deep, "PNG")).tolist() == [[[0, 0, 1, 156, 255]]] * 3
+    with pytest.raises(ValueError, match="more than 8 bits"):
+        decode_rgb(encoded(deep, "TIFF"))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
+def test_half_an_image_is_refused(kind: str) -> None:
+    data = encoded(Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 40, 3), dtype=np.uint8)), kind)
+    with pytest.raises(ValueError, match="damaged"):
+        decode_rgb(data[: len(data) // 2])

@@ -1,0 +1,154 @@
+"""Views: against Pillow and torchvision's own classes where those do the same thing, and properties where draws differ."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+from torchvision import transforms as classic
+
+from dml_core.config import ConfigError, parse
+from dml_core.data.views import transforms
+
+MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+
+def picture(height: int = 60, width: int = 80, seed: int = 0) -> Tensor:
+    """Smooth noise, as photographs are smooth."""
+    small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return torch.from_numpy(np.array(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))).permute(2, 0, 1)
+
+
+def config(**options: Any) -> transforms.TransformConfig:
+    return parse(transforms.TransformConfig, options, "transform")
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_test_view_is_the_usual_pillow_pipeline(interpolation: str) -> None:
+    image = picture()
+    mode = classic.InterpolationMode(interpolation)
+    usual = classic.Compose([classic.Resize(40, mode), classic.CenterCrop(32), classic.ToTensor(), classic.Normalize(MEAN, STD)])
+    expected = usual(Image.fromarray(image.permute(1, 2, 0).numpy()))
+    view = transforms.test_view(image, config(test_resize=40, crop_size=32, interpolation=interpolation))
+    # Pillow and torchvision round resized pixels by different integer arithmetic: one step of 255 apart at most.
+    assert (view - expected).abs().max() <= 1.01 / 255 / STD.min()
+
+
+def test_fixed_size_ignores_the_aspect_ratio() -> None:
+    assert transforms.test_view(picture(), config(test_resize=[20, 20])).shape == (3, 20, 20)
+    assert transforms.test_view(picture(), config(test_resize=30)).shape == (3, 30, 40)
+
+
+def test_scalings_by_hand() -> None:
+    pixel = torch.tensor([255, 0, 51], dtype=torch.uint8)[:, None, None]
+    expected = {
+        "zero-one": [1.0, 0.0, 0.2],
+        "minus-one-one": [1.0, -1.0, -0.6],
+        "bgr-caffe": [51.0 - 104, 0.0 - 117, 255.0 - 128],
+        "rgb-imagenet": [(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225],
+    }
+    for scaling, values in expected.items():
+        assert transforms.test_view(pixel, config(scaling=scaling)).flatten().tolist() == pytest.approx(values, abs=1e-5)
+
+
+def test_box_crop_takes_the_pixels_that_the_box_touches() -> None:
+    image = picture()
+    view = transforms.test_view(image, config(crop_to_box=True, scaling="zero-one"), box=(10.5, 5.0, 20.2, 100.0))
+    assert torch.equal(view, transforms.scale(image[:, 5:60, 10:21], "zero-one"))
+    whole = transforms.test_view(image, config(crop_to_box=True, scaling="zero-one"), box=None)
+    assert whole.shape == (3, 60, 80)
+
+
+@given(st.tuples(*[st.floats(-50, 150)] * 4))
+def test_any_box_leaves_at_least_a_pixel(box: tuple[float, float, float, float]) -> None:
+    view = transforms.test_view(picture(), config(crop_to_box=True), box=box)
+    assert min(view.shape) >= 1
+
+
+CROPS: list[dict[str, Any]] = [
+    {"crop": "random"},
+    {"crop": "padded", "padding": 4},
+    {"crop": "random_resized", "crop_area": [0.16, 1.0]},
+    {"crop": "random", "train_resize": [40, 40], "jitter": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}},
+]
+
+
+@pytest.mark.parametrize("options", CROPS)
+def test_view_depends_on_seed_epoch_and_index_alone(options: dict[str, Any]) -> None:
+    image, views = picture(), config(crop_size=32, flip=True, **options)
+    first = transforms.train_view(image, views, 1, 2, 3)
+    torch.manual_seed(99)
+    np.random.seed(99)
+    assert first.shape == (3, 32, 32)
+    assert torch.equal(first, transforms.train_view(image, views, 1, 2, 3))
+    for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not torch.equal(first, transforms.train_view(image, views, *other))
+
+
+def test_random_crop_is_a_window_and_all_windows_come() -> None:
+    image = torch.arange(36, dtype=torch.uint8).reshape(1, 6, 6).expand(3, 6, 6)
+    views = config(crop="random", crop_size=4, scaling="zero-one")
+    corners = [round(float(transforms.train_view(image, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)]
+    expected = {row * 6 + column for row in range(3) for column in range(3)}
+    assert set(corners) == expected
+    assert min(corners.count(corner) for corner in expected) > 20
+
+
+def test_padded_crop_brings_black_borders_and_pads_small_images() -> None:
+    white = torch.full((3, 8, 8), 255, dtype=torch.uint8)
+    views = config(crop="padded", padding=4, crop_size=8, scaling="zero-one")
+    shares = [float(transforms.train_view(white, views, 0, 0, index).mean()) for index in range(200)]
+    assert max(shares) == 1.0
+    assert min(shares) < 0.5
+    assert transforms.train_view(white, config(crop="random", crop_size=12), 0, 0, 0).shape == (3, 12, 12)
+
+
+def test_flip_is_every_other_view() -> None:
+    image, views = picture(), config(flip=True, scaling="zero-one")
+    plain = transforms.scale(image, "zero-one")
+    kept = [torch.equal(transforms.train_view(image, views, 0, 0, index), plain) for index in range(400)]
+    assert 160 < sum(kept) < 240
+    assert torch.equal(transforms.train_view(image, views, 0, 0, kept.index(False)), plain.flip(2))
+
+
+def test_random_resized_parts_have_torchvisions_statistics() -> None:
+    views = config(crop="random_resized", crop_size=8, crop_area=[0.08, 1.0])
+    ours = np.array([transforms._random_part(60, 80, views, transforms.view_generator(0, 0, index)) for index in range(3000)])
+    torch.manual_seed(0)
+    theirs = np.array([classic.RandomResizedCrop.get_params(picture(), [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)])
+    assert np.allclose(ours.mean(axis=0), theirs.mean(axis=0), atol=1.2)
+    assert np.allclose(ours.std(axis=0), theirs.std(axis=0), atol=1.2)
+
+
+def test_part_that_cannot_fit_is_the_central_one() -> None:
+    views = config(crop="random_resized", crop_size=8, crop_area=[1.0, 1.0], crop_ratio=[1.0, 1.0])
+    assert transforms._random_part(20, 60, views, transforms.view_generator(0, 0, 0)) == (0, 20, 20, 20)
+
+
+def test_jitter_moves_colours_within_its_strength() -> None:
+    grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
+    views = config(jitter={"brightness": 0.2}, scaling="zero-one")
+    levels = [float(transforms.train_view(grey, views, 0, 0, index)[0, 0, 0]) * 255 for index in range(300)]
+    assert 79 <= min(levels) < 85
+    assert 115 < max(levels) <= 120
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop": "random"}, "needs crop_size"),
+        ({"crop": "padded", "crop_size": 4}, "go together"),
+        ({"padding": 4}, "go together"),
+        ({"crop_area": [0.5, 0.1]}, "must rise"),
+        ({"crop_area": [0.5, 1.5]}, "share of the image"),
+        ({"jitter": {"hue": 0.6}}, "less than or equal to 0.5"),
+        ({"scalling": "zero-one"}, "did you mean 'scaling'"),
+    ],
+)
+def test_wrong_settings_are_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**options)

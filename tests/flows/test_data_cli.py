@@ -1,0 +1,273 @@
+"""`dml data` as a person meets it: each verb, and bad input, which is one line, exit code 2 and nothing written.
+
+The command runs in this process (`flows.cli.main`, as the installed script does); tests/flows/test_cli.py starts it for real.
+"""
+
+import io
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+from PIL import Image
+
+from dml_core.config import read_yaml
+from flows.cli import main
+from tests.conftest import ROOT
+
+DRAWN = {"num_classes": 6, "images_per_class": 3, "image_size": 24}
+CUB = {"reader": "cub200", "raw": "data/raw/d", "options": {"published_counts": False}}
+
+
+class Project:
+    """A folder with a `params.yaml` whose dataset `d` is what the test says."""
+
+    def __init__(self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.raw, self.packed = root, root / "data/raw/d", root / "data/packed/d"
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+        self.dataset(reader="synthetic", raw="data/raw/d", options=DRAWN)
+
+    def dataset(self, **block: object) -> None:
+        params = read_yaml(ROOT / "params.yaml")
+        (self.root / "params.yaml").write_text(yaml.safe_dump({**params, "datasets": {**params["datasets"], "d": block}}))
+
+    def dml(self, *words: str, code: int = 0) -> str:
+        """Run `dml data` on dataset d; what it printed on standard output, or its one line of error."""
+        command, *rest = words
+        self._monkeypatch.setattr(sys, "argv", ["dml", "data", command, *(["d"] if command != "list" else []), *rest])
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = self._capsys.readouterr()
+        assert ended.value.code == code, printed.err
+        if code == 0:
+            return printed.out
+        assert re.fullmatch(r"error: .+\n", printed.err), printed.err
+        return printed.err
+
+    def files(self) -> dict[str, bytes]:
+        """Every file of the project's data with its bytes, hidden ones too."""
+        paths = [path for path in (self.root / "data").rglob("*") if path.is_file()]
+        return {os.fsdecode(os.fsencode(path.relative_to(self.root))): path.read_bytes() for path in paths}
+
+    def refused(self, command: str, message: str) -> None:
+        """The command is refused in one line that says so, and leaves every file as it was."""
+        before = self.files()
+        assert re.search(message, self.dml(command, code=2))
+        assert self.files() == before
+
+
+@pytest.fixture
+def project(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    environment = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    yield Project(tmp_path, capsys, monkeypatch)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+# ---------------------------------------------------------------- the verbs
+
+
+def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
+    listed = project.dml("list")
+    assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data fetch d\n" in listed
+    assert "readers: cars196, cub200, " in listed
+    assert project.dml("fetch") == f"d: raw files are in {project.raw}\n"
+    assert "9 images of 3 classes, 3 of each" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
+    assert re.fullmatch(r"d: 9 train, 9 test, digest [0-9a-f]{16}\n", project.dml("prepare"))
+    assert "d: reader synthetic, raw files in data/raw/d: prepared, 9 train, 9 test, digest" in project.dml("list")
+    assert project.dml("show", "--role", "test", "--classes", "2", "--samples", "3") == "contact_sheet.png\n"
+    with Image.open(project.root / "contact_sheet.png") as sheet:
+        assert sheet.size == (480, 204)
+
+
+def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -> None:
+    project.dml("fetch")
+    images = sorted(project.raw.rglob("*.jpg"))
+    images[0].write_bytes(b"")
+    shutil.copy(images[4], images[17])
+    project.refused("check", "2 kinds of violation, see the table; mend the raw files in data/raw/d")
+    project.dataset(reader="cub200", raw="data/raw/d")
+    project.refused("check", "3 kinds of violation")
+
+
+def test_show_before_prepare_and_where_it_cannot_write(project: Project) -> None:
+    assert "no prepared dataset; run `dml data prepare`" in project.dml("show", code=2)
+    assert "dml data prepare d\n" not in project.dml("list")
+    project.dml("fetch")
+    assert "dml data prepare d\n" in project.dml("list")
+    project.dml("prepare")
+    assert "no role 'val' (it has train, test)" in project.dml("show", "--role", "val", code=2)
+    assert "cannot be written (No such file or directory)" in project.dml("show", "--out", "nowhere/sheet.png", code=2)
+
+
+def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> None:
+    project.dml("fetch")
+    archive = packed_tree(project.raw / "CUB_200_2011")
+    shutil.rmtree(project.raw)
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="cub/CUB_200_2011.tgz", Body=archive)
+    project.dataset(**CUB, mirror=f"s3://{s3_bucket}/cub")
+    # What an interrupted fetch left is gone on with: these first bytes are not asked for again.
+    project.raw.mkdir()
+    (project.raw / ".CUB_200_2011.tgz.partial").write_bytes(archive[:1000])
+    project.dml("fetch")
+    assert (project.raw / "CUB_200_2011.tgz").read_bytes() == archive
+    assert "9 train, 9 test" in project.dml("prepare")
+    project.dataset(**CUB | {"raw": "data/raw/e"}, mirror="s3://nobody/cub")
+    project.refused("fetch", "s3://nobody/cub: list_objects_v2 failed")
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def packed_tree(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        archive.add(folder, folder.name)
+    return buffer.getvalue()
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
+    """Replace the first `old` of an annotation file."""
+
+    def edit(raw: Path) -> None:
+        path = raw / "CUB_200_2011" / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def image(raw: Path, number: int = 4) -> Path:
+    return sorted(raw.rglob("*.jpg"))[number]
+
+
+IMAGE_5 = r"Species_2_0002\.jpg"
+BAD_CUB: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated JPEG": (
+        lambda raw: image(raw).write_bytes(image(raw).read_bytes()[:-30]),
+        f"{IMAGE_5}: cannot be decoded .damaged",
+    ),
+    "zero-byte file": (lambda raw: image(raw).write_bytes(b""), f"{IMAGE_5}: the file is empty"),
+    "not an image": (lambda raw: image(raw).write_bytes(b"<html>moved</html>"), f"{IMAGE_5}: cannot be decoded .not an image"),
+    "missing annotation file": (lambda raw: (raw / "CUB_200_2011/images.txt").unlink(), r"images\.txt: missing annotation file"),
+    "missing image": (lambda raw: image(raw).unlink(), f"{IMAGE_5}: the annotations name this image but there is no such file"),
+    "path traversal": (edited("images.txt", "001.Species_1/", "../../../"), r"leads out of the folder"),
+    "label gap": (edited("classes.txt", "3 003", "9 003"), "gap, 3 is missing"),
+    "class with one image": (
+        lambda raw: [edited("image_class_labels.txt", f"\n{n} 4\n", f"\n{n} 5\n")(raw) for n in (10, 11)],
+        r"class '004\.Species_4' has one image in test",
+    ),
+    "empty class": (edited("classes.txt", "6 006.Species_6\n", "6 006.Species_6\n7 007.Empty\n"), r"class '007\.Empty' has no images"),
+    "duplicated path": (edited("images.txt", "Species_1_0002", "Species_1_0001"), r"Species_1_0001\.jpg' is listed 2 times"),
+    "name that is not UTF-8": (
+        lambda raw: (raw / "CUB_200_2011/images.txt").write_bytes(b"1 001.Species_1/\xff.jpg\n"),
+        r"images\.txt: not UTF-8 text",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_CUB)
+def test_bad_raw_files(project: Project, fault: str) -> None:
+    """Beside a dataset that is packed already, which stays as it is."""
+    project.dml("fetch")
+    project.dataset(**CUB)
+    project.dml("prepare")
+    damage, message = BAD_CUB[fault]
+    damage(project.raw)
+    project.refused("prepare", message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"path,label\n../x.jpg,a\n", "leads out of the folder"),
+        (b"path,\xff\n", "not readable as a table"),
+        (b"path,label\n\xff.jpg,a\n", "not readable as a table"),
+    ],
+)
+def test_bad_lists(project: Project, content: bytes, message: str) -> None:
+    project.dataset(reader="manifest", raw="data/raw/d")
+    project.raw.mkdir(parents=True)
+    (project.raw / "manifest.csv").write_bytes(content)
+    project.refused("prepare", message)
+
+
+def test_a_file_whose_name_is_not_utf8(project: Project) -> None:
+    project.dataset(reader="folder", raw="data/raw/d")
+    for name in (b"1.png", b"\xff.png"):
+        path = project.raw / "a" / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    project.refused("prepare", "not printable UTF-8; rename the file")
+
+
+def test_bad_archives(project: Project) -> None:
+    project.dml("fetch")
+    archive = packed_tree(project.raw / "CUB_200_2011")
+    shutil.rmtree(project.raw)
+    path = project.raw / "CUB_200_2011.tgz"
+    path.parent.mkdir()
+    path.write_bytes(archive[: len(archive) // 2])
+    project.dataset(reader="cub200", raw="data/raw/d")
+    project.refused("fetch", r"CUB_200_2011\.tgz: md5 is [0-9a-f]{32}, published is 97eceeb196236b17998738112f37df78")
+    project.dataset(**CUB)
+    project.refused("fetch", r"CUB_200_2011\.tgz: damaged or truncated .*fetch it again")
+    with tarfile.open(path, "w:gz") as written:
+        written.addfile(tarfile.TarInfo("CUB_200_2011/../../outside"), io.BytesIO())
+    project.refused("fetch", r"refused, 'CUB_200_2011/\.\./\.\./outside' would be written outside its folder")
+
+
+TARGETS = {"fetch": "data/raw", "prepare": "data/packed"}
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[bool]:
+    """A tmpfs over a folder; False where this machine allows no mounts, and nothing is mounted."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    done = shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    try:
+        yield done
+    finally:
+        if done:
+            subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("command", TARGETS)
+def test_a_full_disk(project: Project, command: str) -> None:
+    """A small tmpfs; where mounts are not allowed, the kernel's limit on the size of a file that this process writes."""
+    if command == "prepare":
+        project.dml("fetch")
+    target, limits = TARGETS[command], resource.getrlimit(resource.RLIMIT_FSIZE)
+    with mounted(project.root / target, "size=8k") as is_mounted:
+        if not is_mounted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+        try:
+            project.refused(command, "cannot be written .(No space left on device|File too large)")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("command", TARGETS)
+def test_a_target_that_cannot_be_written(project: Project, command: str) -> None:
+    """A read-only mount; where mounts are not allowed, a file in the folder's place."""
+    if command == "prepare":
+        project.dml("fetch")
+    target = project.root / TARGETS[command]
+    with mounted(target, "ro") as is_mounted:
+        if not is_mounted:
+            target.rmdir()
+            target.write_text("a file")
+        project.refused(command, "cannot be written .(Read-only file system|Not a directory|File exists)")

@@ -1,0 +1,75 @@
+"""Prefect's local database: left alone while it is sound, set aside when it is not, and never one that a person named."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from flows.local_database import OF_A_PERSON, find_fault, set_aside_if_damaged
+from tests.damage import DAMAGE
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of many pages, with an index, in the mode that Prefect uses."""
+    path = tmp_path_factory.mktemp("database") / "prefect.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT)")
+        database.execute("CREATE INDEX by_name ON runs (name)")
+        database.executemany("INSERT INTO runs (name) VALUES (?)", [(f"run {number} " + "x" * 100,) for number in range(3000)])
+        database.commit()
+    return path
+
+
+@pytest.fixture
+def home(tmp_path: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in OF_A_PERSON:
+        monkeypatch.delenv(name, raising=False)
+    shutil.copy(sound, tmp_path)
+    return tmp_path
+
+
+def test_a_sound_database_stays_also_while_another_process_writes_it(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(sqlite3.connect(home / "prefect.db")) as database:
+        database.execute("BEGIN IMMEDIATE")
+        set_aside_if_damaged(home)
+    assert not (home / "prefect.db.damaged").exists()
+    assert (home / "prefect.db").exists()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("how", ["cut", "garble"])
+def test_a_damaged_database_is_set_aside_with_one_line(home: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    DAMAGE[how](home / "prefect.db")
+    damaged = (home / "prefect.db").read_bytes()
+    (home / "prefect.db-wal").write_bytes(b"left over")
+    set_aside_if_damaged(home)
+    assert [path.name for path in home.iterdir()] == ["prefect.db.damaged"]
+    assert (home / "prefect.db.damaged").read_bytes() == damaged
+    (record,) = caplog.records
+    assert "made anew" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_damaged_pages_are_found(home: Path) -> None:
+    data = bytearray((home / "prefect.db").read_bytes())
+    data[4096 * 20 : 4096 * 24] = b"\xff" * 4096 * 4
+    (home / "prefect.db").write_bytes(data)
+    assert find_fault(home / "prefect.db") is not None
+
+
+def test_a_log_without_its_database_and_no_database_are_no_damage(home: Path) -> None:
+    (home / "prefect.db-wal").write_bytes(b"left over")
+    assert find_fault(home / "prefect.db") is None
+    (home / "prefect.db").unlink()
+    set_aside_if_damaged(home)
+
+
+def test_a_database_that_a_person_named_is_not_touched(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DAMAGE["garble"](home / "prefect.db")
+    monkeypatch.setenv(OF_A_PERSON[0], "postgresql+asyncpg://somewhere")
+    set_aside_if_damaged(home)
+    assert (home / "prefect.db").exists()

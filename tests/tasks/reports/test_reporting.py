@@ -1,0 +1,102 @@
+"""Means and intervals by hand, and a report that depends on nothing but the scores."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dml_core.evaluation.config import EvaluationConfig
+from tasks.reports.reporting import recall_by_k, write_report
+from tasks.runs.records import MetricRecord
+from tasks.runs.specs import RunSpec
+from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.summaries import comparison_table, summarise
+from tests.conftest import small_training
+
+
+def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
+    spec = RunSpec(dataset="d", variant=variant, seed=seed, training=small_training(), evaluation=EvaluationConfig())
+    metrics = {"recall@1": recall, "recall@1_class_mean": 0.0, "recall@10": 0.9, "nmi": 0.5, "num_queries": 4.0}
+    return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
+
+
+def test_interval_of_three_seeds_by_hand() -> None:
+    # mean 0.5, standard deviation 0.1; t(0.975, 2 degrees of freedom) = 4.303, divided by sqrt(3)
+    summary = summarise([0.4, 0.5, 0.6])
+    assert summary.mean == pytest.approx(0.5)
+    assert summary.half_width == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
+    assert str(summary) == "50.0 ± 24.8"
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert str(summarise([0.123])) == "12.3"
+
+
+def test_only_plain_recalls_are_on_the_curve_in_order() -> None:
+    assert recall_by_k({"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}) == {2: 0.4, 10: 0.9}
+
+
+def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.25), run("a", 1, 0.75), run("b", 0, 0.1), run("b", 1, 0.1)]
+    text = write_report("title", runs, tmp_path / "one")
+    write_report("title", runs, tmp_path / "other")
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert [str(path) for path in files] == ["metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"]
+    for path in files:
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
+    # The few that `dvc metrics show` has a column for; MAP@R was not measured.
+    assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
+    assert (tmp_path / "one" / "recall.csv").read_text().splitlines()[:3] == ["variant,k,recall", "a,1,0.500000", "a,10,0.900000"]
+    # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
+    assert "50.0 ± 317.7" in text
+
+
+def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.4), run("a", 2, 0.5), run("a", 1, 0.6), run("b", 2, 0.1)]
+    write_report("title", runs, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert [row["metric"] for row in rows] == ["recall@1", "recall@1_class_mean", "recall@10", "nmi", "num_queries"] * 2
+    # t(0.975, 2) = 4.303, standard deviation 0.1, over sqrt(3)
+    assert rows[0].pop("half_width").startswith("0.2484")
+    assert rows[0] == {
+        "variant": "a", "metric": "recall@1", "mean": "0.500000", "seed_0": "0.400000", "seed_1": "0.600000", "seed_2": "0.500000"
+    }  # fmt: skip
+    assert (rows[5]["mean"], rows[5]["half_width"], rows[5]["seed_0"], rows[5]["seed_2"]) == ("0.100000", "", "", "0.100000")
+
+
+def test_a_variant_that_left_the_comparison_leaves_dvc_s_metrics(tmp_path: Path) -> None:
+    write_report("title", [run("a", 0, 0.4), run("b", 0, 0.4)], tmp_path)
+    write_report("title", [run("a", 0, 0.4)], tmp_path)
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["a.json"]
+
+
+def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
+    return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
+
+
+def test_the_terminal_s_table_has_a_row_for_each_variant_and_the_best_first() -> None:
+    runs = [
+        published("a", 0, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
+        published("a", 1, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
+        published("b", 0, recall_at_1=0.2),
+    ]
+    console = Console(width=100, record=True)
+    console.print(comparison_table("title", runs))
+    lines = [line for line in console.export_text().splitlines() if "│" in line or "┃" in line]
+    assert len(lines) == 3
+    assert lines[0].index("recall@1 ") < lines[0].index("recall@10")
+    assert "class_mean" not in lines[0]
+    assert lines[1].split()[1] == "b"
+    assert lines[1].rstrip(" │").endswith("-")  # never measured at that K
+    assert "10.0 ± 0.0" in lines[2]
+
+
+def test_a_narrow_terminal_still_tells_the_variants_apart() -> None:
+    metrics = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8, 16, 32)}
+    console = Console(width=60, record=True)
+    console.print(comparison_table("title", [published(name, 0, **metrics) for name in ("triplet-semi-hard", "triplet-batch-hard")]))
+    printed = console.export_text()
+    assert "triplet-semi-hard" in printed
+    assert "triplet-batch-hard" in printed

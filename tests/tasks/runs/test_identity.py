@@ -1,0 +1,94 @@
+"""What makes a step the same, both ways: what must change its identity, and what must not."""
+
+from pathlib import Path
+
+import pytest
+
+from dml_core.config import merge, parse
+from dml_core.evaluation.config import EvaluationConfig
+from tasks.runs import identity
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec
+from tests.conftest import small_training
+
+DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
+SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
+STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
+
+
+def changed(**values: object) -> RunSpec:
+    return parse(RunSpec, merge(SPEC.model_dump(), values), "test")
+
+
+def identities(spec: RunSpec = SPEC, dataset: DatasetRecord = DATASET) -> list[str]:
+    return [step(spec, dataset) for step in STEPS]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        changed(seed=1),
+        changed(training={"num_epochs": 4}),
+        changed(training={"loss": {"options": {"scale": 5.0}}}),
+        changed(training={"optimiser": {"learning_rate": 0.1}}),
+        changed(training={"model": {"head": {"embedding_dim": 16}}}),
+        changed(training={"validation": {"share": 0.2}}),
+    ],
+)
+def test_training_settings_change_every_step(spec: RunSpec) -> None:
+    assert all(one != other for one, other in zip(identities(), identities(spec), strict=True))
+
+
+def test_evaluation_settings_change_the_evaluation_only() -> None:
+    before, after = identities(), identities(changed(evaluation={"recall_at": (1, 10)}))
+    assert before[:2] == after[:2]
+    assert before[2] != after[2]
+
+
+def test_scoring_validation_classes_embeds_them_and_trains_nothing() -> None:
+    before, after = identities(), identities(changed(evaluation={"role": "validation"}))
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+    assert before[2] != after[2]
+
+
+def test_the_dataset_s_content_changes_every_step_and_its_place_and_name_none() -> None:
+    assert all(a != b for a, b in zip(identities(), identities(dataset=DATASET.model_copy(update={"digest": "4567"})), strict=True))
+    assert identities() == identities(dataset=DATASET.model_copy(update={"folder": "/elsewhere"}))
+
+
+def test_the_variant_s_name_changes_nothing() -> None:
+    assert identities() == identities(changed(variant="another name"))
+
+
+def test_a_step_s_files_are_what_it_imports_and_no_registry() -> None:
+    train = identity.source_files(identity.STEP_MODULES["train"])
+    assert {"dml_core.training.loop", "dml_core.training.parallel", "dml_core.models.heads", "dml_core.data.views.samplers"} <= set(train)
+    assert not [name for name in train if name.endswith("registry") or name.startswith(("tasks", "dml_core.evaluation"))]
+    assert not [name for name in train if name.startswith("dml_core.losses.") and name != "dml_core.losses.contract"]
+    assert "dml_core.evaluation.evaluator" in identity.source_files(identity.STEP_MODULES["evaluate"])
+
+
+def test_a_file_s_bytes_change_the_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "one.py", tmp_path / "other.py"
+    one.write_text("x = 1\n")
+    other.write_text("x = 1\n")
+    monkeypatch.setattr(identity, "source_files", lambda modules: {"a": one} if modules == ("one",) else {"a": other})
+    identity.source_digest.cache_clear()
+    assert identity.source_digest(("one",)) == identity.source_digest(("other",))
+    identity.source_digest.cache_clear()
+    other.write_text("x = 2\n")
+    assert identity.source_digest(("one",)) != identity.source_digest(("other",))
+    identity.source_digest.cache_clear()
+
+
+def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, set[str]] = {}
+    for loss in ("softtriple", "normalised_softmax"):
+        monkeypatch.setattr(
+            identity, "source_digest", lambda modules, loss=loss: str(used.setdefault(loss, set(identity.source_files(modules))))
+        )
+        identity.train_identity(SPEC.model_copy(update={"training": small_training(loss)}), DATASET)
+    assert "dml_core.losses.softtriple" in used["softtriple"]
+    assert "dml_core.losses.softtriple" not in used["normalised_softmax"]
+    assert "dml_core.losses.normalised_softmax" not in used["softtriple"]

@@ -1,0 +1,92 @@
+"""What an edit of a source file means to the steps that use it: how it is written counts for nothing, what it does counts."""
+
+import pytest
+
+from tasks.runs.source import imported_modules, normal_form
+from tests.conftest import ROOT
+
+SOURCE = '''"""What this is."""
+
+from typing import Any
+from math import sqrt
+
+LIMIT = 3
+
+
+class Box:
+    """A box."""
+
+    size: int = 4
+    name: str
+
+    def area(self, factor: float = 1.5, *rest: Any) -> float:
+        """Its area."""
+        width: float = sqrt(self.size)  # not the height
+        return width * factor + LIMIT
+
+
+def empty() -> None:
+    """Does nothing."""
+'''
+
+SAME = {
+    "a moved and rewrapped docstring": ('"""What this is."""', '"""What\nthis is, in\nother words."""'),
+    "no module docstring": ('"""What this is."""\n', ""),
+    "a comment": ("  # not the height", ""),
+    "a comment of its own": ("LIMIT = 3", "# three\nLIMIT = 3"),
+    "a local variable's annotation": ("width: float", "width: Any"),
+    "no annotation at all": ("width: float = ", "width = "),
+    "a parameter's annotation": ("factor: float", "factor: int"),
+    "a result's annotation": ("-> float", "-> Any"),
+    "a field's annotation": ("name: str", "name: Any"),
+    "an import for annotations": ("from typing import Any", "from typing import Any, Protocol\nfrom collections.abc import Sequence"),
+    "a block for type checkers": ("LIMIT = 3", "if TYPE_CHECKING:\n    import tasks.tracking.tracker\nLIMIT = 3"),
+    "layout": ("width * factor + LIMIT", "(\n            width * factor\n            + LIMIT\n        )"),
+    "an empty body": ('"""Does nothing."""', "pass"),
+    "quotes and digits": ("1.5", "1.50"),
+}
+
+OTHER = {
+    "a constant": ("LIMIT = 3", "LIMIT = 4"),
+    "a default": ("1.5", "1.6"),
+    "a field's default": ("size: int = 4", "size: int = 5"),
+    "a field's name": ("name: str", "title: str"),
+    "a field less": ("    name: str\n", ""),
+    "the order of fields": ("    size: int = 4\n    name: str\n", "    name: str\n    size: int = 4\n"),
+    "an operator": ("width * factor", "width / factor"),
+    "the order of operations": ("width * factor + LIMIT", "width * (factor + LIMIT)"),
+    "the order of statements": ("from math import sqrt\n\nLIMIT = 3", "LIMIT = 3\nfrom math import sqrt"),
+    "an import": ("from math import sqrt", "from numpy import sqrt"),
+    "a parameter's name": ("factor", "times"),
+    "a statement more": ('"""Does nothing."""', '"""Does nothing."""\n    print()'),
+    "a string that is not a docstring": ("LIMIT = 3", "LIMIT = 3\nNAME = 'box'"),
+    "an int for a float": ("1.5", "1"),
+    "True for 1": ("LIMIT = 3", "LIMIT = True"),
+}
+
+
+@pytest.mark.parametrize("edit", SAME.values(), ids=SAME)
+def test_how_it_is_written_counts_for_nothing(edit: tuple[str, str]) -> None:
+    assert SOURCE.count(edit[0]) >= 1
+    assert normal_form(SOURCE.replace(*edit)) == normal_form(SOURCE)
+
+
+@pytest.mark.parametrize("edit", OTHER.values(), ids=OTHER)
+def test_what_it_does_counts(edit: tuple[str, str]) -> None:
+    assert SOURCE.count(edit[0]) >= 1
+    assert normal_form(SOURCE.replace(*edit)) != normal_form(SOURCE)
+
+
+def test_one_and_true_and_one_point_zero_are_three_things() -> None:
+    assert len({normal_form(f"x = {value}") for value in ("1", "True", "1.0", "'1'", "b'1'")}) == 5
+
+
+def test_imports_inside_functions_count_and_those_for_type_checkers_do_not() -> None:
+    source = "import a.b\nif TYPE_CHECKING:\n    import c\ndef f():\n    from d import e\n"
+    assert imported_modules(source) == ("a.b", "d", "d.e")
+
+
+def test_every_file_of_the_project_has_a_form_and_no_two_the_same() -> None:
+    files = [path for folder in ("dml_core", "tasks", "flows") for path in (ROOT / folder).rglob("*.py") if path.name != "__init__.py"]
+    forms = {normal_form(path.read_text()) for path in files}
+    assert len(files) == len(forms) > 100

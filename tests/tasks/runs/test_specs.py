@@ -1,0 +1,131 @@
+"""`params.yaml` as specifications: what is laid over what, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.errors import ConfigError
+from tasks.checks import check_parts
+from tasks.runs.specs import comparison_runs, comparison_title, load_params
+from tests.conftest import ROOT
+
+PARAMS = read_yaml(ROOT / "params.yaml")
+
+
+def load(tmp_path: Path, **changes: object):
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(PARAMS, changes)))
+    params = load_params(path)
+    for dataset in params.comparison.datasets:
+        check_parts(comparison_runs(params, dataset), None)
+    return params
+
+
+def test_a_run_is_protocol_then_dataset_then_variant(tmp_path: Path) -> None:
+    changes = {
+        "protocol": {"num_epochs": 7, "sampler": {"batch_size": 11}},
+        "datasets": {"synthetic": {"num_epochs": 8, "optimiser": {"learning_rate": 0.5}}},
+        "variants": {"softtriple": {"num_epochs": 9}},
+        "seeds": [3, 4],
+    }
+    params = load(tmp_path, comparison=changes)
+    runs = {(run.variant, run.seed): run.training for run in comparison_runs(params, "synthetic")}
+    assert {seed for _, seed in runs} == {3, 4}
+    assert runs["softtriple", 3].num_epochs == 9
+    assert runs["softmax", 3].num_epochs == 8
+    assert runs["softmax", 4].sampler.batch_size == 11
+    assert runs["softmax", 4].optimiser.learning_rate == 0.5
+
+
+def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
+    runs = comparison_runs(load(tmp_path), "synthetic", ("softtriple", "softmax"), (7,))
+    assert sorted((run.variant, run.seed) for run in runs) == [("softmax", 7), ("softtriple", 7)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluatoin": {}}, "unknown key 'evaluatoin'; did you mean 'evaluation'?"),
+        ({"scale": {"num_worker": 1}}, "did you mean 'num_workers'?"),
+        ({"scale": {"num_workers": 0}}, "scale.num_workers"),
+        ({"evaluation": {"recall_at": [2, 1]}}, "must be increasing"),
+        ({"datasets": {"synthetic": {"reader": "cub20"}}}, "datasets.synthetic"),
+        ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
+        ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
+        ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
+        ({"comparison": {"protocol": {"num_epoch": 1}}}, "did you mean 'num_epochs'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
+        ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"num_centres": 0}}}}}}, "num_centres"),
+        ({"evaluation": {"role": "validation"}}, "no classes are held out; set validation: {share: 0.2}"),
+        ({"comparison": {"protocol": {"validation": {"share": 1.0}}}}, "validation.share"),
+        ({"comparison": {"protocol": {"optimiser": {"momentum": 0.9}}}}, "momentum and nesterov belong to sgd"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_where(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, **changes)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("params.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_on_the_command_line(tmp_path: Path) -> None:
+    params = load(tmp_path)
+    with pytest.raises(ConfigError, match="did you mean 'softtriple'"):
+        comparison_runs(params, "synthetic", ("softriple",))
+    with pytest.raises(ConfigError, match="did you mean 'fashion-mnist'"):
+        comparison_runs(params, "fashion_mnist")
+
+
+def overridden(tmp_path: Path, *overrides: str):
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(PARAMS))
+    return load_params(path, overrides)
+
+
+def test_overrides_are_laid_over_in_order_with_yaml_values(tmp_path: Path) -> None:
+    overrides = ["comparison.protocol.num_epochs=3", "comparison.protocol.optimiser.learning_rate=1e-3", "comparison.seeds=[7]"]
+    params = overridden(tmp_path, *overrides, "comparison.protocol.num_epochs=4")
+    (run,) = comparison_runs(params, "synthetic", ["softmax"])
+    assert (run.seed, run.training.num_epochs, run.training.optimiser.learning_rate) == (7, 4, 0.001)
+    new = overridden(tmp_path, "comparison.variants.mine={loss: {name: softmax}, num_epochs: 1}")
+    assert comparison_runs(new, "synthetic", ["mine"])[0].training.num_epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("comparison.protocol.num_epoch=3", "did you mean 'num_epochs'?"),
+        ("comparison.protcol.num_epochs=3", "did you mean 'protocol'?"),
+        ("evaluation.recal_at=[1]", "did you mean 'recall_at'?"),
+        ("comparison.variants.softripl.num_epochs=3", "unknown variant 'softripl'; did you mean 'softtriple'?"),
+        ("comparison.datasets.synthetik.num_epochs=3", "did you mean 'synthetic'?"),
+        ("comparison.variants.softtriple.loss.options.num_centres=0", "num_centres"),
+        ("datasets.synthetic.options.num_classes=10", "DVC prepares datasets from params.yaml; change it there"),
+        ("comparison.protocol.num_epochs", "write it as key=value"),
+        ("=3", "write it as key=value"),
+        ("comparison..seeds=3", "write it as key=value"),
+        ("comparison.seeds=[1", "not readable as YAML"),
+        ("comparison.protocol.num_epochs=three", "num_epochs"),
+    ],
+)
+def test_an_override_that_is_wrong_is_one_line(tmp_path: Path, override: str, message: str) -> None:
+    def checked() -> None:
+        check_parts(comparison_runs(overridden(tmp_path, override), "synthetic"), None)
+
+    with pytest.raises(ConfigError) as caught:
+        checked()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_path: Path) -> None:
+    overrides = ["evaluation.recall_at=[1]", "scale.num_workers=1", "comparison.protocol.num_epochs=3"]
+    (run,) = comparison_runs(overridden(tmp_path, *overrides), "synthetic", ["softmax"], [0], overrides)
+    assert run.comparison == "comparison on synthetic, comparison.protocol.num_epochs=3, evaluation.recall_at=[1]"
+    (standing,) = comparison_runs(overridden(tmp_path), "synthetic", ["softmax"], [0], ["scale.num_workers=1"])
+    assert standing.comparison == comparison_title("synthetic", "test") == "comparison on synthetic"
+    assert comparison_title("synthetic", "validation", ["a=1"]) == "comparison on synthetic, validation classes, a=1"

@@ -1,0 +1,66 @@
+"""Which queries a run's figures show, and what is searched for them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml_core.data.store.packed import PackedDataset
+from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Found, Side, choose_queries, draw_curves, look_up, rows_to_draw
+
+
+def found(right: list[bool]) -> Found:
+    numbers = np.arange(len(right))
+    return Found(numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
+
+
+def test_up_to_a_thousand_queries_are_all_looked_at() -> None:
+    assert choose_queries(np.zeros(MAX_QUERIES, dtype=int), 0).tolist() == list(range(MAX_QUERIES))
+
+
+@pytest.mark.parametrize(("num_classes", "per_class", "expected"), [(4, 500, 250), (100, 60, 25), (5000, 3, 3)])
+def test_of_more_queries_whole_shares_of_classes_are(num_classes: int, per_class: int, expected: int) -> None:
+    labels = np.tile(np.arange(num_classes), per_class)
+    chosen = choose_queries(labels, 0)
+    assert len(chosen) == len(set(chosen.tolist())) == MAX_QUERIES
+    assert sorted(np.unique(labels[chosen], return_counts=True)[1].tolist())[1:] == [expected] * (-(-MAX_QUERIES // expected) - 1)
+    assert chosen.tolist() == choose_queries(labels, 0).tolist()
+    assert chosen.tolist() != choose_queries(labels, 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_right", "num_wrong", "expected"), [(20, 20, (4, 4)), (20, 1, (7, 1)), (2, 20, (2, 6)), (0, 3, (0, 3)), (20, 0, (8, 0))]
+)
+def test_a_gallery_shows_successes_and_failures(num_right: int, num_wrong: int, expected: tuple[int, int]) -> None:
+    mask = [True] * num_right + [False] * num_wrong
+    labels = np.arange(len(mask)) // 2
+    right, wrong = rows_to_draw(found(mask), labels, 0)
+    assert (len(right), len(wrong)) == expected
+    assert all(mask[number] for number in right)
+    assert not any(mask[number] for number in wrong)
+    for kind, num in ((right, num_right), (wrong, num_wrong)):
+        assert len(set(labels[kind].tolist())) == min(len(kind), -(-num // 2))
+
+
+def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -> None:
+    dataset = PackedDataset(packed, "test")
+    embeddings = np.random.default_rng(0).standard_normal((len(dataset), 3)).astype(np.float32)
+    embeddings[5:25] = embeddings[5]  # more duplicates than neighbours: the query is not among the nearest found
+    side = Side(dataset, embeddings, dataset.labels)
+    seen = look_up(side, side, "cosine", 0)
+    assert seen.indices.shape == seen.right.shape == (len(dataset), NUM_NEIGHBOURS)
+    assert not (seen.indices == seen.queries[:, None]).any()
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -2)
+    np.testing.assert_allclose(seen.similarities, -np.sort(-cosines, axis=1)[:, :NUM_NEIGHBOURS], atol=1e-5)
+    assert np.array_equal(seen.right, dataset.labels[seen.indices] == dataset.labels[:, None])
+
+
+def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path) -> None:
+    history = [{"epoch": step // 2, "step": step, "learning_rate_factor": 1.0, "loss": 1.0} for step in range(4)]
+    history[3] |= {"late": 2.0, "validation_recall_at_1": 0.5}
+    draw_curves(history, tmp_path / "all.png", "run")
+    draw_curves(history[:3], tmp_path / "loss.png", "run")
+    sizes = [int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in ("all.png", "loss.png")]
+    assert sizes[0] > 1.5 * sizes[1]  # three panels and one

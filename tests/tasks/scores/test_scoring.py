@@ -1,0 +1,92 @@
+"""Scoring from files: a folder of shards gives the numbers of its arrays, streamed or not, and what does not fit is refused in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dml_core.errors import ConfigError, EvaluationError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import evaluate
+from tasks.scores.scoring import Files, approximation_of, score_files
+
+CONFIG = EvaluationConfig(recall_at=(1, 5))
+
+
+def write_role(folder: Path, role: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Three shards of unequal sizes; returns the whole."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 12, 90)
+    embeddings = (np.random.default_rng(9).standard_normal((12, 8))[labels] + generator.standard_normal((90, 8))).astype(np.float32)
+    names = []
+    for number, rows in enumerate(np.split(np.arange(90), [50, 51])):
+        names.append(f"{role}-{number}.npy")
+        np.save(folder / names[-1], embeddings[rows])
+    np.save(folder / f"{role}-labels.npy", labels)
+    manifest = folder / "manifest.json"
+    entries = json.loads(manifest.read_text()) if manifest.exists() else {}
+    manifest.write_text(json.dumps(entries | {role: {"rows": 90, "dimensions": 8, "shards": names, "labels": f"{role}-labels.npy"}}))
+    return embeddings, labels
+
+
+def only(folder: Path) -> Files:
+    return Files(folder, None, None, None)
+
+
+def test_a_folder_gives_the_numbers_of_its_arrays_streamed_or_not(tmp_path: Path) -> None:
+    expected = evaluate(*write_role(tmp_path, "test", 0), CONFIG)
+    assert score_files(only(tmp_path), CONFIG, stream=False, approximation=None) == expected
+    streamed = score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
+    assert streamed.items() <= expected.items()
+    assert "map@r" in streamed
+    assert "nmi" not in streamed
+
+
+def test_queries_and_gallery_of_a_folder_are_told_apart_by_role(tmp_path: Path) -> None:
+    queries, gallery = write_role(tmp_path, "query", 0), write_role(tmp_path, "gallery", 1)
+    expected = evaluate(*gallery, CONFIG, *queries)
+    assert score_files(only(tmp_path), CONFIG, stream=False, approximation=None) == expected
+    through_index = score_files(only(tmp_path), CONFIG, stream=False, approximation=approximation_of("ivf", ["num_probes=1024"]))
+    assert through_index["recall@5"] == expected["recall@5"]
+    assert through_index["index_recall@5"] == through_index["is_approximate"] == 1
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    write_role(tmp_path, "test", 0)
+    array = tmp_path / "test-0.npy"
+    cases = [
+        (only(tmp_path / "empty"), "no manifest.json there"),
+        (only(array), "needs --labels"),
+        (Files(tmp_path, array, None, None), "has its own labels"),
+        (Files(array, array, array, None), "go together"),
+        (only(tmp_path / "none"), "no such file or folder"),
+    ]
+    for files, pattern in cases:
+        with pytest.raises(EvaluationError, match=pattern) as caught:
+            score_files(files, CONFIG, stream=True, approximation=None)
+        assert "\n" not in str(caught.value)
+    array.unlink()
+    with pytest.raises(EvaluationError, match=r"test-0\.npy: no such file"):
+        score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
+    np.save(array, np.ones((3, 8), dtype=np.float32))
+    with pytest.raises(EvaluationError, match="43 embeddings but 90 labels"):
+        score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
+    (tmp_path / "manifest.json").write_text("[]")
+    with pytest.raises(EvaluationError, match="not the manifest"):
+        score_files(only(tmp_path), CONFIG, stream=True, approximation=None)
+
+
+@pytest.mark.parametrize(
+    ("index", "options", "pattern"),
+    [
+        ("lsh", [], "one of ivf, pq, hnsw"),
+        ("ivf", ["num_probes"], "name=number"),
+        ("ivf", ["num_probe=3"], "num_probes"),
+        ("pq", ["num_lists=0"], "num_lists"),
+    ],
+)
+def test_indexes_and_options_that_do_not_exist_are_refused(index: str, options: list[str], pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        approximation_of(index, options)

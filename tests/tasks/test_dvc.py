@@ -1,0 +1,102 @@
+"""DVC for real, in a temporary checkout: what `prepare` depends on, and packed data pushed from one clone and pulled into another."""
+
+import hashlib
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import boto3
+import pytest
+import yaml
+
+from dml_core.data.registry import DATASETS
+from tasks.runs.identity import source_files
+from tests.conftest import ROOT
+from tests.e2e.conftest import Project, make_project
+
+# What the drawing and the layouts' readers do is in the raw tree of drawn images, which is drawn anew when one of them changes.
+DRAWN = {
+    "dml_core.data.drawing",
+    "dml_core.data.drawing.creatures",
+    "dml_core.data.drawing.layouts",
+    *(f"dml_core.data.readers.{name}" for name in ("cars196", "cub200", "inshop", "sop")),
+}
+NOT_IN_THE_BYTES = {
+    "dml_core.config",
+    "dml_core.errors",
+    "dml_core.data",
+    "dml_core.data.readers",
+}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A checkout whose `synthetic` is prepared, committed."""
+    project = make_project(tmp_path_factory.mktemp("first"), ("untrained",))
+    project.run("dvc", "repro", "prepare@synthetic")
+    project.commit("prepared")
+    return project
+
+
+def hashes(project: Project) -> dict[str, str]:
+    """Every file below data/packed, hashed without DVC."""
+    packed = project.root / "data/packed"
+    files = [path for path in packed.rglob("*") if path.is_file()]
+    return {path.relative_to(packed).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def pushed_and_pulled(first: Project, folder: Path) -> Project:
+    """Push from the first clone, commit the remote's address, clone, and pull there."""
+    first.commit("the remote")
+    first.run("dvc", "push")
+    subprocess.run(["git", "clone", "--quiet", str(first.root), str(folder)], check=True)
+    second = replace(first, root=folder, environment=first.environment | {"PYTHONPATH": str(folder)})
+    assert hashes(second) == {}
+    second.run("dvc", "pull", "prepare@synthetic")
+    assert hashes(second) == hashes(first)
+    assert {Path(name).name for name in hashes(second)} == {"images.arrow", "manifest.parquet", "dataset.json"}
+    return second
+
+
+@pytest.mark.slow
+def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Project, tmp_path: Path) -> None:
+    first.run("dvc", "remote", "add", "--default", "--force", "team", str(tmp_path / "remote"))
+    second = pushed_and_pulled(first, tmp_path / "second")
+    code = "from tasks.data import *; from tasks.environment import find_project; print(update_dataset(find_project(), 'synthetic').counts)"
+    ran = subprocess.run(["python", "-c", code], cwd=second.root, env=second.environment, capture_output=True, text=True, check=True)
+    assert ran.stdout == "{'train': 40, 'test': 40}\n"
+    assert not (second.root / "data/raw").exists()
+
+
+@pytest.mark.slow
+def test_an_s3_remote_over_http(first: Project, s3_server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setitem(first.environment, name, os.environ[name])
+    first.run("dvc", "remote", "add", "--default", "--force", "team", f"s3://{s3_bucket}/dvc")
+    first.run("dvc", "remote", "modify", "team", "endpointurl", s3_server)
+    pushed_and_pulled(first, tmp_path / "second")
+    stored = boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="dvc/")
+    assert stored["KeyCount"] == 4, "three files and the list of them"
+
+
+@pytest.mark.slow
+def test_prepare_watches_its_own_module_and_not_the_other_datasets(first: Project) -> None:
+    def edited(module: str) -> str:
+        with (first.root / f"dml_core/data/readers/{module}.py").open("a") as file:
+            file.write("\n# an edit\n")
+        return first.run("dvc", "status", "prepare@synthetic")
+
+    assert "up to date" in edited("cars196")
+    assert "dml_core/data/readers/synthetic.py" in edited("synthetic")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_prepare_watches_all_that_decides_the_bytes(name: str) -> None:
+    prepare = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["prepare"]["do"]
+    watched = {dep.replace("${item.reader}", name) for dep in prepare["deps"]}
+    reader = f"dml_core.data.readers.{name}"
+    used = set(source_files(["dml_core.data.prepare", reader])) - NOT_IN_THE_BYTES - (DRAWN if name == "synthetic" else set())
+    assert reader in used
+    files = {path.relative_to(ROOT) for module, path in source_files(used).items() if module in used}
+    assert {str(file) for file in files if not any(Path(dep) in (file, *file.parents) for dep in watched)} == set()

@@ -1,0 +1,255 @@
+"""`dml data add`: the blocks that it writes fit the images, nothing else of params.yaml changes, and bad input changes nothing."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dml_core.config import merge, parse, read_yaml
+from dml_core.data.check import CheckReport
+from dml_core.data.prepare import prepare
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.rows import Counts
+from dml_core.data.views.samplers import SamplerConfig, epoch_batches
+from dml_core.errors import ConfigError, DmlError
+from dml_core.training.config import TrainingConfig
+from dml_core.training.loop import fit
+from flows.cli import main
+from tasks.environment import Project
+from tasks.own_images.add import add_images
+from tasks.own_images.params_text import with_entry
+from tasks.own_images.settings import fitted_settings
+from tasks.runs.specs import comparison_runs, load_params
+from tests.conftest import ROOT
+
+
+def draw(path: Path, width: int = 20, height: int = 20, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (width, height), (seed % 256, seed // 256 % 256, 99)).save(path)
+
+
+def draw_classes(folder: Path, names: str = "abcd", num_images: int = 3, width: int = 20, height: int = 20) -> Path:
+    for name in names:
+        for number in range(num_images):
+            draw(folder / name / f"{number}.png", width, height + number, seed=ord(name) * 100 + number)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    root = tmp_path / "project"
+    root.mkdir()
+    shutil.copy(ROOT / "params.yaml", root)
+    return Project(root, root / "state", "", "")
+
+
+def inserted(before: str, after: str) -> list[str]:
+    """The lines that `after` has more than `before`; all others are the same bytes in the same order."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    added = []
+    for line in new:
+        if old and line == old[0]:
+            old.pop(0)
+        else:
+            added.append(line)
+    assert old == []
+    return added
+
+
+def test_blocks_are_put_in_and_every_other_byte_stays(project: Project, tmp_path: Path) -> None:
+    before = project.params_file.read_text()
+    added = add_images(project, "birds", draw_classes(tmp_path / "my birds"))
+    assert inserted(before, project.params_file.read_text()) == [
+        "  birds:\n",
+        "    reader: folder\n",
+        f"    raw: {tmp_path}/my birds\n",
+        "    birds:\n",
+        "      transform: {crop_size: 20, padding: 2}\n",
+        "      sampler: {batch_size: 6, num_classes_per_batch: 2, num_samples_per_class: 3}\n",
+        "      num_epochs: 60\n",
+    ]
+    assert [line[1:] for line in added.diff.splitlines() if re.match(r"\+ ", line)] == [
+        line.rstrip("\n") for line in inserted(before, project.params_file.read_text())
+    ]
+    add_images(project, "more", draw_classes(project.root / "images"))
+    assert load_params(project.params_file).datasets["more"].raw == "images"
+    assert list(load_params(project.params_file).comparison.datasets) == ["synthetic", "fashion-mnist", "birds", "more"]
+
+
+def test_the_whole_command(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    draw_classes(tmp_path / "birds")
+    monkeypatch.chdir(project.root)
+    monkeypatch.setattr(sys, "argv", ["dml", "data", "add", "birds", "../birds"])
+    monkeypatch.setenv("DML_STATE", str(tmp_path / "state"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "+    raw: " in printed
+    assert "birds: 6 train images of 2 classes, 6 test images of 2 classes; added to params.yaml" in printed
+    assert "next: dml reproduce --dataset birds" in printed
+
+
+# ---------------------------------------------------------------- settings that fit
+
+
+def report(num_images: int, num_classes: int, side: int = 100) -> CheckReport:
+    counts = {"train": Counts(num_images, num_classes), "test": Counts(4, 2)}
+    return CheckReport(counts, {}, {}, [], [], (side, side, side), 0)
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 300), st.integers(2, 60), st.integers(0, 40))
+def test_batches_fit_any_number_of_classes_and_images(num_classes: int, per_class: int, more: int) -> None:
+    """No more classes than there are, no image twice in a class of average size, no BatchNorm over one image, about the planned batch."""
+    protocol = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"]
+    labels = np.concatenate([np.repeat(np.arange(num_classes), per_class), np.zeros(more, dtype=int)])
+    fitted = merge(protocol, fitted_settings(protocol, report(len(labels), num_classes)))
+    sampler = fitted["sampler"]
+    for kind in ("shuffled", "k_by_n"):
+        batches = epoch_batches(parse(SamplerConfig, sampler | {"kind": kind}, "test"), labels, seed=0, epoch=0)
+        assert all(2 <= len(batch) <= 32 for batch in batches)
+    assert sampler["num_samples_per_class"] <= max(2, len(labels) // num_classes)
+    assert 6 <= fitted["num_epochs"] <= 60
+
+
+def test_the_protocols_own_values_are_kept_where_they_fit() -> None:
+    protocol = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"]
+    assert fitted_settings(protocol, report(1000, 20, side=48)) == {"transform": {"crop_size": 48, "padding": 4}, "num_epochs": 7}
+    large = fitted_settings(protocol, report(5000, 20, side=900))
+    assert large == {"transform": {"train_resize": 48, "test_resize": 48, "crop_size": 48, "padding": 4}}
+    random_resized = merge(protocol, {"transform": {"crop": "random_resized", "padding": 0}})
+    assert fitted_settings(random_resized, report(5000, 20)) == {}
+    held_out = merge(protocol, {"validation": {"share": 0.5}})
+    assert fitted_settings(held_out, report(5000, 8))["sampler"]["num_classes_per_batch"] == 4
+
+
+@pytest.mark.slow
+def test_every_variant_of_the_comparison_trains_on_the_smallest_dataset(project: Project, tmp_path: Path) -> None:
+    """Two training classes of two images, smaller than the protocol's crop, none square."""
+    raw = draw_classes(tmp_path / "raw", num_images=2, width=11, height=9)
+    add_images(project, "tiny", raw)
+    prepare("folder", raw, tmp_path / "packed", {})
+    runs = comparison_runs(load_params(project.params_file), "tiny", seeds=(0,))
+    assert len(runs) >= 12
+    for run in runs:
+        short = parse(TrainingConfig, merge(run.training.model_dump(), {"num_epochs": min(1, run.training.num_epochs)}), run.variant)
+        state = fit(short, PackedDataset(tmp_path / "packed", "train"), 0, tmp_path / run.variant, torch.device("cpu")).state_dict()
+        assert all(bool(value.isfinite().all()) for value in state.values() if value.is_floating_point()), run.variant
+
+
+def test_photographs_are_packed_smaller_and_boxes_are_used(project: Project, tmp_path: Path) -> None:
+    assert add_images(project, "photos", draw_classes(tmp_path / "photos", num_images=2, width=700, height=600)).spec.options == {
+        "stored_size": 256
+    }
+    boxed = draw_classes(tmp_path / "boxed", num_images=2, width=700, height=600)
+    rows = [f"{path.relative_to(boxed)},{path.parent.name},0,0,300,400" for path in sorted(boxed.rglob("*.png"))]
+    (boxed / "list.csv").write_text("\n".join(["path,label,left,top,right,bottom", *rows]))
+    added = add_images(project, "boxed", boxed / "list.csv")
+    assert (added.spec.reader, added.spec.options) == ("manifest", {"file": "list.csv"})
+    assert load_params(project.params_file).comparison.datasets["boxed"]["transform"]["crop_to_box"]
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def twice(raw: Path) -> None:
+    shutil.copytree(raw, raw.parent / "copy")
+    shutil.move(raw.parent / "copy", raw / "test")
+    (raw / "train").mkdir()
+    for name in "abcd":
+        shutil.move(raw / name, raw / "train")
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing there": (shutil.rmtree, "images: no such folder or file; name the folder"),
+    "no images": (lambda raw: [shutil.rmtree(path) for path in raw.iterdir()], "the dataset has no images"),
+    "one class": (lambda raw: [shutil.rmtree(raw / name) for name in "bcd"], "0 classes to train on and 1 others"),
+    "three classes": (lambda raw: shutil.rmtree(raw / "d"), "1 classes to train on and 2 others to test on, at least 2 of each"),
+    "a class with one image": (lambda raw: [path.unlink() for path in (raw / "b").glob("[12].png")], "class 'b' has one image in train"),
+    "a damaged image": (lambda raw: (raw / "c/1.png").write_bytes(b"x"), r"1 images: unreadable, the first is c/1\.png; mend or remove"),
+    "the same image twice": (lambda raw: shutil.copy(raw / "a/0.png", raw / "d/0.png"), "2 images: same bytes in train and in another"),
+    "images outside classes": (lambda raw: draw(raw / "x.png"), r"x\.png: an image outside the folders of the classes"),
+    "something else": (lambda raw: (raw / "a/Thumbs.db").write_bytes(b""), r"Thumbs\.db: not the name of an image"),
+    "folders one too deep": (lambda raw: draw(raw / "a/inner/x.png"), "a/inner: a folder in a class's folder; name the folder"),
+    "one class in train and test": (twice, "class 'a' is in train and in test; classes must be disjoint"),
+    "two lists": (lambda raw: [(raw / f"manifest.{kind}").touch() for kind in ("csv", "parquet")], r"2 lists \(manifest.csv, manif"),
+    "a list that is none": (lambda raw: (raw / "manifest.csv").write_text("file,class\n"), "unknown column 'file'"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_images(fault: str, project: Project, tmp_path: Path) -> None:
+    raw = draw_classes(tmp_path / "images")
+    damage, message = BAD[fault]
+    damage(raw)
+    refused(project, message, "mine", raw)
+
+
+@pytest.mark.parametrize("name", ["", "3d", "a b", "a.b", "a@b", "été", "on", "null", "a/b", "-a", "${x}"])
+def test_bad_names(name: str, project: Project, tmp_path: Path) -> None:
+    refused(project, "not a name for a dataset", name, tmp_path)
+
+
+def test_names_and_places_that_are_taken(project: Project, tmp_path: Path) -> None:
+    refused(project, "has a dataset 'synthetic' already", "synthetic", tmp_path)
+    refused(project, "the project is in there", "mine", tmp_path)
+    refused(project, "the project is in there", "mine", project.root)
+    for place, whose in (
+        ("data/raw/synthetic/x", "the raw files of 'synthetic'"),
+        ("data", "the raw files of"),
+        ("state/x", "the state of runs"),
+    ):
+        draw_classes(project.root / place)
+        refused(project, f"overlaps {whose}", "mine", project.root / place)
+
+
+def test_a_list_for_the_folder_reader_and_a_file_that_is_no_list(project: Project, tmp_path: Path) -> None:
+    draw(tmp_path / "x.png")
+    refused(project, "neither a folder nor a list", "mine", tmp_path / "x.png")
+    refused(project, "0 lists", "mine", draw_classes(tmp_path / "images"), "manifest")
+
+
+def refused(project: Project, message: str, name: str, raw: Path, reader: str | None = None) -> None:
+    before = {path: path.read_bytes() for path in project.root.glob("*") if path.is_file()}
+    with pytest.raises(DmlError, match=message) as raised:
+        add_images(project, name, raw, reader)
+    assert "\n" not in str(raised.value)
+    assert {path: path.read_bytes() for path in project.root.glob("*") if path.is_file()} == before
+
+
+def test_a_params_file_that_cannot_be_written(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    raw = draw_classes(tmp_path / "images")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    refused(project, r"params\.yaml: cannot be written \(No space left on device\); nothing was changed", "mine", raw)
+
+
+# ---------------------------------------------------------------- text
+
+
+def add(text: str, *keys: str) -> str:
+    return with_entry(text, keys, ["new:", "  x: 1"])
+
+
+def test_an_entry_goes_behind_the_last_one_whatever_the_layout() -> None:
+    assert add("a:\n  b: {c: 1}  # of b\n\n# of d\nd: 1\n", "a") == "a:\n  b: {c: 1}  # of b\n  new:\n    x: 1\n\n# of d\nd: 1\n"
+    assert add("a:\n    b:\n        c:\n        - 1\n        # of c\nd: 1\n", "a") == (
+        "a:\n    b:\n        c:\n        - 1\n        # of c\n    new:\n      x: 1\nd: 1\n"
+    )
+    assert add("a:\n  b:\nd: 1\n", "a") == "a:\n  b:\n  new:\n    x: 1\nd: 1\n"
+    assert add("a:\n  b: |\n    text\nd: 1\n", "a") == "a:\n  b: |\n    text\n  new:\n    x: 1\nd: 1\n"
+    assert add("a:\n  b: 1", "a") == "a:\n  b: 1\n  new:\n    x: 1\n"
+    assert add("a:\r\n  b: 1\r\nd: 2\r\n", "a") == "a:\r\n  b: 1\r\n  new:\r\n    x: 1\r\nd: 2\r\n"
+    with pytest.raises(ConfigError, match="'a' is written in braces"):
+        add("a: {b: 1}\n", "a")

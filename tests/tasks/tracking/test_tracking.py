@@ -1,0 +1,424 @@
+"""MLflow for real, on a local database: what is recorded, that a second publish adds nothing, outages, and the packaged model."""
+
+import json
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+from werkzeug.serving import make_server
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import TrackingError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.history import Progress, read_history
+from dml_core.training.loop import fit
+from tasks.runs.embeddings import load_embeddings
+from tasks.runs.records import (
+    CheckpointRecord,
+    ComparisonReport,
+    DatasetRecord,
+    EmbeddingRecord,
+    MetricRecord,
+    RunReport,
+    describe_folder,
+)
+from tasks.runs.specs import RunSpec
+from tasks.scores.evaluation import evaluate_run
+from tasks.storage import Store
+from tasks.tracking.outbox import keep_report
+from tasks.tracking.published import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, experiment_name, published_runs
+from tasks.tracking.tracker import Tracker, search_published
+from tasks.workers.embedding import extract
+from tests.conftest import ROOT, small_training
+from tests.damage import DAMAGE
+
+pytestmark = pytest.mark.slow
+COMPARISON = "comparison on d"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("store")
+    return Store(str(folder), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def report(packed: Path, store: Store) -> RunReport:
+    """A small run, made by the real steps."""
+    spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
+    system = fit(spec.training, PackedDataset(packed, "train"), 0, store.folder("train/x"), CPU)
+    extract(system.model, spec.training.transform, {"test": PackedDataset(packed, "test")}, store.folder("embed/x"), CPU)
+    history = read_history(store.folder("train/x"))
+    metrics = evaluate_run(spec.evaluation, 0, "title", history, packed, store.folder("embed/x"), store.folder("evaluate/x"))
+    files = {step: describe_folder(store.folder(f"{step}/x")) for step in ("train", "embed", "evaluate")}
+    return RunReport(
+        comparison=COMPARISON,
+        identity="identity-of-x",
+        dataset=DatasetRecord(name="d", folder=str(packed), digest="0123456789abcdef", counts={"train": 36}, source="synthetic"),
+        variant=spec.variant,
+        seed=0,
+        parameters=spec.model_dump(mode="json", include={"training", "evaluation"}),
+        tags={"git_commit": "abc", "git_dirty": "false"},
+        dvc_digest="ffff.dir",
+        checkpoint=CheckpointRecord(
+            step="train", identity="t", key="train/x", files=files["train"], facts={"device": "cpu", "num_workers": 1}
+        ),
+        embeddings=EmbeddingRecord(step="embed", identity="e", key="embed/x", files=files["embed"]),
+        scores=MetricRecord(step="evaluate", identity="identity-of-x", key="evaluate/x", files=files["evaluate"], metrics=metrics),
+    )
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new MLflow database; its making takes seconds, a copy of it none."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def tracker(tmp_path: Path, store: Store, migrated: Path) -> Tracker:
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    return Tracker(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path, store)
+
+
+def client_of(tracker: Tracker) -> MlflowClient:
+    return MlflowClient(tracker.uri)
+
+
+def points(tracker: Tracker, run_id: str) -> dict[str, int]:
+    client = client_of(tracker)
+    return {name: len(client.get_metric_history(run_id, name)) for name in client.get_run(run_id).data.metrics}
+
+
+def spec_of(report: RunReport) -> RunSpec:
+    return RunSpec(
+        dataset="d", variant=report.variant, seed=report.seed, training=small_training("softtriple"), evaluation=EvaluationConfig()
+    )
+
+
+def other(tracker: Tracker, report: RunReport, identity: str, variant: str, seed: int, recall: float) -> RunReport:
+    """A run as another variant or seed would have left it, its scores in the store."""
+    folder = tracker._store.folder(f"evaluate/{identity}-{variant}-{seed}-{recall}")
+    shutil.copytree(tracker._store.folder(report.scores.key), folder, dirs_exist_ok=True)
+    metrics = report.scores.metrics | {"recall@1": recall}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    record = {"key": f"evaluate/{folder.name}", "files": describe_folder(folder), "metrics": metrics}
+    scores = report.scores.model_copy(update=record)
+    return report.model_copy(update={"identity": identity, "variant": variant, "seed": seed, "scores": scores})
+
+
+def comparison(folder: Path | None = None) -> ComparisonReport:
+    return ComparisonReport(comparison=COMPARISON, dataset="d", role="test", folder=folder and str(folder), tags={"git_commit": "abc"})
+
+
+def parent_of(tracker: Tracker) -> mlflow.entities.Run:
+    client = client_of(tracker)
+    experiment = client.get_experiment_by_name(experiment_name("d"))
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{COMPARISON_TAG}` = '{COMPARISON}'")
+    return run
+
+
+def test_a_published_run_holds_everything_once(
+    tracker: Tracker, report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bin/dml", "reproduce"])
+    run_id = tracker.publish(report)
+    assert run_id is not None
+    client = client_of(tracker)
+    run = client.get_run(run_id)
+    assert client.get_experiment(run.info.experiment_id).name == "dml-repro/d"
+    assert run.info.run_name == "d / softtriple / seed 0"
+    assert client.get_run(run.data.tags[PARENT_TAG]).info.run_name == COMPARISON
+    assert run.data.params["loss.name"] == "softtriple"
+    assert run.data.params["optimiser.groups.loss.learning_rate"] == "0.5"
+    assert run.data.tags["dml.git_commit"] == run.data.tags["mlflow.source.git.commit"] == "abc"
+    assert run.data.tags["dml.train.device"] == "cpu"
+    assert run.data.tags[IDENTITY_TAG] == "identity-of-x"
+    assert run.data.tags["mlflow.user"]
+    assert run.data.tags["mlflow.source.name"] == "dml reproduce"
+    assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
+    assert run.data.metrics["detail/num_queries"] == report.scores.metrics["num_queries"]
+    assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "ffff.dir")]
+    assert [item.path for item in client.list_artifacts(run_id)] == ["config.yaml", "figures", "metrics.json", "steps"]
+    artifacts = {item.path for folder in ("steps/train", "steps/embed", "figures") for item in client.list_artifacts(run_id, folder)}
+    assert {"steps/train/checkpoint.pt", "steps/embed/manifest.json", "figures/gallery.png"} <= artifacts
+    counted = points(tracker, run_id)
+    assert counted["train/loss"] == 15
+    assert counted["epoch/loss"] == 3
+    assert tracker.publish(report) == run_id
+    assert points(tracker, run_id) == counted
+    assert len(client.search_runs([run.info.experiment_id])) == 2
+    assert not list((tmp_path / "outbox").iterdir())
+
+
+def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_the_parameters(tracker: Tracker, report: RunReport) -> None:
+    run = client_of(tracker).get_run(tracker.publish(report))
+    defaults = dict(part.strip().split("=", 1) for part in run.data.tags["dml.defaults"].split(";") if part.strip())
+    recorded = defaults | run.data.params
+    training = report.parameters["training"]
+    assert recorded["sampler.batch_size"] == "8"
+    assert recorded["optimiser.momentum"] == str(training["optimiser"]["momentum"])
+    assert defaults["freeze_batchnorm" if "freeze_batchnorm" in defaults else "model.freeze_batchnorm"] == "none"
+    assert not defaults.keys() & run.data.params.keys()
+    found = client_of(tracker).search_runs([run.info.experiment_id], "tags.`dml.defaults` LIKE '%model.freeze_batchnorm=none;%'")
+    assert [found.info.run_id for found in found] == [run.info.run_id]
+
+
+def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tracker: Tracker, report: RunReport) -> None:
+    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    run_id = tracker.publish(report)
+    (model,) = client_of(tracker).search_logged_models([client_of(tracker).get_run(run_id).info.experiment_id])
+    assert (model.name, model.source_run_id) == ("d-softtriple-seed-0", run_id)
+    assert {metric.key: metric.value for metric in model.metrics} == {
+        name.replace("@", "_at_"): value
+        for name, value in report.scores.metrics.items()
+        if name in ("map@r", "r_precision", "nmi") or name.removeprefix("recall@").isdigit()
+    }
+    assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", "ffff.dir")}
+
+
+def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, report: RunReport) -> None:
+    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    for epoch in range(2):
+        live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    client = client_of(tracker)
+    assert tracker.publish(other(tracker, report, "identity-of-y", "softmax", 0, 0.5))
+    tracker.publish(comparison())
+    assert statuses(tracker)["d / softtriple / seed 0"] == "RUNNING"  # its process, this one, is alive
+    (running,) = [run for run in all_runs(tracker) if run.info.status == "RUNNING"]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    client.set_tag(running.info.run_id, PROCESS_TAG, f"{socket.gethostname()}:{ended.pid}")
+    tracker.publish(comparison())
+    assert statuses(tracker)["d / softtriple / seed 0"] == "KILLED"
+    run_id = tracker.publish(report)
+    assert run_id == running.info.run_id
+    assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
+    history = client.get_metric_history(run_id, "epoch/loss")
+    assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
+
+
+def all_runs(tracker: Tracker, view: int = ViewType.ACTIVE_ONLY) -> list[mlflow.entities.Run]:
+    client = client_of(tracker)
+    return list(client.search_runs([client.get_experiment_by_name(experiment_name("d")).experiment_id], run_view_type=view))
+
+
+def statuses(tracker: Tracker) -> dict[str, str]:
+    return {run.info.run_name: run.info.status for run in all_runs(tracker)}
+
+
+def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tracker: Tracker, report: RunReport) -> None:
+    first = tracker.publish(report)
+    assert tracker.published(COMPARISON) == {report.identity}
+    newer = report.model_copy(update={"identity": "identity-of-y"})
+    second = tracker.publish(newer)
+    assert tracker.published(COMPARISON) == {"identity-of-y"}
+    assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [first]
+    assert [run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)] == [second]
+    counted = points(tracker, first)
+    assert tracker.publish(report) == first
+    assert tracker.published(COMPARISON) == {report.identity}
+    assert points(tracker, first) == counted
+    assert [run.info.run_id for run in all_runs(tracker, ViewType.DELETED_ONLY)] == [second]
+    assert len(client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])) == 2
+
+
+def test_a_comparison_says_which_variant_is_best_and_registers_its_model_once(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report/report.md").write_text("# report")
+    for number, (variant, seed, recall) in enumerate((("a", 0, 0.25), ("a", 1, 0.75), ("b", 0, 0.4), ("b", 1, 0.4))):
+        tracker.publish(other(tracker, report, f"identity-{number}", variant, seed, recall))
+    client = client_of(tracker)
+    parent_id = tracker.publish(comparison(tmp_path / "report"))
+    parent = parent_of(tracker)
+    assert parent.info.run_id == parent_id
+    assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
+    note = parent.data.tags["mlflow.note.content"]
+    assert note.index("| a | 50.0 ± 317.7 |") < note.index("| b | 40.0 ± 0.0 |")
+    of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
+    assert f"#/experiments/{parent.info.experiment_id}/runs/{of_run['a', 1]}" in note
+    assert "**a** is best" in client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
+    assert "report.md" in [item.path for item in client.list_artifacts(parent_id)]
+    version = client.get_model_version_by_alias("dml-d", "best")
+    assert (str(version.version), version.run_id) == ("1", of_run["a", 1])
+
+    counted = points(tracker, parent_id)
+    assert tracker.publish(comparison(tmp_path / "report")) == parent_id
+    assert points(tracker, parent_id) == counted
+    assert len(client.search_model_versions("name = 'dml-d'")) == 1
+    tracker.publish(other(tracker, report, "identity-4", "b", 0, 0.9))
+    tracker.publish(comparison(tmp_path / "report"))
+    assert parent_of(tracker).data.metrics["recall_at_1/b"] == pytest.approx(0.65)
+    assert str(client.get_model_version_by_alias("dml-d", "best").version) == "2"
+    tracker.publish(other(tracker, report, "identity-2", "b", 0, 0.4))
+    tracker.publish(comparison(tmp_path / "report"))
+    assert str(client.get_model_version_by_alias("dml-d", "best").version) == "1"
+    assert len(client.search_model_versions("name = 'dml-d'")) == 2
+
+
+def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunReport, store: Store, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    away = Tracker("http://127.0.0.1:9", tmp_path, store)
+    away.live(COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    assert away.publish(report) is None
+    assert away.publish(comparison()) is None
+    assert tracker.publish(comparison()) is None  # it waits with its runs, though this server would take it
+    assert away.published(COMPARISON) == frozenset()
+    with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 cannot be used") as caught:
+        away.sync()
+    assert "\n" not in str(caught.value)
+    assert tracker.sync() == 2
+    assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["softtriple"]
+    assert "recall_at_1/softtriple" in parent_of(tracker).data.metrics
+    assert tracker.sync() == 0
+
+
+def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_from_the_checked_file(
+    tracker: Tracker, report: RunReport, store: Store, tmp_path: Path
+) -> None:
+    believed = report.scores.model_copy(update={"metrics": {"recall@1": 0.999}})
+    keep_report(tracker.outbox, report.model_copy(update={"scores": believed}))
+    of_gone = report.checkpoint.model_copy(update={"files": (report.checkpoint.files[0].model_copy(update={"sha256": "0" * 64}),)})
+    keep_report(tracker.outbox, report.model_copy(update={"identity": "gone", "checkpoint": of_gone}))
+    for how, damage in DAMAGE.items():
+        if how != "remove":
+            damage(keep_report(tracker.outbox, report.model_copy(update={"identity": how})))
+    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 not: .*flip\.json\.damaged.*changed or gone") as caught:
+        tracker.sync()
+    assert "\n" not in str(caught.value)
+    (run_id,) = (run.run_id for run in published_runs(tracker.uri, "d", COMPARISON))
+    assert client_of(tracker).get_run(run_id).data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
+    assert sorted(path.name for path in tracker.outbox.iterdir()) == sorted(
+        ["gone.json", *(f"{how}.json.damaged" for how in DAMAGE if how != "remove")]
+    )
+
+
+@pytest.mark.parametrize("how", ["garble", "cut"])
+def test_a_damaged_local_database_is_one_line_and_costs_no_record(report: RunReport, store: Store, tmp_path: Path, how: str) -> None:
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE runs (name TEXT)")
+        database.executemany("INSERT INTO runs VALUES (?)", [("x" * 100,)] * 500)
+        database.commit()
+    DAMAGE[how](path)
+    damaged = path.read_bytes()
+    tracker = Tracker(f"sqlite:///{path}", tmp_path, store)
+    assert tracker.publish(report) is None
+    assert tracker.published(COMPARISON) == frozenset()
+    with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used: .*(malformed|not a database)") as caught:
+        tracker.sync()
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == damaged
+    assert len(list(tracker.outbox.glob("*.json"))) == 1
+
+
+@pytest.fixture
+def server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """MLflow's REST interface over the tracker's database, by MLflow's own handlers, in a thread."""
+    monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", tracker.uri)
+    monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "unused")
+    from mlflow.server import app
+
+    served = make_server("127.0.0.1", 0, app, threaded=True)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.port}"
+    served.shutdown()
+
+
+def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tracker, report: RunReport, server: str, monkeypatch) -> None:
+    tracker.publish(report)
+    tracker.publish(other(tracker, report, "identity-of-y", "softmax", 3, 0.5))
+    tracker.publish(other(tracker, report, "identity-of-z", "softmax", 3, 0.25))  # supersedes the one before
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+    by_file, by_rest = published_runs(tracker.uri, "d", COMPARISON), published_runs(server, "d", COMPARISON)
+    by_client = sorted(search_published(tracker.uri, "d", COMPARISON), key=lambda run: run.variant)
+    assert by_file == by_rest == by_client
+    assert (by_file[0].variant, by_file[0].seed, by_file[0].metrics["recall_at_1"]) == ("softmax", 3, 0.25)
+    with pytest.raises(TrackingError, match="has no runs of 'comparison on e'"):
+        published_runs(server, "e", "comparison on e")
+
+
+def test_what_cannot_be_read_is_one_line(tracker: Tracker, tmp_path: Path) -> None:
+    with pytest.raises(TrackingError, match="has no runs of 'comparison on e'; run dml reproduce"):
+        published_runs(tracker.uri, "e", "comparison on e")
+    with pytest.raises(TrackingError, match="has no runs"):
+        published_runs(f"sqlite:///{tmp_path / 'none.db'}", "d", COMPARISON)
+    with pytest.raises(TrackingError, match="cannot be used: no answer"):
+        published_runs("http://127.0.0.1:9", "d", COMPARISON)
+    (tmp_path / "text.db").write_text("this is no database" * 100)
+    with pytest.raises(TrackingError, match="cannot be read"):
+        published_runs(f"sqlite:///{tmp_path / 'text.db'}", "d", COMPARISON)
+
+
+def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    tracker.publish(report)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    code = """
+import json, sys
+from flows.cli import app
+from tasks.environment import find_project
+for words in (["sync"], ["compare", "d"]):
+    app(words, standalone_mode=False)
+print(json.dumps(sorted({"mlflow", "torch", "pandas", "prefect", "ray", "matplotlib", "sqlalchemy"} & set(sys.modules))))
+"""
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "DML_STATE": str(tmp_path), "MLFLOW_TRACKING_URI": tracker.uri}
+    printed = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    assert json.loads(printed.splitlines()[-1]) == []
+    assert f"{100 * report.scores.metrics['recall@1']:.1f}" in printed
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.cli.tracking import ui
+
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(TrackingError, match=r"cannot be used \(Address already in use\); choose another: dml ui --port"):
+            ui(taken.getsockname()[1])
+
+
+def test_the_packaged_model_gives_the_run_s_embeddings_in_a_fresh_process(
+    tracker: Tracker, report: RunReport, store: Store, packed: Path, tmp_path: Path
+) -> None:
+    run_id = tracker.publish(report)
+    (model,) = client_of(tracker).search_logged_models([client_of(tracker).get_run(run_id).info.experiment_id])
+    dataset = PackedDataset(packed, "test")
+    for index in range(3):
+        (tmp_path / f"{index}.jpg").write_bytes(dataset.raw_bytes(index))
+    code = f"""
+import mlflow, numpy, pandas
+mlflow.set_tracking_uri({tracker.uri!r})
+model = mlflow.pyfunc.load_model("models:/{model.model_id}")
+images = [open({str(tmp_path)!r} + f"/{{index}}.jpg", "rb").read() for index in range(3)]
+numpy.save({str(tmp_path / "served.npy")!r}, model.predict(pandas.DataFrame({{"image": images}})))
+import dml_core
+assert "artifacts" in dml_core.__file__, dml_core.__file__
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=tmp_path)
+    expected, _ = load_embeddings(store.folder("embed/x"), "test")
+    np.testing.assert_allclose(np.load(tmp_path / "served.npy"), expected[:3], atol=1e-5)
+    requirements = (Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "requirements.txt").read_text()
+    assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
+    code_files = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code"
+    names = {path.relative_to(code_files / "dml_core").as_posix() for path in code_files.rglob("*.py")}
+    assert {"models/embedder.py", "models/backbones/small.py", "data/decode.py"} <= names
+    assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
+    assert "models/backbones/resnet.py" not in names

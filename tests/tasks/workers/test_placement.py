@@ -1,0 +1,63 @@
+"""Where the runs of a flow are put, for every kind of machine: devices are used, nothing is asked of a machine that it does not have."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dml_core.errors import TrainingError
+from tasks.runs.specs import ScaleSpec
+from tasks.workers.placement import choose
+
+
+@pytest.mark.parametrize(
+    ("scale", "resources", "device", "num_workers", "num_groups"),
+    [
+        ({"num_workers": 2}, {"CPU": 2}, "cpu", 2, 1),
+        ({"num_workers": 2}, {"CPU": 16, "GPU": 1}, "cuda", 1, 1),
+        ({"num_workers": 2, "concurrent_runs": 2}, {"CPU": 16, "GPU": 1}, "cuda", 1, 1),
+        ({"num_workers": 2, "concurrent_runs": 2}, {"CPU": 16, "GPU": 3}, "cuda", 1, 2),
+        ({"num_workers": 2, "concurrent_runs": 2}, {"CPU": 1, "GPU": 8}, "cuda", 2, 2),
+        ({"num_workers": 4, "device": "cuda"}, {"CPU": 16, "GPU": 1}, "cuda", 1, 1),
+        ({"num_workers": 4, "device": "cpu"}, {"CPU": 2, "GPU": 8}, "cpu", 2, 1),
+        ({"num_workers": 4, "concurrent_runs": 3}, {"CPU": 2}, "cpu", 1, 2),
+    ],
+)
+def test_runs_are_fitted_to_what_there_is(
+    scale: dict[str, object], resources: dict[str, float], device: str, num_workers: int, num_groups: int
+) -> None:
+    chosen = choose(ScaleSpec(**scale), resources)
+    assert (chosen.device, chosen.num_workers, chosen.num_groups) == (device, num_workers, num_groups)
+    assert chosen.num_workers * chosen.num_groups <= resources["GPU" if device == "cuda" else "CPU"]
+
+
+def test_the_choice_is_said_in_one_line() -> None:
+    assert choose(ScaleSpec(num_workers=2), {"CPU": 2.0}).text == "training on 2 CPUs: 2 workers a run"
+    on_a_gpu = choose(ScaleSpec(num_workers=2), {"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0})
+    assert on_a_gpu.text == "training on 1 GPU (H100): 1 worker a run (2 allowed)"
+    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4), {"CPU": 16.0, "GPU": 2.0})
+    assert beside.text == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
+
+
+def test_only_what_was_asked_for_by_name_is_refused() -> None:
+    with pytest.raises(TrainingError, match="device is cuda and Ray has no GPU"):
+        choose(ScaleSpec(device="cuda"), {"CPU": 16.0})
+    with pytest.raises(TrainingError, match="no CPU"):
+        choose(ScaleSpec(), {})
+
+
+@pytest.mark.slow
+def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu() -> None:
+    """Ray's own words for a machine, with a GPU that it is told of; what `choose` is given is what Ray says."""
+    code = (
+        "import json, ray\n"
+        "ray.init('local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
+        "print(json.dumps(ray.cluster_resources()))"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # in a process of its own: Ray reads them once
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
+    chosen = choose(ScaleSpec(num_workers=2), json.loads(printed.splitlines()[-1]))
+    assert (chosen.device, chosen.num_workers) == ("cuda", 1)
