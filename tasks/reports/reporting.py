@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.figures.recalls import plot_recalls
 from tasks.runs.records import MetricRecord
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
 REPORT_FILE, FIGURE_FILE = "report.md", "recall.png"
-HEADLINES = ("recall@1", "map@r", "nmi")  # what `dvc metrics show` has a column for
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
@@ -50,14 +50,7 @@ def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folde
 
 def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
     """Recall@K by K, K rising."""
-    found = {int(k): value for name, value in metrics.items() if (k := name.removeprefix("recall@")) != name and k.isdigit()}
-    return dict(sorted(found.items()))
-
-
-def report_columns(summaries: dict[str, dict[str, Summary]]) -> list[str]:
-    """The metrics that a table shows: every Recall@K, then MAP@R, R-precision and NMI where they were measured."""
-    first = {name: summary.mean for name, summary in next(iter(summaries.values())).items()}
-    return [*(f"recall@{k}" for k in recall_by_k(first)), *(name for name in ("map@r", "r_precision", "nmi") if name in first)]
+    return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
 
 
 def check_table(name: str, report: "CheckReport") -> Table:
@@ -115,7 +108,7 @@ def _write_csv(path: Path, rows: list[list[str]]) -> None:
 
 
 def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str) -> str:
-    columns = report_columns(summaries)
+    columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
     rows = [["variant", *columns], *([variant, *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]

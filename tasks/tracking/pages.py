@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.config import flatten, parse
+from dml_core.evaluation.columns import SHOWN, table_columns
 from dml_core.evaluation.confidence import Summary
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
@@ -20,10 +21,9 @@ from tasks.tracking.published import PUBLISHED_TAG, PublishedRun, metric_name
 NOTE_TAG, SOURCE_TAG, COMMIT_TAG, USER_TAG = "mlflow.note.content", "mlflow.source.name", "mlflow.source.git.commit", "mlflow.user"
 KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experiment.primaryMetric.name", "mlflow.sharedViewState."
 VIEW = "variants"
-VIEW_METRICS, VIEW_PARAMETERS = ("recall_at_1", "map_at_r", "r_precision", "nmi"), ("loss.name", "seed")
+VIEW_PARAMETERS = ("loss.name", "seed")
+VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
 WORKFLOW = "workflowType=machine_learning"  # else the page's menu speaks of agents and prompts
-# A run's page lists its metrics by name; these few come first in what a reader asks, the rest explains them.
-MAIN_METRICS = ("map@r", "r_precision", "nmi")
 DEFAULTS_TAG = "dml.defaults"
 SOURCE_FACTS = ("command", "user")  # shown by MLflow itself, from tags of its own
 
@@ -104,9 +104,9 @@ def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str
 
     The second kind stands below `detail/`, so that lists by name begin with the first, and charts have a section for each.
     """
-    main = {name: value for name, value in metrics.items() if name in MAIN_METRICS or name.removeprefix("recall@").isdigit()}
+    main = table_columns(metrics)
     detail = {f"detail/{metric_name(name)}": value for name, value in metrics.items() if name not in main}
-    return {metric_name(name): value for name, value in main.items()}, detail
+    return {metric_name(name): metrics[name] for name in main}, detail
 
 
 def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:

@@ -63,6 +63,11 @@ def metric_name(name: str) -> str:
     return name.replace("@", "_at_")
 
 
+def plain_name(name: str) -> str:
+    """A metric's own name from that in MLflow."""
+    return name.replace("_at_", "@")
+
+
 def current_runs_filter(comparison: str) -> str:
     """MLflow's search for the comparison's runs that it has whole; superseded ones are deleted there and not found."""
     return f"tags.`{PART_TAG}` = '{comparison}' and tags.`{PUBLISHED_TAG}` = 'true'"

@@ -1,11 +1,11 @@
 """Means and intervals over the seeds of each published variant: of MLflow's pages and of `dml compare`. Light to import."""
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dml_core.evaluation.columns import table_columns
 from dml_core.evaluation.confidence import Summary, summarise
-from tasks.tracking.published import PublishedRun
+from tasks.tracking.published import PublishedRun, metric_name, plain_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,9 +16,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
 
     The metrics are every Recall@K, K rising, then MAP@R, R-precision and NMI; one that a seed lacks is summarised over the others.
     """
-    names = {name for run in runs for name in run.metrics}
-    ks = sorted(int(name.removeprefix("recall_at_")) for name in names if re.fullmatch(r"recall_at_\d+", name))
-    columns = [*(f"recall_at_{k}" for k in ks), *(name for name in ("map_at_r", "r_precision", "nmi") if name in names)]
+    columns = [metric_name(name) for name in table_columns(plain_name(name) for run in runs for name in run.metrics)]
     by_variant: dict[str, list[PublishedRun]] = {}
     for run in runs:
         by_variant.setdefault(run.variant, []).append(run)
@@ -36,9 +34,7 @@ def comparison_table(title: str, runs: Sequence[PublishedRun]) -> "Table":
 
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    table = Table(
-        Column("variant", min_width=max(map(len, summaries))), "seeds", *(name.replace("_at_", "@") for name in names), title=title
-    )
+    table = Table(Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), title=title)
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
         table.add_row(variant, str(num_seeds), *(str(metrics[name]) if name in metrics else "-" for name in names))

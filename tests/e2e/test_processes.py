@@ -1,6 +1,7 @@
-"""What a flow starts: who can reach it while it runs, and what is left of it when a part of it is killed.
+"""What a flow starts: who can reach it while it runs, what is left of it when a part of it is killed, and what damaged files cost.
 
-One unfinished run is disturbed again and again, and goes on each time; its end is compared with that of a run that nobody disturbed.
+One unfinished run is disturbed again and again, and goes on each time; its end is compared, byte for byte, with that of a run that nobody
+disturbed. Then its files are damaged, and it is run again.
 """
 
 import http.client
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.damage import contents, cut, flip, garble
 from tests.e2e.conftest import Project, make_project
 
 pytestmark = pytest.mark.slow
@@ -61,10 +63,14 @@ class Disturbed:
                 continue
         return found
 
-    def freeze_in_the_middle(self) -> None:
-        """Wait until it has trained further than it had, and let its workers stand still there."""
+    def trains_further(self) -> None:
+        """Wait until it has written down more steps than it has now."""
         before = trained(self.state)
         self.until(lambda: trained(self.state) > before, "a new epoch")
+
+    def freeze_in_the_middle(self) -> None:
+        """Wait until it has trained further than it had, and let its workers stand still there."""
+        self.trains_further()
         workers = self.named("RayTrainWorker")
         assert len(workers) == 2
         for worker in workers:
@@ -90,20 +96,14 @@ def trained(state: Path) -> int:
     return len(histories[0].read_text().splitlines()) if histories and list(histories[0].parent.glob("checkpoint*")) else 0
 
 
-def result(state: Path) -> tuple[str, dict[str, float]]:
-    (history,) = (state / "store/train").glob("*/history.jsonl")
-    (metrics,) = (state / "store/evaluate").glob("*/metrics.json")
-    return history.read_text(), json.loads(metrics.read_text())
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = make_project(tmp_path_factory.mktemp("project"), ("softtriple",))
-    made.change(comparison={"protocol": {"num_epochs": 12}, "datasets": {"synthetic": {"num_epochs": 12}}})
+    made.change(comparison={"protocol": {"num_epochs": 24}, "datasets": {"synthetic": {"num_epochs": 24}}})
     return made
 
 
-def test_a_run_is_reached_by_nobody_else_and_goes_on_after_every_loss(project: Project, tmp_path: Path) -> None:
+def test_a_run_is_reached_by_nobody_else_and_ends_the_same_after_every_loss(project: Project, tmp_path: Path) -> None:
     run = Disturbed(project, tmp_path / "state")
     run.freeze_in_the_middle()
     nothing_listens_beyond_this_machine(run)
@@ -123,16 +123,38 @@ def test_a_run_is_reached_by_nobody_else_and_goes_on_after_every_loss(project: P
     run.ends(143, "interrupted", within_seconds=10)
 
     run = Disturbed(project, tmp_path / "state")
-    board = run.until(lambda: run.named("ray::Board"), "the board")[0]
-    before = trained(tmp_path / "state")
-    run.until(lambda: trained(tmp_path / "state") > before, "a new epoch")
-    board.kill()
+    run.trains_further()
+    run.named("RayTrainWorker")[0].kill()
+    run.trains_further()
+    run.named("ray::Board")[0].kill()
     printed, _ = run.process.communicate(timeout=600)
     assert run.process.returncode == 0, printed
 
     project.run(*RUN, DML_STATE=str(tmp_path / "undisturbed"))
-    assert result(tmp_path / "state") == result(tmp_path / "undisturbed")
+    undisturbed = contents(tmp_path / "undisturbed/store")
+    assert contents(tmp_path / "state/store") == undisturbed
     assert not list((tmp_path / "undisturbed/logs").iterdir())
+
+    damage_much(tmp_path / "state")
+    printed = project.run(*RUN, DML_STATE=str(tmp_path / "state"))
+    assert contents(tmp_path / "state/store") == undisturbed
+    assert "checkpoint.pt: the checkpoint is damaged" in printed
+    assert "begins from the initial weights" in printed
+    assert "the record of a finished embed is damaged; the step runs again" in printed
+    assert "prefect.db.damaged and made anew" in printed
+    assert {line for line in printed.splitlines() if line.endswith(": ran")} == {f"{step}: ran" for step in ("train", "embed", "evaluate")}
+
+
+def damage_much(state: Path) -> None:
+    """A checkpoint, a shard, the scores, Prefect's record of a step, Prefect's database."""
+    flip(next((state / "store/train").rglob("checkpoint.pt")))
+    cut(next((state / "store/train").rglob("history.jsonl")))
+    garble(next((state / "store/embed").rglob("test-00000*.npy")))
+    scores = next((state / "store/evaluate").rglob("metrics.json"))
+    scores.write_text(scores.read_text().replace("0.", "0.9", 1))
+    (kept,) = [path for path in (state / "prefect/storage").iterdir() if "EmbeddingRecord" in path.read_text()]
+    cut(kept)
+    garble(state / "prefect/prefect.db")
 
 
 def nothing_listens_beyond_this_machine(run: Disturbed) -> None:

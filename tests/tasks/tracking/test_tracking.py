@@ -419,6 +419,6 @@ assert "artifacts" in dml_core.__file__, dml_core.__file__
     assert f"torch=={torch.__version__.partition('+')[0]}" in requirements
     code_files = Path(mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")) / "code"
     names = {path.relative_to(code_files / "dml_core").as_posix() for path in code_files.rglob("*.py")}
-    assert {"models/embedder.py", "models/backbones/small.py", "data/decode.py"} <= names
+    assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
     assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
     assert "models/backbones/resnet.py" not in names
