@@ -22,6 +22,7 @@ from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.errors import ConfigError, DataError
 from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, where_in_params
@@ -151,7 +152,10 @@ def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:
 
 
 def _check_weights(training: TrainingConfig) -> None:
-    weights = training.model.backbone.weights
+    backbone = training.model.backbone
+    weights = backbone.weights
+    if weights == "imagenet" and backbone.name in BACKBONES and backbone.name not in TRAINED_WITH:
+        raise ConfigError(f"model.backbone: '{backbone.name}' has no ImageNet weights; set weights: none, a file or an address")
     if weights not in ("none", "imagenet") and "://" not in weights and not Path(weights).is_file():
         raise ConfigError(f"model.backbone.weights: {weights}: no such file")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import boto3
 import pytest
+import torch
 from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
@@ -69,3 +70,12 @@ def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytes
 def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> TrainingConfig:
     """The small settings with `changes` laid over them, for a loss and a model."""
     return parse(TrainingConfig, merge(SETTINGS, changes) | {"loss": {"name": loss}, "model": model}, "test settings")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """The networks here are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -54,7 +54,7 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
     """One K: rows from above as given, the best mean's row marked."""
     means, half_widths = (100 * np.array(column) for column in zip(*(mean_over_seeds(values) for values in values_of), strict=True))
-    ranks = np.argsort(np.argsort(-means, kind="stable"), kind="stable") + 1
+    ranks = 1 + (means[:, None] < means).sum(axis=1)  # equal means share a rank
     for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):
         colour = COLOURS[1] if rank == 1 else COLOURS[0]
         if len(values) > 1:

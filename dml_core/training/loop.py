@@ -112,19 +112,13 @@ def fit(
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
-    checkpoint, note = from_rank_zero(lambda: take_up(folder, identity))
-    if note is not None and rank() == 0:
-        logger.warning("%s", note)
-        report(Progress(0, config.num_epochs, 0, 0, 0.0, {}, note=note))
-    autocast = _autocast(config.precision, device)
-    if checkpoint is None and config.warm_up_batchnorm:
-        _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
-    if checkpoint is None and system.loss.needs.initial_embeddings:
-        labels_N = torch.from_numpy(dataset.labels).to(device)
-        system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
-    if checkpoint is not None:
+    checkpoint = _take_up(folder, identity, config, report)
+    if checkpoint is None:
+        _prepare(system, dataset, config, device, num_loader_workers)
+    else:
         system.load_state_dict(checkpoint["system"])
     optimiser = build_optimiser(config.optimiser, system)
+    autocast = _autocast(config.precision, device)
     run = _Run(config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate)
     start = 0
     if checkpoint is not None:
@@ -282,6 +276,24 @@ def _save(run: _Run, num_epochs_done: int) -> None:
 
 
 # ---------------------------------------------------------------- before the first epoch
+
+
+def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report) -> dict[str, Any] | None:
+    """The state to go on from, the same on every worker; None to begin. What was set aside is told."""
+    checkpoint, note = from_rank_zero(lambda: take_up(folder, identity))
+    if note is not None and rank() == 0:
+        logger.warning("%s", note)
+        report(Progress(0, config.num_epochs, 0, 0, 0.0, {}, note=note))
+    return checkpoint
+
+
+def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int) -> None:
+    """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
+    if config.warm_up_batchnorm:
+        _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
+    if system.loss.needs.initial_embeddings:
+        labels_N = torch.from_numpy(dataset.labels).to(device)
+        system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
 
 
 @torch.no_grad()

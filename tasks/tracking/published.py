@@ -84,7 +84,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     elif uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ):
         runs = _ask_server(uri.rstrip("/"), dataset, comparison)
     else:
-        from tasks.tracking.tracker import search_published
+        from tasks.tracking.reading import search_published
 
         runs = search_published(uri, dataset, comparison)
     if not runs:

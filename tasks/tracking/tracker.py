@@ -9,8 +9,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,17 +16,14 @@ from typing import Any
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-from mlflow.exceptions import MlflowException
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from sqlalchemy.exc import SQLAlchemyError
 
 from dml_core.errors import StoreError, TrackingError
-from dml_core.training.history import Progress, read_history
+from dml_core.training.history import read_history
 from tasks.runs.records import ComparisonReport, RunReport, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import pages
+from tasks.tracking.live import LiveCurves
 from tasks.tracking.outbox import keep_report, read_report, waiting_runs
 from tasks.tracking.published import (
     COMPARISON_TAG,
@@ -45,6 +40,7 @@ from tasks.tracking.published import (
     current_runs_filter,
     experiment_name,
 )
+from tasks.tracking.reading import all_runs, as_published, told_as_tracking_error
 from tasks.tracking.summaries import summarise_published
 
 MAX_METRICS_PER_BATCH = 1000
@@ -113,14 +109,34 @@ class Tracker:
             raise TrackingError(f"{num_delivered} records delivered, {len(faults)} not: {'; '.join(faults)}")
         return num_delivered
 
-    def live(self, comparison: str, identity: str, spec: RunSpec) -> "LiveCurves":
+    def live(self, comparison: str, identity: str, spec: RunSpec) -> LiveCurves:
         """Curves of a run that is being trained, under the run that `publish` will complete."""
         return LiveCurves(self, comparison, identity, spec)
+
+    def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:
+        """The id of the run that is being trained, found or created.
+
+        Raises:
+            TrackingError: MLflow does not take it.
+        """
+        parameters = spec.model_dump(mode="json", include={"training", "evaluation"})
+        with self._lock, told_as_tracking_error(self.uri):
+            return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
+
+    def log_epoch(self, run_id: str, epoch: int, metrics: dict[str, float]) -> None:
+        """Add an epoch's means to a run's curves.
+
+        Raises:
+            TrackingError: MLflow does not take them.
+        """
+        now = int(time.time() * 1000)
+        with self._lock, told_as_tracking_error(self.uri):
+            self._client.log_batch(run_id, metrics=[Metric(f"epoch/{name}", value, now, epoch) for name, value in metrics.items()])
 
     def published(self, comparison: str) -> frozenset[str]:
         """Identities of the comparison's current runs that MLflow has whole; none where it is away."""
         try:
-            with _told_as_tracking_error(self.uri):
+            with told_as_tracking_error(self.uri):
                 runs = self._search(current_runs_filter(comparison))
         except TrackingError:
             return frozenset()  # publishing will try again, and say so
@@ -129,7 +145,7 @@ class Tracker:
     # ------------------------------------------------------------ delivery of a run
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
-        with self._lock, _told_as_tracking_error(self.uri):
+        with self._lock, told_as_tracking_error(self.uri):
             return self._deliver_comparison(report) if isinstance(report, ComparisonReport) else self._deliver_run(report)
 
     def _deliver_run(self, report: RunReport) -> str:
@@ -231,7 +247,7 @@ class Tracker:
         """Bring the parent run up to date with its current runs: means, description, report, registered model. Adds what has changed."""
         parent = self._find_or_create_parent(report.comparison, report.dataset)
         self._mark_killed(report.comparison)
-        runs = [_as_published(run) for run in self._search(current_runs_filter(report.comparison))]
+        runs = [as_published(run) for run in self._search(current_runs_filter(report.comparison))]
         summaries = summarise_published(runs)
         best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
         run = self._client.get_run(parent)
@@ -301,7 +317,7 @@ class Tracker:
     def _search(self, filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
         """Runs of all our experiments, the newest first."""
         experiments = self._client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
-        return _all_runs(self._client, [experiment.experiment_id for experiment in experiments], filter_string, view)
+        return all_runs(self._client, [experiment.experiment_id for experiment in experiments], filter_string, view)
 
     def _set_tags(self, run_id: str, tags: dict[str, str]) -> None:
         self._client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
@@ -316,87 +332,7 @@ class Tracker:
         return str(self._client.create_experiment(name, artifact_location=location, tags=pages.experiment_tags()))
 
 
-class LiveCurves:
-    """Epoch curves while a run trains, streamed by a thread of its own; when the server fails once, it is left alone.
-
-    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run has system metrics too, of the machine that the flow runs on.
-    """
-
-    def __init__(self, tracker: Tracker, comparison: str, identity: str, spec: RunSpec) -> None:
-        self._tracker = tracker
-        self._of = (
-            comparison,
-            identity,
-            spec.dataset,
-            spec.variant,
-            spec.seed,
-            spec.model_dump(mode="json", include={"training", "evaluation"}),
-        )
-        self._run_id: str | None = None
-        self._system: SystemMetricsMonitor | None = None
-        self._failed = False
-
-    def __call__(self, progress: Progress) -> None:
-        """Log an epoch's means; called with every message of a run."""
-        if not progress.epoch_ended or self._failed:
-            return
-        try:
-            with self._tracker._lock, _told_as_tracking_error(self._tracker.uri):
-                if self._run_id is None:
-                    self._run_id = self._tracker._find_or_create_run(*self._of)
-                    self._watch_system(self._run_id)
-                now = int(time.time() * 1000)
-                metrics = [Metric(f"epoch/{name}", value, now, progress.epoch) for name, value in progress.metrics.items()]
-                self._tracker._client.log_batch(self._run_id, metrics=metrics)
-        except TrackingError as error:
-            logger.warning("%s; no live curves for this run, training goes on", error)
-            self._failed = True
-        if self._system is not None and (self._failed or progress.epoch == progress.num_epochs - 1):
-            self._system.finish()  # type: ignore[no-untyped-call]
-
-    def _watch_system(self, run_id: str) -> None:
-        if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():  # type: ignore[no-untyped-call]
-            self._system = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=self._tracker.uri)  # type: ignore[no-untyped-call]
-            self._system.start()  # type: ignore[no-untyped-call]
-
-
-def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """`tasks.tracking.published.published_runs` by MLflow's own client, which can log in and knows every kind of database."""
-    with _told_as_tracking_error(uri):
-        client = MlflowClient(uri)
-        experiment = client.get_experiment_by_name(experiment_name(dataset))
-        found = _all_runs(client, [experiment.experiment_id], current_runs_filter(comparison)) if experiment else []
-    return [_as_published(run) for run in found]
-
-
-def _all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
-    runs: list[Any] = []
-    token = None
-    while experiments:
-        page = client.search_runs(experiments, filter_string, view, max_results=1000, page_token=token)
-        runs += page
-        token = page.token
-        if not token:
-            break
-    return runs
-
-
-def _as_published(run: Any) -> PublishedRun:
-    return PublishedRun(run.info.run_id, dict(run.data.metrics), dict(run.data.tags))
-
-
 def _mlflow_tags(tags: dict[str, str]) -> dict[str, str]:
     """Source and user where MLflow's pages look for them."""
     known = {"command": pages.SOURCE_TAG, "user": pages.USER_TAG, "git_commit": pages.COMMIT_TAG}
     return {"mlflow.source.type": "LOCAL"} | {name: tags[fact] for fact, name in known.items() if fact in tags}
-
-
-@contextmanager
-def _told_as_tracking_error(uri: str) -> Iterator[None]:
-    """Whatever goes wrong on the way to MLflow, as one line."""
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from None

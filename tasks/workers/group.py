@@ -77,7 +77,7 @@ class Workers:
             if self._groups:
                 return
             placement = start_ray(self._scale)
-            self._say(placement.text)
+            self._say(f"{placement.text}; starting the workers (about 20 s)")
             self._groups = [WorkerGroup(placement, self._scale.max_failures, self._folder) for _ in range(placement.num_groups)]
             for group in self._groups:
                 self._free.put(group)

@@ -116,6 +116,12 @@ def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path:
     assert drawn["two"] > 3 * drawn["one"] > 0
 
 
+def test_the_best_two_of_equal_means_are_both_marked(tmp_path: Path) -> None:
+    one = is_colour(plot_recalls({"a": {1: [0.9]}, "b": {1: [0.5]}, "c": {1: [0.1]}}, tmp_path / "one.png"), COLOURS[1]).sum()
+    two = is_colour(plot_recalls({"a": {1: [0.9]}, "b": {1: [0.9]}, "c": {1: [0.1]}}, tmp_path / "two.png"), COLOURS[1]).sum()
+    assert two == 2 * one > 0
+
+
 def test_wrong_neighbours_and_only_they_have_a_broken_frame_in_red(tmp_path: Path) -> None:
     mask = np.array([[True, False, True], [True, True, True]])
     path = draw_gallery(tmp_path / "gallery.png", mask)

@@ -33,7 +33,7 @@ from tasks.workers.progress import ProgressDisplay
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 CPU = torch.device("cpu")
 SPEC = RunSpec(
     dataset="d",
@@ -43,15 +43,6 @@ SPEC = RunSpec(
     evaluation=EvaluationConfig(recall_at=(1,), clustering=False),
 )
 STEPS = ("train", "embed", "evaluate")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The networks here are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class InProcess:

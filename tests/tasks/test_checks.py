@@ -49,6 +49,7 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(validation={"share": 0.9}), "leaves fewer than two to train"),
         (of_variant(validation={"share": 0.5}, sampler={"kind": "k_by_n"}), "num_classes_per_batch is 4, the training set has 2 classes"),
         (of_variant(model={"backbone": {"weights": "nowhere.pt"}}), "nowhere.pt: no such file"),
+        (of_variant(model={"backbone": {"weights": "imagenet"}}), "'small_cnn' has no ImageNet weights"),
         (of_variant(loss={"name": "triplet_semi_hard"}), "sampler.kind is 'shuffled': set 'k_by_n'"),
         (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),

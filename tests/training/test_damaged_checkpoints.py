@@ -3,7 +3,6 @@
 import io
 import shutil
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,9 @@ from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
 from tests.workers import spawn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 CONFIG = small_training("softtriple", num_epochs=2, optimiser={"name": "adam", "momentum": 0.0})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The networks here are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class StoppedError(Exception):

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -39,7 +40,8 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.storage import Store
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, experiment_name, published_runs
-from tasks.tracking.tracker import Tracker, search_published
+from tasks.tracking.reading import search_published
+from tasks.tracking.tracker import Tracker
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE
@@ -190,6 +192,22 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
         if name in ("map@r", "r_precision", "nmi") or name.removeprefix("recall@").isdigit()
     }
     assert {(metric.dataset_name, metric.dataset_digest) for metric in model.metrics} == {("d", "ffff.dir")}
+
+
+def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", "1")
+    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live(Progress(0, 2, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    until = time.monotonic() + 60
+    (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
+    while "system/cpu_utilization_percentage" not in client_of(tracker).get_run(run.info.run_id).data.metrics:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    live(Progress(1, 2, 5, 5, 100.0, {"loss": 8.0}, epoch_ended=True))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("SystemMetricsMonitor")]
+    assert tracker.publish(report) == run.info.run_id
 
 
 def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, report: RunReport) -> None:

@@ -1,0 +1,50 @@
+"""Curves of a run while it trains."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+from dml_core.errors import TrackingError
+from dml_core.training.history import Progress
+from tasks.runs.specs import RunSpec
+
+if TYPE_CHECKING:
+    from tasks.tracking.tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+
+class LiveCurves:
+    """Epoch curves while a run trains; when the server fails once, it is left alone.
+
+    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run has system metrics too, of the machine that the flow runs on.
+    """
+
+    def __init__(self, tracker: "Tracker", comparison: str, identity: str, spec: RunSpec) -> None:
+        self._tracker = tracker
+        self._of = (comparison, identity, spec)
+        self._run_id: str | None = None
+        self._system: SystemMetricsMonitor | None = None
+        self._failed = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Log an epoch's means; called with every message of a run."""
+        if not progress.epoch_ended or self._failed:
+            return
+        try:
+            if self._run_id is None:
+                self._run_id = self._tracker.begin_run(*self._of)
+                self._watch_system(self._run_id)
+            self._tracker.log_epoch(self._run_id, progress.epoch, progress.metrics)
+        except TrackingError as error:
+            logger.warning("%s; no live curves for this run, training goes on", error)
+            self._failed = True
+        if self._system is not None and (self._failed or progress.epoch == progress.num_epochs - 1):
+            self._system.finish()  # type: ignore[no-untyped-call]
+
+    def _watch_system(self, run_id: str) -> None:
+        if MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get():  # type: ignore[no-untyped-call]
+            self._system = SystemMetricsMonitor(run_id, resume_logging=True, tracking_uri=self._tracker.uri)  # type: ignore[no-untyped-call]
+            self._system.start()  # type: ignore[no-untyped-call]

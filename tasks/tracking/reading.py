@@ -1,0 +1,51 @@
+"""Reading runs through MLflow's own client, and telling in one line what goes wrong on the way to it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from dml_core.errors import TrackingError
+from tasks.tracking.published import PublishedRun, current_runs_filter, experiment_name
+
+
+def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
+    """`tasks.tracking.published.published_runs` by MLflow's own client, which can log in and knows every kind of database."""
+    with told_as_tracking_error(uri):
+        client = MlflowClient(uri)
+        experiment = client.get_experiment_by_name(experiment_name(dataset))
+        found = all_runs(client, [experiment.experiment_id], current_runs_filter(comparison)) if experiment else []
+    return [as_published(run) for run in found]
+
+
+def all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
+    """All runs of the experiments that the filter finds, page after page."""
+    runs: list[Any] = []
+    token = None
+    while experiments:
+        page = client.search_runs(experiments, filter_string, view, max_results=1000, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            break
+    return runs
+
+
+def as_published(run: Any) -> PublishedRun:
+    """One of MLflow's runs as the rest of the project reads it."""
+    return PublishedRun(run.info.run_id, dict(run.data.metrics), dict(run.data.tags))
+
+
+@contextmanager
+def told_as_tracking_error(uri: str) -> Iterator[None]:
+    """Whatever goes wrong on the way to MLflow, as one line."""
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
+        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from None
