@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick check ui clean lock
+.PHONY: help reproduce test test-quick check mutants results ui clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -24,11 +24,19 @@ test: .venv/.done ## run all tests
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
 	@$(PYTEST) -m "not slow"
 
+mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; an hour
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 mutmut run --max-children 2
+	@mutmut results
+
 check: .venv/.done ## lint, format, types and import rules
 	@ruff check .
 	@ruff format --check .
 	@mypy
 	@lint-imports
+
+results: .venv/.done ## bring the committed results, dvc.lock and the README's tables up to date; needed before a commit that changes code
+	@dvc repro comparison@synthetic comparison@fashion-mnist
+	@python tests/architecture/readme_results.py
 
 ui: .venv/.done ## open the MLflow UI on the local results
 	@dml ui

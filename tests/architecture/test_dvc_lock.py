@@ -1,0 +1,24 @@
+"""The committed results are those of the committed code and parameters, as far as hashes can say it."""
+
+import json
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+
+def test_dvc_lock_fits_the_tree() -> None:
+    """What git has: code, parameters, results. Raw and packed data are not in a fresh clone, and DVC says so."""
+    asked = subprocess.run([sys.executable, "-m", "dvc", "status", "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    differing = {
+        f"{stage}: {path} {state}"
+        for stage, changes in json.loads(asked.stdout).items()
+        if stage.endswith(("@synthetic", "@fashion-mnist"))
+        for change in changes
+        if isinstance(change, dict)
+        for changed in change.values()
+        for path, state in changed.items()
+        if any(name == path or name.startswith(f"{path}/") for name in tracked)
+    }
+    assert differing == set(), "run `make results`, look at what changed in results/, and commit it"
