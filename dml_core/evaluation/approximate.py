@@ -61,7 +61,6 @@ def evaluate_approximately(
     config: EvaluationConfig,
     approximation: ApproximateConfig,
     queries: Sequence[EmbeddingShard] | None = None,
-    seed: int = 0,
 ) -> dict[str, float | int]:
     """Recall@K by an index, with the index's own recall; queries without a positive are left out.
 
@@ -70,7 +69,6 @@ def evaluate_approximately(
         config: the K and the metric.
         approximation: the index.
         queries: their shards; None if the gallery's items are the queries, each left out of its own gallery by index.
-        seed: of the sample of queries that are searched exactly too.
 
     Raises:
         EvaluationError: what cannot be scored, or an index that does not fit the embeddings.
@@ -86,7 +84,7 @@ def evaluate_approximately(
     k = min(config.recall_at[-1], len(codes_N) - is_self)
     origin_D = origin(load_points(gallery[0], config.metric))
     index = _build(gallery, len(codes_N), origin_D, config.metric, approximation)
-    sample = np.sort(np.random.default_rng(seed).permutation(scored)[: approximation.num_sampled_queries])
+    sample = np.sort(np.random.default_rng(0).permutation(scored)[: approximation.num_sampled_queries])
     found, sampled_rows = [], []
     for shard, first in _numbered(query_shards):
         points = load_points(shard, config.metric)
@@ -161,8 +159,8 @@ def _index_recall(
 ) -> dict[str, float]:
     """Share of the exact nearest n that are among the first n found, for each n."""
     num_found = found_Sk.shape[1]
-    found_similarities_Sk = np.full(found_Sk.shape, -np.inf, dtype=np.float32)
-    nearest_Sk = np.empty((len(found_Sk), 0), dtype=np.float32)
+    found_similarities_Sk = np.full(found_Sk.shape, -np.inf)
+    nearest_Sk = np.empty((len(found_Sk), 0))
     for shard, first in _numbered(gallery):
         points = load_points(shard, asked.metric)
         num_wanted = min(len(points), num_found + (self_index_S is not None))

@@ -31,19 +31,16 @@ def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -
     """
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)
-    runs = (lloyd(points_ND, points_ND[first_centres(points_ND, num_clusters, s)], config.num_iterations, s) for s in seeds)
+    runs = (lloyd(points_ND, points_ND[first_centres(points_ND, num_clusters, s)], config.num_iterations) for s in seeds)
     return min(runs, key=lambda run: run[1])
 
 
-def lloyd(
-    points_ND: NDArray[np.float32], centres_KD: NDArray[np.float32], num_iterations: int, seed: int = 0
-) -> tuple[NDArray[np.int64], float]:
+def lloyd(points_ND: NDArray[np.float32], centres_KD: NDArray[np.float32], num_iterations: int) -> tuple[NDArray[np.int64], float]:
     """Clusters (N,) and inertia after at most `num_iterations` from these centres; it ends once the inertia stays the same."""
     clusterer = faiss.Kmeans(
         points_ND.shape[1],
         len(centres_KD),
         niter=num_iterations,
-        seed=seed,
         min_points_per_centroid=1,
         max_points_per_centroid=len(points_ND),
     )

@@ -45,7 +45,7 @@ def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[
     """Mean of a metric over runs and the half width of its interval; NaN for the width of a single run, which tells nothing of spread."""
     mean = float(np.mean(values))
     if len(values) < 2:
-        return mean, float("nan")
+        return mean, np.nan
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
 

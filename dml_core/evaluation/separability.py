@@ -61,7 +61,7 @@ def num_unique_centres(centres_CKD: NDArray[np.floating[Any]], max_distance: flo
     """
     units_CKD = centres_CKD / np.linalg.norm(centres_CKD, axis=2, keepdims=True)
     differences_CKK = np.linalg.norm(units_CKD[:, :, None] - units_CKD[:, None], axis=3)
-    return np.array([connected_components(is_near, directed=False)[0] for is_near in differences_CKK <= max_distance], dtype=np.int64)
+    return np.array([connected_components(is_near)[0] for is_near in differences_CKK <= max_distance])
 
 
 def _squared_distances_to(means_CD: NDArray[np.float64], points: Points, codes_N: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -118,9 +118,20 @@ def test_a_run_is_reached_by_nobody_else_and_ends_the_same_after_every_loss(proj
     run.ends(2, "error: Prefect's server died", within_seconds=15)
 
     run = Disturbed(project, tmp_path / "state")
-    run.until(lambda: run.named("raylet/raylet"), "Ray")
+    run.freeze_in_the_middle()
     run.process.send_signal(signal.SIGTERM)
     run.ends(143, "interrupted", within_seconds=10)
+
+    run = Disturbed(project, tmp_path / "state")
+    run.until(lambda: run.named("RayTrainWorker"), "a worker")
+    run.named("raylet/raylet")[0].kill()
+    run.ends(2, "error: Ray's raylet died", within_seconds=15)
+
+    run = Disturbed(project, tmp_path / "state")
+    run.until(lambda: run.named("RayTrainWorker"), "a worker")
+    (flow,) = run.supervisor.children()
+    flow.kill()
+    run.ends(2, "error: the flow's process was killed (SIGKILL)", within_seconds=15)
 
     run = Disturbed(project, tmp_path / "state")
     run.trains_further()

@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_mutual_info_score
 
-from dml_core.evaluation.clustering import clustering_metrics, kmeans, pairwise_f1
+from dml_core.evaluation import seeding
+from dml_core.evaluation.clustering import adjusted_mutual_information, clustering_metrics, kmeans, pairwise_f1
 from dml_core.evaluation.config import KMeansConfig
 from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.seeding import first_centres
+from dml_core.evaluation.seeding import _kept, first_centres
 
 
 def blobs(num_classes: int, size: int, width: float, num_dimensions: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -34,10 +37,23 @@ def test_the_same_clusters_on_every_run_and_others_for_another_seed() -> None:
     assert (first != other).any()
 
 
-def test_more_runs_never_end_worse() -> None:
+def test_of_several_runs_the_best_counts_and_each_is_that_of_its_own_seed() -> None:
     points = as_points(blobs(30, 10, width=6.0)[0], "euclidean")
-    one, four = (kmeans(points, 30, KMeansConfig(num_runs=num_runs), seed=0)[1] for num_runs in (1, 4))
-    assert four <= one
+    alone = [kmeans(points, 30, KMeansConfig(), seed)[1] for seed in range(4, 9)]
+    assert kmeans(points, 30, KMeansConfig(num_runs=5), seed=4)[1] == min(alone)
+    assert len(set(alone)) == 5
+
+
+def test_more_iterations_come_nearer() -> None:
+    points = as_points(blobs(30, 10, width=6.0)[0], "euclidean")
+    one, many = (kmeans(points, 30, KMeansConfig(num_iterations=num_iterations), seed=0)[1] for num_iterations in (1, 25))
+    assert many < one
+
+
+def test_the_inertia_of_a_large_cluster_is_that_of_all_its_points() -> None:
+    """600 points around 0: 2 of 1 and 598 of 4095 squared, a sum that float32 cannot hold."""
+    embeddings = np.repeat([[-4095.0], [-1.0], [1.0], [4095.0]], [299, 1, 1, 299], axis=0).astype(np.float32)
+    assert kmeans(as_points(embeddings, "euclidean"), 1, KMeansConfig(), seed=0)[1] == 598 * 4095**2 + 2
 
 
 def test_inertia_is_no_worse_than_that_of_scikit_learn() -> None:
@@ -54,17 +70,48 @@ def test_first_centres_are_different_points_one_from_each_cluster() -> None:
     assert len(np.unique(labels[chosen])) == 40
 
 
+def test_as_many_first_centres_as_asked_for_whatever_the_scale() -> None:
+    embeddings, _ = blobs(1, 70, width=1.0)
+    for num_centres in range(1, 71):
+        chosen = first_centres(embeddings, num_centres, seed=0)
+        assert len(set(chosen.tolist())) == len(chosen) == num_centres
+        np.testing.assert_array_equal(first_centres(embeddings / 1024, num_centres, seed=0), chosen)
+
+
+def test_a_round_of_first_centres_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 candidates for each of two centres are 24 distances to each point, of 4 bytes; the first 16 come one by one in any case."""
+    embeddings, _ = blobs(1, 300, width=1.0)
+    chosen = {}
+    for num_bytes in (2**27, 2 * 12 * 4 * 300, 2 * 12 * 4 * 300 - 1, 1):
+        monkeypatch.setattr(seeding, "BYTES_AT_ONCE", num_bytes)
+        chosen[num_bytes] = first_centres(embeddings, 60, seed=0).tolist()
+    unbounded, two, less_than_two, one = chosen.values()
+    assert less_than_two == one
+    assert unbounded != two != one
+    assert unbounded[:16] == two[:16] == one[:16]
+
+
+def test_of_a_round_s_choices_those_near_an_earlier_one_are_dropped() -> None:
+    """Points at 0, 10, 0, 10.1, 20: what is left of each squared distance is all of it, nothing, 0.01 of a million, all of it."""
+    points = torch.tensor([[0.0], [10.0], [0.0], [10.1], [20.0]])
+    nearest = np.array([1, 1, 1, 1e6, 0], dtype=np.float32)
+    assert _kept(points, nearest, np.random.default_rng(0)).tolist() == [0, 1, 4]
+    assert _kept(points[[0, 2]], np.zeros(2, dtype=np.float32), np.random.default_rng(0)).tolist() == [0]
+
+
 @pytest.mark.parametrize("num_distinct", [1, 3])
 def test_first_centres_of_points_that_coincide_are_different_points(num_distinct: int) -> None:
     embeddings = np.repeat(np.eye(3, 4, dtype=np.float32)[:num_distinct], 5, axis=0)
-    assert len(set(first_centres(embeddings, 5, seed=0).tolist())) == min(5, len(embeddings))
+    for seed in range(5):
+        assert len(set(first_centres(embeddings, 5, seed).tolist())) == 5
 
 
-def test_every_point_its_own_cluster() -> None:
+def test_every_point_its_own_cluster(capfd: pytest.CaptureFixture[str]) -> None:
     embeddings, _ = blobs(1, 20, width=1.0)
     clusters, inertia = kmeans(as_points(embeddings, "euclidean"), 20, KMeansConfig(), seed=0)
     assert len(set(clusters.tolist())) == 20
     assert inertia == pytest.approx(0, abs=1e-4)
+    assert capfd.readouterr() == ("", "")  # FAISS warns of few points where it is not told that they are enough
 
 
 def test_f1_worked_out_by_hand() -> None:
@@ -83,3 +130,10 @@ def test_names_of_classes_and_clusters_do_not_matter(pairs: list[tuple[int, int]
     order = generator.permutation(len(pairs))
     renamed = clustering_metrics(generator.permutation(5)[codes][order], generator.permutation(6)[clusters][order])
     assert renamed == pytest.approx(clustering_metrics(codes, clusters), abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=2, max_size=9))
+def test_ami_of_few_samples_is_that_of_scikit_learn(pairs: list[tuple[int, int]]) -> None:
+    codes, clusters = np.array(pairs).T
+    assert adjusted_mutual_information(codes, clusters) == pytest.approx(adjusted_mutual_info_score(codes, clusters), abs=1e-9)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dml_core.evaluation.confidence import bootstrap_means, mean_over_seeds, percentile_interval
+from dml_core.evaluation.confidence import Summary, bootstrap_means, mean_over_seeds, percentile_interval, summarise
 
 
 def test_spread_over_queries_is_the_standard_error() -> None:
@@ -13,6 +13,11 @@ def test_spread_over_queries_is_the_standard_error() -> None:
     np.testing.assert_allclose(means.mean(axis=0), values.mean(axis=0), atol=0.01)
     low, high = percentile_interval(means, 0.95)
     np.testing.assert_allclose(high - low, 2 * 1.96 * values.std(axis=0) / 20, rtol=0.07)
+
+
+def test_interval_ends_leave_out_the_same_share_on_both_sides() -> None:
+    low, high = percentile_interval(np.stack([np.arange(101.0), 2 * np.arange(101.0)], axis=1), 0.9)
+    np.testing.assert_allclose([low, high], [[5, 10], [95, 190]])
 
 
 def test_queries_of_one_class_are_drawn_together() -> None:
@@ -43,3 +48,12 @@ def test_mean_over_seeds() -> None:
     assert mean == pytest.approx(70)
     assert half_width == pytest.approx(2.776 / 5**0.5, abs=1e-3)
     assert np.isnan(mean_over_seeds([70.0])[1])
+
+
+def test_an_interval_needs_two_seeds() -> None:
+    """0.2 and 0.4: standard deviation sqrt(0.02), error 0.1; t(0.975, 1) = 12.706 in any table."""
+    assert summarise([0.123]) == Summary(0.123, None, 1)
+    assert str(summarise([0.123])) == "12.3"
+    both = summarise([0.2, 0.4])
+    assert (both.mean, both.half_width, both.num_seeds) == (pytest.approx(0.3), pytest.approx(1.2706, abs=1e-4), 2)
+    assert str(both) == "30.0 ± 127.1"

@@ -1,5 +1,7 @@
 """The sweep against sorted lists, and what must leave its numbers alone to the last bit."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.tiles import compare, torch_for_tiles
+from dml_core.evaluation.tiles import Found, _compare_on_gpu, compare, torch_for_tiles
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 
@@ -112,12 +114,15 @@ def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
 @pytest.mark.parametrize("shape", [(128, 1024), (1024, 128), (130, 100)])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("upper", "lower"), [(3.4, 3.0), (3.4, 3.4), (1.0, -1.0), (9.0, 8.0)], ids=["few", "none between", "many", "none"])
-def test_a_tile_is_compared_as_its_entries_one_by_one(shape: tuple[int, int], axis: int, upper: float, lower: float) -> None:
+@pytest.mark.parametrize("compared", [compare, _compare_on_gpu])  # what a GPU does, a processor does too
+def test_a_tile_is_compared_as_its_entries_one_by_one(
+    shape: tuple[int, int], axis: int, upper: float, lower: float, compared: Callable[..., Found]
+) -> None:
     generator = np.random.default_rng(0)
     near_IJ = generator.standard_normal(shape).round(1).astype(np.float32)  # many lie exactly on a bound
     steps = generator.integers(0, 5, shape[axis]) / 10
     uppers, lowers = (upper + steps).round(1).astype(np.float32), (lower + steps).round(1).astype(np.float32)
-    found = compare(torch.from_numpy(near_IJ), uppers, lowers, axis)
+    found = compared(torch.from_numpy(near_IJ), uppers, lowers, axis)
     lines = near_IJ if axis == 0 else near_IJ.T
     np.testing.assert_array_equal(
         found.num_above, [sum(value > bound for value in line) for line, bound in zip(lines, uppers, strict=True)]
