@@ -173,13 +173,13 @@ def view_link(experiment_id: str) -> str:
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
 
 
-def describe_experiment(title: str, run: str, view: str, summaries: dict[str, dict[str, Summary]]) -> str:
+def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]]) -> str:
     """The line over an experiment's runs that answers which loss, Markdown; `run` and `view` are the links that it leads to."""
     best, metrics = next(iter(summaries.items()))
     score = next(iter(metrics.values()))
     return (
         f"**{best}** is best on average: Recall@1 {score} per cent over {score.num_seeds} seed{'s' if score.num_seeds > 1 else ''}, "
-        f"of {len(summaries)} variants. [Side by side]({view}) · [table and report: {title}]({run})"
+        f"of {len(summaries)} variants. [Side by side]({view}) · [table and report]({run})"
     )
 
 

@@ -261,7 +261,7 @@ class Tracker:
             self._set_tags(parent, _mlflow_tags(report.tags) | {pages.NOTE_TAG: note})
         if report.comparison == comparison_title(report.dataset, "test"):
             link, view = pages.run_link(run.info.experiment_id, parent), pages.view_link(run.info.experiment_id)
-            answer = pages.describe_experiment(report.comparison, link, view, summaries)
+            answer = pages.describe_experiment(link, view, summaries)
             self._client.set_experiment_tag(run.info.experiment_id, pages.NOTE_TAG, answer)
         if report.folder is not None and Path(report.folder).is_dir():
             self._client.log_artifacts(parent, report.folder)

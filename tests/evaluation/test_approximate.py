@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from dml_core.errors import EvaluationError
+from dml_core.evaluation import approximate as module
 from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
-from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
+from dml_core.evaluation.geometry import as_points
 
 CONFIG = EvaluationConfig(recall_at=(1, 5, 10), clustering=False)
 
@@ -25,12 +27,14 @@ def approximate(gallery: EmbeddingShard, queries: EmbeddingShard, approximation:
     return evaluate_approximately([gallery], CONFIG, approximation, [queries])
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("index", ["ivf_flat", "hnsw"])
-def test_searching_everything_is_exact(index: Literal["ivf_flat", "hnsw"]) -> None:
+def test_searching_everything_is_exact(index: Literal["ivf_flat", "hnsw"], metric: Metric) -> None:
     approximation = ApproximateConfig(index=index, num_lists=8, num_probes=8, num_visited=2000)
-    values = approximate(*shards(), approximation)
     gallery, queries = shards()
-    exact = evaluate_shards([gallery], CONFIG, [queries])
+    config = CONFIG.model_copy(update={"metric": metric})
+    values = evaluate_approximately([gallery], config, approximation, [queries])
+    exact = evaluate_shards([gallery], config, [queries])
     shared = {f"recall@{k}" for k in CONFIG.recall_at} | {"num_queries", "num_queries_without_positive"}
     assert {key: values[key] for key in shared} == pytest.approx({key: exact[key] for key in shared})
     assert {key: value for key, value in values.items() if key.startswith("index")} == {f"index_recall@{k}": 1 for k in CONFIG.recall_at}
@@ -45,6 +49,75 @@ def test_what_an_index_misses_is_measured(index: Literal["ivf_flat", "ivf_pq"]) 
     assert values["num_sampled_queries"] == 100
 
 
+def test_the_first_found_is_the_nearest_as_often_as_index_recall_says() -> None:
+    """Every item a class of its own, and every query of its nearest item's: a hit is then the nearest item and nothing else."""
+    generator = np.random.default_rng(0)
+    items = generator.standard_normal((400, 16)).astype(np.float32)
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    queries = items + 0.2 * generator.standard_normal((400, 16)).astype(np.float32)
+    gallery = EmbeddingShard(lambda: items, np.arange(400))
+    asked = EmbeddingShard(lambda: queries, (queries @ items.T).argmax(axis=1))
+    values = approximate(gallery, asked, ApproximateConfig(index="ivf_flat", num_probes=1))
+    assert 0.1 < values["recall@1"] == values["index_recall@1"] < 0.9
+
+
+def test_index_recall_worked_out_by_hand() -> None:
+    """Points on a line, in two shards. 0 has 1 and -1 at distance 1; 10 has 3 at 7 and 2 at 8; nothing was found for 10 but 3."""
+    parts = [np.array([[0.0], [1], [2], [-1]]), np.array([[3.0], [10]])]
+    gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in parts]
+    asked = as_points(np.array([[0.0], [10]]), "euclidean")
+    found = np.array([[3, 4], [4, -1]])
+    recalls = module._index_recall(gallery, asked, np.array([0, 5]), found, (1, 2, 3))
+    assert recalls == {"index_recall@1": 1, "index_recall@2": 1 / 2, "index_recall@3": 1 / 2}
+    # As queries that are no items of the gallery each is its own nearest, and neither was found.
+    assert module._index_recall(gallery, asked, None, found, (1, 2)) == {"index_recall@1": 0, "index_recall@2": 1 / 2}
+
+
+def test_an_index_is_trained_on_an_evenly_spaced_part_and_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of 127 points 0, 1, ..., 126 on a line: their mean is 63. Shards, and blocks of 7, are nothing to the index."""
+    monkeypatch.setattr(module, "NUM_ROWS_AT_ONCE", 7)
+    points = np.arange(127, dtype=np.float32)[:, None]
+    gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in np.split(points, [50])]
+    index = module._build(gallery, 127, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat"))
+    assert index.quantizer.reconstruct(0).tolist() == [63]
+    assert index.search(points, 1)[1][:, 0].tolist() == list(range(127))
+    assert index.ntotal == 127
+
+
+def test_a_small_gallery_is_one_list_and_nothing_is_missed() -> None:
+    generator = np.random.default_rng(0)
+    embeddings, labels = generator.standard_normal((100, 4)).astype(np.float32), np.arange(100) % 9
+    gallery = [EmbeddingShard(lambda: embeddings, labels)]
+    values = evaluate_approximately(gallery, CONFIG, ApproximateConfig(index="ivf_flat", num_probes=1))
+    exact = evaluate_shards(gallery, CONFIG)
+    for k in CONFIG.recall_at:
+        assert (values[f"recall@{k}"], values[f"index_recall@{k}"]) == (exact[f"recall@{k}"], 1)
+
+
+def test_fewer_items_than_k_are_all_found() -> None:
+    embeddings = np.array([[1, 0], [0.9, 0.1], [0, 1], [-0.1, 1]], dtype=np.float32)
+    values = evaluate_approximately([EmbeddingShard(lambda: embeddings, ["a", "a", "b", "c"])], CONFIG, ApproximateConfig(index="hnsw"))
+    assert [values[f"recall@{k}"] for k in (1, 5, 10)] == [1, 1, 1]
+    assert [values[f"index_recall@{k}"] for k in (1, 5, 10)] == [1, 1, 1]
+    assert (values["num_queries"], values["num_queries_without_positive"]) == (4, 2)
+
+
+def test_compressed_vectors_have_as_many_bytes_as_asked_for() -> None:
+    assert module._inverted_lists(16, 3000, ApproximateConfig(index="ivf_pq", num_code_bytes=4)).code_size == 4
+
+
+def test_the_same_queries_are_sampled_on_every_run() -> None:
+    approximation = ApproximateConfig(index="ivf_flat", num_lists=40, num_probes=2, num_sampled_queries=20)
+    assert approximate(*shards(), approximation) == approximate(*shards(), approximation)
+
+
+def test_queries_of_other_dimensions_are_refused() -> None:
+    gallery, queries = shards()
+    narrow = EmbeddingShard(lambda: np.asarray(queries.load())[:, :7], queries.labels)
+    with pytest.raises(EvaluationError, match=r"^embeddings of 7 and 16 dimensions cannot be compared$"):
+        approximate(gallery, narrow, ApproximateConfig(index="ivf_flat"))
+
+
 def test_codes_that_do_not_divide_the_dimensions_are_refused() -> None:
     with pytest.raises(EvaluationError, match="5 does not divide the 16"):
         approximate(*shards(), ApproximateConfig(index="ivf_pq", num_code_bytes=5))
@@ -53,8 +126,20 @@ def test_codes_that_do_not_divide_the_dimensions_are_refused() -> None:
 def test_queries_of_unknown_classes_are_refused() -> None:
     gallery, queries = shards()
     strangers = EmbeddingShard(queries.load, np.asarray(queries.labels) + 5000)
-    with pytest.raises(EvaluationError, match="nothing can be found"):
+    with pytest.raises(
+        EvaluationError, match=r"^no query has a sample of its class in the gallery, so nothing can be found; check the labels$"
+    ):
         approximate(gallery, strangers, ApproximateConfig(index="ivf_flat"))
+
+
+def test_what_is_found_stays_in_order_when_a_query_itself_is_left_out() -> None:
+    """60 neighbours of each item of a line, which are all that an index of one list has to find."""
+    points = np.cumsum(np.random.default_rng(0).random(80))[:, None].astype(np.float32)
+    index = module._build(
+        [EmbeddingShard(lambda: points, np.zeros(80, int))], 80, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat")
+    )
+    order = np.argsort(np.abs(points - points.T), axis=1)[:, 1:61]
+    np.testing.assert_array_equal(module._search(index, points, 0, 60), order)
 
 
 def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:

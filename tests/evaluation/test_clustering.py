@@ -120,6 +120,8 @@ def test_f1_worked_out_by_hand() -> None:
     # True pairs 2; clustered pairs 3 + 1 = 4; class pairs 1 + 3 = 4: precision = recall = 1/2.
     assert pairwise_f1(classes, clusters) == 0.5
     assert pairwise_f1(np.arange(4), np.arange(4)) == 1
+    # One class whole in a cluster and one torn apart: precision 1, recall 1/2.
+    assert pairwise_f1(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])) == 2 / 3
 
 
 @settings(max_examples=30, deadline=None)

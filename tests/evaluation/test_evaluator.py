@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+import dml_core.evaluation
 from dml_core.config import parse
 from dml_core.errors import ConfigError, EvaluationError
-from dml_core.evaluation import evaluate
+from dml_core.evaluation import evaluate, evaluator
 from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
 from tests.conftest import ROOT
@@ -47,6 +48,21 @@ def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
     values = evaluate(*make_inputs(kind), EvaluationConfig(bootstrap=BootstrapConfig(num_replicates=5)))
     assert np.isfinite(list(values.values())).all()
     assert all(0 <= values[key] <= 1 for key in ("recall@8", "map@r", "mrr", "nmi", "nmi_geometric", "f1"))
+
+
+def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
+    """Half of the classes always find, half never: a query stands for its whole class, so that classes spread the mean far wider."""
+    labels = np.repeat(np.arange(20), 10)
+    embeddings = np.eye(20, dtype=np.float32)[np.where(labels < 10, labels, np.arange(200) % 10)]
+    config = EvaluationConfig(recall_at=(1, 5), clustering=False, bootstrap=BootstrapConfig(num_replicates=500))
+    plain, values = (evaluate(embeddings, labels, c) for c in (config.model_copy(update={"bootstrap": None}), config))
+    metrics = {"recall@1", "recall@5", "precision@1", "map@r", "r_precision", "mrr"}
+    assert set(values) - set(plain) == {f"{metric}_{end}" for metric in metrics for end in ("low", "high", "class_low", "class_high")}
+    for metric in metrics:
+        ends = [values[f"{metric}_{end}"] for end in ("class_low", "low", "high", "class_high")]
+        assert ends == sorted(ends)
+        assert ends[1] < values[metric] < ends[2]
+        assert ends[3] - ends[0] > 2 * (ends[2] - ends[1])
 
 
 def test_labels_of_any_type_give_the_same_numbers() -> None:
@@ -87,6 +103,18 @@ def test_recall_of_each_class_averages_to_the_macro_average() -> None:
     assert sorted(by_class) == [f"class {label}" for label in range(7)]
     assert np.mean(list(by_class.values())) == pytest.approx(values["recall@1_class_mean"])
     assert sum(by_class[f"class {label}"] for label in labels) / 60 == pytest.approx(values["recall@1"])
+
+
+def test_recall_of_each_class_is_that_of_its_queries_where_queries_are_given() -> None:
+    gallery = EmbeddingShard(lambda: np.eye(3, dtype=np.float32), ["a", "b", "c"])
+    asked = np.array([[1, 0.1, 0], [1, 0.1, 0], [0, 1, 0.1], [0, 0.1, 1]], dtype=np.float32)
+    assert recall_by_class(gallery, RETRIEVAL, EmbeddingShard(lambda: asked, ["a", "b", "b", "d"])) == {"a": 1, "b": 1 / 2}
+
+
+def test_the_evaluator_is_found_in_its_package_and_nothing_else() -> None:
+    assert dml_core.evaluation.evaluate is evaluator.evaluate
+    with pytest.raises(AttributeError, match=r"^module 'dml_core\.evaluation' has no attribute 'evalute'$"):
+        _ = dml_core.evaluation.evalute
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dml_core.config import parse
-from dml_core.data.views.samplers import SamplerConfig, check_sampler, class_balanced_batches, epoch_batches, shuffled_batches
+from dml_core.data.views.samplers import (
+    SamplerConfig,
+    check_sampler,
+    class_balanced_batches,
+    epoch_batches,
+    first_batch_size,
+    shuffled_batches,
+)
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Needs
 
@@ -31,8 +38,24 @@ def test_drop_last_leaves_out_only_an_incomplete_batch(num_samples, sizes):
 
 
 def test_drop_last_of_everything_is_refused():
-    with pytest.raises(ConfigError, match="drops all 5 images"):
-        shuffled_batches(5, 6, seed=0, epoch=0, drop_last=True)
+    config = SamplerConfig(batch_size=6, drop_last=True)
+    for call in (lambda: shuffled_batches(5, 6, seed=0, epoch=0, drop_last=True), lambda: first_batch_size(config, 5, 3)):
+        with pytest.raises(ConfigError, match=r"^sampler: drop_last with batch_size 6 drops all 5 images: lower batch_size$"):
+            call()
+    assert first_batch_size(config, 6, 3) == 6
+
+
+def test_the_configuration_chooses_the_sampler():
+    shuffled = SamplerConfig(batch_size=6, drop_last=True)
+    balanced = SamplerConfig(kind="k_by_n", num_classes_per_batch=3, num_samples_per_class=4)
+    assert same(epoch_batches(shuffled, LABELS, 5, 2), shuffled_batches(41, 6, 5, 2, drop_last=True))
+    assert same(epoch_batches(balanced, LABELS, 5, 2), class_balanced_batches(LABELS, 3, 4, 5, 2))
+
+
+@pytest.mark.parametrize(("num_samples", "size"), [(5, 5), (6, 6), (70, 6)])
+def test_the_first_batch_holds_what_there_is_or_what_it_can(num_samples, size):
+    assert first_batch_size(SamplerConfig(batch_size=6), num_samples, 2) == size
+    assert first_batch_size(SamplerConfig(kind="k_by_n", num_classes_per_batch=2, num_samples_per_class=7), num_samples, 2) == 14
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "k_by_n"])
@@ -76,8 +99,26 @@ def test_no_class_comes_again_long_before_the_others(k):
 
 
 def test_too_few_classes_are_refused():
-    with pytest.raises(ConfigError, match="num_classes_per_batch is 8, the training set has 7 classes"):
-        class_balanced_batches(LABELS, 8, 2, seed=0, epoch=0)
+    config = SamplerConfig(kind="k_by_n", num_classes_per_batch=8)
+    for call in (lambda: class_balanced_batches(LABELS, 8, 2, seed=0, epoch=0), lambda: first_batch_size(config, 41, 7)):
+        with pytest.raises(ConfigError, match=r"^sampler: num_classes_per_batch is 8, the training set has 7 classes: lower it$"):
+            call()
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+def test_balanced_batches_are_those_of_the_rules_followed_slowly(k):
+    """A queue of shuffled rounds, the first k different classes of it, and of each class n images from its shuffled images."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(7), 30))
+    random, queue = np.random.default_rng((4, 2)), []
+    for batch in class_balanced_batches(labels, k, 5, seed=4, epoch=2):
+        if len(queue) < k:
+            queue += list(random.permutation(7))
+        chosen = []
+        for c in list(queue):
+            if c not in chosen and len(chosen) < k:
+                chosen.append(c)
+                queue.remove(c)
+        assert batch.tolist() == [i for c in chosen for i in random.permutation(np.flatnonzero(labels == c))[:5]]
 
 
 def test_labels_may_be_any_integers():

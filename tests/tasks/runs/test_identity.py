@@ -61,6 +61,15 @@ def test_the_variant_s_name_changes_nothing() -> None:
     assert identities() == identities(changed(variant="another name"))
 
 
+def test_a_run_is_published_once_in_the_standing_comparison_and_once_in_each_other() -> None:
+    """However it came there: with other settings its numbers may be the same, its place is not."""
+    assert identity.published_identity(SPEC, "0123") == "0123"
+    others = [("training.num_epochs=4",), ("training.num_epochs=5",)]
+    published = {identity.published_identity(changed(overrides=over), number) for over in others for number in ("0123", "4567")}
+    assert len(published) == 4
+    assert {len(number) for number in published} == {len(number) for number in identities()} == {32}
+
+
 def test_a_step_s_files_are_what_it_imports_and_no_registry() -> None:
     train = identity.source_files(identity.STEP_MODULES["train"])
     assert {"dml_core.training.loop", "dml_core.training.parallel", "dml_core.models.heads", "dml_core.data.views.samplers"} <= set(train)
