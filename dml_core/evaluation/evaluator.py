@@ -50,7 +50,7 @@ def evaluate(
         EvaluationError: embeddings or labels that cannot be scored, no query with a positive, or a device that is absent.
     """
     gallery_ND = checked_embeddings(embeddings)
-    labels_N = checked_labels(labels, len(gallery_ND))
+    labels_N = checked_labels(labels)
     gallery = [EmbeddingShard(lambda: gallery_ND, labels_N)]
     if query_embeddings is None or query_labels is None:
         if query_embeddings is not None or query_labels is not None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,11 @@ import dml_core.evaluation
 from dml_core.config import parse
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation import evaluate, evaluator
-from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
+from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig, Metric
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
+from tests.evaluation.oracles import slow_scores
 
 KEYS = {
     "recall@1",
@@ -51,9 +53,9 @@ def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
 
 
 def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
-    """Half of the classes always find, half never: a query stands for its whole class, so that classes spread the mean far wider."""
+    """Half of the classes have a corner of their own, half are mixed in others: whole classes spread the means far wider than queries."""
     labels = np.repeat(np.arange(20), 10)
-    embeddings = np.eye(20, dtype=np.float32)[np.where(labels < 10, labels, np.arange(200) % 10)]
+    embeddings = np.eye(20, dtype=np.float32)[np.where(labels < 10, labels, 10 + np.arange(200) % 10)]
     config = EvaluationConfig(recall_at=(1, 5), clustering=False, bootstrap=BootstrapConfig(num_replicates=500))
     plain, values = (evaluate(embeddings, labels, c) for c in (config.model_copy(update={"bootstrap": None}), config))
     metrics = {"recall@1", "recall@5", "precision@1", "map@r", "r_precision", "mrr"}
@@ -73,6 +75,14 @@ def test_labels_of_any_type_give_the_same_numbers() -> None:
         assert evaluate(embeddings, same, EvaluationConfig()) == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_separability_is_of_the_embeddings_as_they_are_and_class_distances_as_the_metric_sees_them(metric: Metric) -> None:
+    embeddings, labels = make_inputs("random")
+    one, twice = (evaluate(factor * embeddings, labels, EvaluationConfig(metric=metric, clustering=False)) for factor in (1, 2))
+    factors = {key: twice[key] / one[key] for key in ("csc", "csc_trace_between", "inter_class_distance", "intra_class_distance")}
+    assert list(factors.values()) == pytest.approx([1, 4, 1, 1] if metric == "cosine" else [1, 4, 2, 2])
+
+
 def test_queries_without_a_positive_are_counted_and_left_out() -> None:
     embeddings = np.array([[1, 0], [1, 0.1], [0, 1], [-1, 0]], dtype=np.float32)
     values = evaluate(embeddings, ["a", "a", "b", "c"], RETRIEVAL)
@@ -90,10 +100,31 @@ def test_shards_and_memory_give_the_same_numbers_to_the_last_bit() -> None:
     embeddings, labels = make_inputs("duplicated")
     shards = [EmbeddingShard(lambda rows=rows: embeddings[rows], labels[rows]) for rows in (slice(0, 25), slice(25, 26), slice(26, 60))]
     config = EvaluationConfig(clustering=False, bootstrap=BootstrapConfig(num_replicates=50))
-    whole = evaluate(embeddings, labels, config)
-    assert evaluate_shards(shards, config).items() <= whole.items()
-    queries = evaluate(embeddings, labels, config, embeddings[:9], labels[:9])
-    assert evaluate_shards(shards, config, [EmbeddingShard(lambda: embeddings[:9], labels[:9])]).items() <= queries.items()
+    whole = evaluate(embeddings, labels, config, seed=3)
+    assert evaluate_shards(shards, config, seed=3).items() <= whole.items()
+    queries = evaluate(embeddings, labels, config, embeddings[:9], labels[:9], seed=3)
+    assert evaluate_shards(shards, config, [EmbeddingShard(lambda: embeddings[:9], labels[:9])], seed=3).items() <= queries.items()
+
+
+def test_the_seed_draws_the_intervals_and_nothing_else() -> None:
+    embeddings, labels = make_inputs("random")
+    config = EvaluationConfig(clustering=False, bootstrap=BootstrapConfig(num_replicates=50))
+    for queries in ((), (embeddings[:30], labels[:30])):
+        default, one, other = (evaluate(embeddings, labels, config, *queries, **seed) for seed in ({}, {"seed": 0}, {"seed": 1}))
+        assert default == one
+        assert {key for key in one if one[key] != other[key]} <= {key for key in one if key.endswith(("low", "high"))}
+        assert one != other
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_averages_are_those_of_sorted_lists(metric: Metric) -> None:
+    embeddings, labels = make_inputs("random")
+    config = EvaluationConfig(metric=metric, clustering=False)
+    for queries in ((), (embeddings[:9] + 0.1, labels[:9])):
+        expected = np.array(slow_scores(embeddings, labels, *queries, metric=metric))
+        values = evaluate(embeddings, labels, config, *queries)
+        assert [values["map@r"], values["r_precision"]] == pytest.approx(expected[:, 2:].mean(axis=0).tolist())
+        assert [values["recall@4"], values["mrr"]] == pytest.approx([(expected[:, 1] <= 4).mean(), (1 / expected[:, 1]).mean()])
 
 
 def test_recall_of_each_class_averages_to_the_macro_average() -> None:
@@ -121,23 +152,61 @@ def test_the_evaluator_is_found_in_its_package_and_nothing_else() -> None:
 def test_values_that_cannot_be_compared_are_refused_with_their_rows(bad: float) -> None:
     embeddings = np.ones((10, 3), dtype=np.float32)
     embeddings[[3, 7], 1] = bad
-    with pytest.raises(EvaluationError, match=r"2 of 10 rows \(3, 7\)"):
+    problem = r"^embeddings: NaN, infinite or huge values in 2 of 10 rows \(3, 7\); find out what the network did there$"
+    with warnings.catch_warnings(action="error"), pytest.raises(EvaluationError, match=problem):
         evaluate(embeddings, np.arange(10) % 2, RETRIEVAL)
 
 
+def test_of_many_bad_rows_the_first_five_are_named() -> None:
+    with pytest.raises(EvaluationError, match=r"in 5 of 5 rows \(0, 1, 2, 3, 4\); "):
+        evaluate(np.full((5, 2), np.nan), LABELS[[0, 0, 0, 0, 0]], RETRIEVAL)
+    with pytest.raises(EvaluationError, match=r"in 6 of 6 rows \(0, 1, 2, 3, 4, \.\.\.\); "):
+        evaluate(np.full((6, 2), np.nan), LABELS[[0, 0, 0, 0, 0, 0]], RETRIEVAL)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_embeddings_of_any_float_type_give_the_numbers_of_what_they_hold(dtype: type[np.floating[Any]]) -> None:
+    """Whole numbers, which all types hold; their squares are beyond float16."""
+    embeddings = (100 * make_inputs("random")[0]).round()
+    labels = make_inputs("random")[1]
+    assert evaluate(embeddings.astype(dtype), labels, RETRIEVAL) == pytest.approx(evaluate(embeddings, labels, RETRIEVAL), rel=1e-5)
+
+
 GOOD, LABELS = np.eye(4, dtype=np.float32), np.array([0, 0, 1, 1])
+ZERO_ROWS = r"^zero embeddings, which have no cosine, in 4 of 4 rows \(0, 1, 2, 3\); use metric euclidean or mend the network$"
+MIXED_LABELS = r"^some labels are integers and others strings \(gallery and queries\?\); give all the same type$"
+NOTHING_FOUND = "^no query has another sample of its class in the gallery, so nothing can be found; check the labels$"
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "zero row": (lambda: evaluate(np.zeros((4, 2), np.float32), LABELS, RETRIEVAL), "zero embeddings.*4 of 4 rows"),
-    "integers": (lambda: evaluate(np.eye(4, dtype=int), LABELS, RETRIEVAL), "floating-point"),
-    "one dimension": (lambda: evaluate(GOOD[0], LABELS, RETRIEVAL), r"shape \(4,\)"),
+    "zero row": (lambda: evaluate(np.zeros((4, 2), np.float32), LABELS, RETRIEVAL), ZERO_ROWS),
+    "integers": (lambda: evaluate(np.eye(4, dtype=int), LABELS, RETRIEVAL), "^embeddings: expected floating-point numbers, found int64$"),
+    "one dimension": (
+        lambda: evaluate(GOOD[0], LABELS, RETRIEVAL),
+        r"^embeddings: expected an array of shape \(samples, dimensions\), found shape \(4,\)$",
+    ),
     "nothing": (lambda: evaluate(GOOD[:0], LABELS[:0], RETRIEVAL), r"shape \(0, 4\)"),
-    "too few labels": (lambda: evaluate(GOOD, LABELS[:3], RETRIEVAL), "3 labels for 4 embeddings"),
-    "float labels": (lambda: evaluate(GOOD, LABELS / 2, RETRIEVAL), "integer or string"),
-    "label types": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD, ["a", "b", "c", "d"]), "integers and others strings"),
-    "dimensions": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, np.eye(3, dtype=np.float32), LABELS[:3]), "3 and 4 dimensions"),
-    "half a query set": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, query_labels=LABELS), "go together"),
-    "no positive": (lambda: evaluate(GOOD, np.arange(4), RETRIEVAL), "nothing can be found"),
-    "unknown classes": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD, LABELS + 7), "nothing can be found"),
+    "too few labels": (
+        lambda: evaluate(GOOD, LABELS[:3], RETRIEVAL),
+        "^labels: 3 labels for 4 embeddings; one is needed for each$",
+    ),
+    "too many labels": (lambda: evaluate(GOOD[:3], LABELS, RETRIEVAL), "^labels: 4 labels for 3 embeddings"),
+    "float labels": (
+        lambda: evaluate(GOOD, LABELS / 2, RETRIEVAL),
+        r"^labels: expected one integer or string per sample, found float64 of shape \(4,\)$",
+    ),
+    "too few query labels": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD, LABELS[:3]), "^query labels: 3 labels for 4 embeddings"),
+    "one query": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD[0], LABELS), r"^query embeddings: .*found shape \(4,\)$"),
+    "other embeddings than labels": (lambda: evaluate(GOOD, LABELS[:3], RETRIEVAL, GOOD, LABELS), "^labels: 3 labels for 4 embeddings"),
+    "label types": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD, ["a", "b", "c", "d"]), MIXED_LABELS),
+    "dimensions": (
+        lambda: evaluate(GOOD, LABELS, RETRIEVAL, np.eye(3, dtype=np.float32), LABELS[:3]),
+        "^embeddings of 3 and 4 dimensions cannot be compared$",
+    ),
+    "half a query set": (
+        lambda: evaluate(GOOD, LABELS, RETRIEVAL, query_labels=LABELS),
+        "^query embeddings and query labels go together; give both or neither$",
+    ),
+    "no positive": (lambda: evaluate(GOOD, np.arange(4), RETRIEVAL), NOTHING_FOUND),
+    "unknown classes": (lambda: evaluate(GOOD, LABELS, RETRIEVAL, GOOD, LABELS + 7), NOTHING_FOUND),
 }
 
 
@@ -151,7 +220,7 @@ def test_what_cannot_be_scored_is_refused_in_one_line(case: str) -> None:
 
 def test_an_absent_gpu_is_an_error_and_no_silent_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(EvaluationError, match="no usable GPU"):
+    with pytest.raises(EvaluationError, match=r"^device 'cuda' was asked for but there is no usable GPU here; use device: cpu$"):
         evaluate(GOOD, LABELS, EvaluationConfig(device="cuda"))
 
 

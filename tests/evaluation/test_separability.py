@@ -14,6 +14,8 @@ def test_csc_worked_out_by_hand() -> None:
     embeddings = np.array([[0.0], [2.0], [0.0], [2.0], [7.0], [7.0]])
     values = class_separability(as_points(embeddings, "euclidean"), np.array([0, 0, 0, 0, 1, 1]))
     assert values == pytest.approx({"csc": 12, "csc_trace_between": 8, "csc_trace_within": 2 / 3})
+    distances = class_distances(as_points(embeddings, "euclidean"), np.array([0, 0, 0, 0, 1, 1]))
+    assert distances == pytest.approx({"intra_class_distance": (2 / 3) ** 0.5, "inter_class_distance": 6})
 
 
 @pytest.mark.parametrize("num_rows_at_once", [1000, 7])

@@ -76,10 +76,29 @@ def distinct_classes_batch():
     return random_batch(5, seed=4)
 
 
+def wide_class_batch():
+    """Positives far apart, every negative nearer."""
+    embeddings_ND = torch.tensor([[1.0, 0.1, 0, 0, 0], [-1, 0.2, 0.1, 0, 0], [0, 1, 0, 0.2, 0], [0.2, 0.1, 1, 0, 0.1]], dtype=torch.float64)
+    return embeddings_ND, torch.tensor([0, 0, 1, 2])
+
+
+def single_negative_batch():
+    """One class but for one image."""
+    return random_batch(4, seed=5)[0], torch.tensor([2, 2, 2, 4])
+
+
+def two_images_batch():
+    """The smallest batch with a pair."""
+    return random_batch(2, seed=6)[0], torch.tensor([1, 1])
+
+
 BATCHES = {
     "random": random_batch,
     "duplicate": duplicate_batch,
     "collinear": collinear_batch,
     "single_class": single_class_batch,
     "distinct_classes": distinct_classes_batch,
+    "wide_class": wide_class_batch,
+    "single_negative": single_negative_batch,
+    "two_images": two_images_batch,
 }

@@ -37,6 +37,7 @@ def test_gentle_schedule_ends_where_the_step_ends_in_equal_ratios():
 
 def test_the_epoch_alone_decides_so_a_resumed_run_is_the_same():
     loss = build(("heated_up_softmax", {}))
+    assert (loss.alpha, loss.learning_rate_factor) == (16.0, 1.0)
     for epoch in (70, 10, 61):
         loss.start_epoch(epoch, 80)
         assert loss.alpha == (4.0 if epoch >= 61 else 16.0)

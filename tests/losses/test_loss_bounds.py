@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,3 +92,15 @@ def test_kmeans_centroids_are_near_the_distances_of_table_3():
     torch.testing.assert_close(torch.tensor([found.mean, found.std]), torch.tensor([1.418, 0.061]), rtol=0.0, atol=0.003)
     assert torch.equal(centroids_CD, kmeans_centroids(100, 100, seed=0))
     assert not torch.equal(centroids_CD, kmeans_centroids(100, 100, seed=1))
+
+
+def test_a_single_centroid_is_the_direction_of_the_mean_of_points_on_the_circle():
+    points = np.random.default_rng(3).standard_normal((100, 2))
+    mean = np.mean([point / math.hypot(*point) for point in points], axis=0)
+    torch.testing.assert_close(kmeans_centroids(1, 2, seed=3)[0], torch.tensor(mean / math.hypot(*mean)).float())
+
+
+def test_distances_of_centroids_of_a_triangle():
+    """Sides 3, 4 and 5: all pairs there are, so their spread is that of a population."""
+    found = centroid_distances(torch.tensor([[0.0, 0], [3, 0], [0, 4]]))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor([3, 5, 4, math.sqrt(2 / 3)]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from loss_cases import build, random_batch
+from loss_cases import CASES, build, case_id, random_batch
 
 from dml_core.losses.contract import Needs
 from dml_core.losses.registry import loss_modules
@@ -10,11 +10,20 @@ from dml_core.losses.registry import loss_modules
 EMBEDDINGS, LABELS = random_batch()
 
 
-def test_center_loss_moves_its_centres_by_equation_4():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_center_loss_moves_its_centres_by_equation_4(dtype):
     """Alpha 0.5 and class 0 seen at 2 and 6: 0.5 (2 + 6) / (1 + 2) = 4/3; class 1 seen at 3: 0.5 * 3 / 2; class 2 unseen."""
-    loss = build(("center_loss", {}), num_classes=3, dim=1)
+    loss = build(("center_loss", {}), num_classes=3, dim=1).to(dtype)
     loss(torch.tensor([[2.0], [3.0], [6.0]], dtype=torch.float64), torch.tensor([0, 1, 0]))
-    torch.testing.assert_close(loss.centres_CD, torch.tensor([[4 / 3], [0.75], [0.0]], dtype=torch.float64))
+    torch.testing.assert_close(loss.centres_CD, torch.tensor([[4 / 3], [0.75], [0.0]], dtype=dtype))
+
+
+def test_center_loss_is_measured_from_centres_that_have_moved():
+    """lambda / 2 times the mean of 2^2 and 0; then 1 + 0.5 * 2 / (1 + 1) = 1.5, and a centre that is where its image is stays."""
+    loss = build(("center_loss", {"weight": 0.5}), num_classes=2, dim=1)
+    loss.centres_CD[:] = torch.tensor([[1.0], [-4.0]])
+    assert loss(torch.tensor([[3.0], [-4.0]], dtype=torch.float64), torch.tensor([0, 1])).total == 0.5
+    assert loss.centres_CD.tolist() == [[1.5], [-4]]
 
 
 def test_center_loss_does_not_move_in_evaluation():
@@ -66,6 +75,71 @@ def test_combined_names_its_parts_and_adds_them_up():
     parts = output.parts
     assert set(parts) == {"heated_up_softmax.softmax", "triplet_batch_hard.triplet"}
     torch.testing.assert_close(output.total, 2 * parts["heated_up_softmax.softmax"] + parts["triplet_batch_hard.triplet"])
+
+
+def test_combined_hands_the_run_s_draws_on():
+    term, alone = {"name": "tuplet_margin"}, build(("tuplet_margin", {}))
+    totals = [loss(EMBEDDINGS, LABELS, torch.Generator().manual_seed(5)).total for loss in (build(("combined", {"terms": [term]})), alone)]
+    assert totals[0] == totals[1]
+
+
+PARTS = {  # what curves show, and the option that weighs it in the total
+    "softmax": {"softmax": None},
+    "normalised_softmax": {"softmax": None},
+    "softtriple": {"softmax": None, "regulariser": "regulariser_weight"},
+    "hardtriple": {"softmax": None, "regulariser": "regulariser_weight"},
+    "heated_up_softmax": {"softmax": None},
+    "discriminative": {"discriminative": None},
+    "tuplet_margin": {"tuplet": None, "pair_variation": "variance_weight"},
+    "sgsl": {"softmax": None, "sgsl": "weight"},
+    "triplet_semi_hard": {"triplet": None},
+    "triplet_batch_hard": {"triplet": None},
+    "contrastive": {"contrastive": None},
+    "proxy_nca": {"proxy_nca": None},
+    "center_loss": {"center": None},
+    "ring_loss": {"ring": None},
+    "l2_constrained_softmax": {"softmax": None},
+}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] != "combined"], ids=case_id)
+def test_the_parts_of_a_loss_have_their_names_and_add_up_to_it(case):
+    loss = build(case)
+    output = loss(EMBEDDINGS.clone().requires_grad_(), LABELS, torch.Generator().manual_seed(0))
+    weights = {part: getattr(loss.config, option) if option else 1.0 for part, option in PARTS[case[0]].items()}
+    if getattr(loss.config, "num_centres", 0) == 1 or getattr(loss.config, "regulariser_weight", 1) == 0:
+        del weights["regulariser"]
+    assert set(output.parts) == set(weights)
+    assert not any(value.requires_grad for value in output.parts.values())
+    torch.testing.assert_close(output.total.detach(), sum(weights[part] * value for part, value in output.parts.items()))
+
+
+@pytest.mark.parametrize(("name", "options", "centres"), [("normalised_softmax", {}, 100), ("softtriple", {"num_centres": 4}, 400)])
+def test_centres_start_uniformly_up_to_the_root_of_their_number(name, options, centres):
+    values = next(build((name, options), num_classes=100, dim=50).parameters()).detach() * centres**0.5
+    assert values.abs().max() <= 1
+    torch.testing.assert_close(
+        values.quantile(torch.tensor([0.05, 0.25, 0.5, 0.95]).double()), torch.tensor([-0.9, -0.5, 0, 0.9]).double(), rtol=0, atol=0.05
+    )
+
+
+@pytest.mark.parametrize("learn_radius", [True, False])
+def test_the_radius_is_learned_only_where_asked_for(learn_radius):
+    loss = build(("l2_constrained_softmax", {"learn_radius": learn_radius, "radius": 7.0}))
+    loss(EMBEDDINGS, LABELS).total.backward()
+    assert (loss.radius.grad is not None) == learn_radius
+    assert loss.radius == 7
+
+
+def test_sgsl_joins_at_its_gate_exactly():
+    at_gate = build(("sgsl", {}))(EMBEDDINGS, LABELS).parts["softmax"].item()
+    assert build(("sgsl", {"gate": at_gate}))(EMBEDDINGS, LABELS).parts["sgsl"] > 0
+
+
+def test_centroids_of_a_k_means_are_those_of_their_seed():
+    first, again, other = (build(("discriminative", {"centroids": "kmeans", "centroid_seed": seed})).centroids_CD for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_a_run_depends_on_the_modules_of_its_loss_and_of_its_terms():

@@ -32,7 +32,7 @@ from dml_core.losses.registry import LOSSES, build_loss
         ("contrastive", {"margin": 2.5}, "margin"),
         ("triplet_semi_hard", {"margin": 0.0}, "margin"),
         ("sgsl", {"gamma": -30.0}, "gamma"),
-        ("sgsl", {"label_smoothing": 0.9}, "lower it"),
+        ("sgsl", {"label_smoothing": 0.9}, r"^loss 'sgsl': label_smoothing 0.9 favours the wrong of 5 classes: lower it$"),
         ("combined", {"terms": []}, "terms"),
         ("combined", {"terms": [{"name": "softmax", "options": {"bais": True}}]}, "did you mean 'bias'"),
         ("combined", {}, "key 'terms' is missing"),
@@ -90,3 +90,8 @@ def test_a_loss_imports_neither_the_other_losses_nor_their_libraries():
 
 def test_every_registered_name_leads_to_a_file_of_that_name():
     assert {name: path.split(":")[0] for name, path in LOSSES.items()} == {name: f"dml_core.losses.{name}" for name in LOSSES}
+
+
+def test_label_smoothing_may_go_as_far_as_to_favour_no_class():
+    """Of two classes with epsilon 1/2 each gets a half."""
+    build_loss("sgsl", {"label_smoothing": 0.5}, 2, 3)

@@ -78,7 +78,8 @@ def test_objects_within_objects_come_by_name():
     loss = build_loss("pml:TripletMarginLoss", {"margin": 0.2, "distance": squared, "miner": miner}, NUM_CLASSES, DIM)
     by_hand = miners.TripletMarginMiner(margin=0.2, type_of_triplets="semihard", distance=distances.LpDistance(power=2))
     theirs = losses.TripletMarginLoss(margin=0.2, distance=distances.LpDistance(power=2))
-    assert loss(EMBEDDINGS, LABELS).total == theirs(EMBEDDINGS, LABELS, by_hand(EMBEDDINGS, LABELS))
+    output = loss(EMBEDDINGS, LABELS)
+    assert output.total == output.parts["TripletMarginLoss"] == theirs(EMBEDDINGS, LABELS, by_hand(EMBEDDINGS, LABELS))
 
 
 def test_a_regulariser_is_told_the_number_of_classes():
@@ -98,6 +99,7 @@ def test_draws_come_from_the_run_s_generator_and_leave_the_global_state_alone():
     assert torch.equal(torch.get_rng_state(), state)
     assert first == again
     assert first != other
+    assert len({loss(EMBEDDINGS, LABELS, torch.Generator().manual_seed(seed)).total.item() for seed in range(100)}) > 90
 
 
 def test_what_the_adapter_asks_of_the_loop():
@@ -110,11 +112,17 @@ def test_what_the_adapter_asks_of_the_loop():
     [
         ("TripletMarginLos", {}, "did you mean 'TripletMarginLoss'"),
         ("VICRegLoss", {}, "unknown pytorch-metric-learning loss 'VICRegLoss'"),
-        ("TripletMarginLoss", {"margn": 0.1}, "did you mean 'margin'"),
+        (
+            "TripletMarginLoss",
+            {"margn": 0.1},
+            r"^loss 'pml:TripletMarginLoss': TripletMarginLoss has no option 'margn'; did you mean 'margin'\? ",
+        ),
+        ("TripletMarginLoss", {"zzz": 1}, r"no option 'zzz' \(it has: collect_stats, distance, [\w, ]+ reducer, smooth_loss, [\w, ]+\)$"),
         ("ArcFaceLoss", {"num_classes": 3}, "has no option 'num_classes'"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMine"}}, "did you mean 'BatchHardMiner'"),
         ("TripletMarginLoss", {"miner": {"name": "TripletMarginMiner", "margni": 1}}, "did you mean 'margin'"),
         ("TripletMarginLoss", {"miner": "BatchHardMiner"}, "TripletMarginLoss: option 'miner' is a mapping of 'name' and options"),
+        ("TripletMarginLoss", {"miner": {"margin": 1}}, r"'miner' is a mapping of 'name' and options, found \{'margin': 1\}$"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": "LpDistance"}}, "BatchHardMiner: option 'distance'"),
         ("TripletMarginLoss", {"miner": {"name": "BatchHardMiner", "distance": {"name": "LpDist"}}}, "did you mean 'LpDistance'"),
         (
@@ -128,7 +136,11 @@ def test_what_the_adapter_asks_of_the_loop():
             "SparseCentersRegularizer has no option 'num_classes'",
         ),
         ("SoftTripleLoss", {"weight_regularizer": {"name": "SparseCentersRegularizer"}}, "refuses its options"),
-        ("TupletMarginLoss", {"distance": {"name": "LpDistance"}}, "refuses its options"),
+        (
+            "TupletMarginLoss",
+            {"distance": {"name": "LpDistance"}},
+            "refuses its options: TupletMarginLoss requires the distance metric to be",
+        ),
         ("P2SGradLoss", {}, "refuses its options"),
     ],
 )

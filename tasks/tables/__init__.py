@@ -1,0 +1,1 @@
+"""The papers' tables and figures: their files, the runs behind them, verdicts against published figures, reports."""

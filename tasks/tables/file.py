@@ -1,0 +1,154 @@
+"""A table of a paper as a file, `flows/tables/<paper>/table1.yaml`: what the paper printed, and which runs would measure it again.
+
+Published figures stand as they are printed (per cent, or the column's unit). A row is *own* (the paper's system), *rerun* (a baseline that
+the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown, never run).
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from dml_core.config import Config, parse, read_yaml, unknown_name
+from dml_core.errors import ConfigError
+from tasks.runs.protocols import TABLES
+
+Value = float | None
+
+
+class Columns(Config):
+    """Neighbouring columns of one dataset.
+
+    Attributes:
+        dataset: which one (`dml data list`).
+        metrics: the evaluator's names, in the paper's order.
+        unit: of the printed figures; "share" is a fraction, per cent its hundredfold, anything else is no score of a run.
+    """
+
+    dataset: str
+    metrics: tuple[str, ...] = Field(min_length=1)
+    unit: Literal["per cent", "share", "minutes", "distance", "count"] = "per cent"
+
+
+class Tolerance(Config):
+    """By how much a measured mean may differ from the published figure and still be equal to it, in the column's unit, and why."""
+
+    value: float = Field(gt=0)
+    reason: str
+
+
+class Row(Config):
+    """One line of a table.
+
+    Attributes:
+        label: as the paper calls it.
+        kind: own, rerun or quoted.
+        source: of a quoted row, whom the paper quotes.
+        published: the printed figures, one for each column; null where the paper has none.
+        released: those of logs that the authors released; independent: of somebody else's re-evaluation. Like `published`.
+        protocol: whose protocol trains it; the table's paper where none is named.
+        variants: of that protocol; the first is the row's default.
+        loss: in the place of the protocol's loss, whole: `name` and `options`.
+        training: changes to the protocol for this row; datasets: for one dataset of it.
+        tolerance: of the verdict; the table's where none is given.
+        lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
+        note: what a reader has to know of this row.
+    """
+
+    label: str
+    kind: Literal["own", "rerun", "quoted"]
+    source: str | None = None
+    published: tuple[Value, ...]
+    released: tuple[Value, ...] | None = None
+    independent: tuple[Value, ...] | None = None
+    protocol: str | None = None
+    variants: tuple[str, ...] = ()
+    loss: dict[str, Any] | None = None
+    training: dict[str, Any] = {}
+    datasets: dict[str, dict[str, Any]] = {}
+    tolerance: Tolerance | None = None
+    lacks: str | None = None
+    note: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Row":
+        if (self.kind == "quoted") != (self.source is not None):
+            raise ValueError("a quoted row, and no other, names its source")
+        if self.kind == "quoted" and (self.variants or self.protocol or self.loss or self.training or self.datasets or self.lacks):
+            raise ValueError("a quoted row is never run: it has no protocol, variants, changes or lacks")
+        if self.kind != "quoted" and not self.lacks and not self.variants:
+            raise ValueError("a row to be run names the protocol's variants, or what it lacks")
+        return self
+
+
+class Column(NamedTuple):
+    """One column: what it measures, on what, in which unit."""
+
+    dataset: str
+    metric: str
+    unit: str
+
+
+class TableFile(Config):
+    """A table or figure of a paper.
+
+    Attributes:
+        title: what it shows, in our words.
+        page: of the paper as published, counted from 1.
+        states: what the paper says of it, in our words; a figure's claim.
+        columns: from left to right.
+        rows: name -> row, from above.
+        tolerance: of verdicts, where a row has none.
+        note: what a reader has to know of the whole.
+    """
+
+    title: str
+    page: int = Field(ge=1)
+    states: str
+    columns: tuple[Columns, ...] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1)
+    tolerance: Tolerance | None = None
+    note: str | None = None
+
+    @cached_property
+    def flat_columns(self) -> tuple[Column, ...]:
+        """The columns one by one."""
+        return tuple(Column(block.dataset, metric, block.unit) for block in self.columns for metric in block.metrics)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TableFile":
+        datasets = {block.dataset for block in self.columns}
+        for name, row in self.rows.items():
+            for kind in ("published", "released", "independent"):
+                values = getattr(row, kind)
+                if values is not None and len(values) != len(self.flat_columns):
+                    raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
+            for dataset in row.datasets:
+                if dataset not in datasets:
+                    raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
+            if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None:
+                raise ValueError(f"row '{name}' has no tolerance, nor has the table")
+        return self
+
+
+def table_names() -> list[str]:
+    """Every table and figure, as `<paper>/<file>`: papers in alphabetical order, tables before figures, by number."""
+    found = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
+
+    def order(path: Path) -> tuple[str, bool, int]:
+        kind = path.stem.rstrip("0123456789")
+        return path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0)
+
+    return [f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)]
+
+
+def load_table(name: str) -> TableFile:
+    """A table's file, checked.
+
+    Raises:
+        ConfigError: no such table, or something in it is wrong.
+    """
+    if name not in table_names():
+        raise ConfigError(str(unknown_name("table", name, table_names())))
+    return parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
