@@ -55,7 +55,7 @@ class RankCounter:
         self.counts[self.starts[:-1][rows]] += num_before_first
         ranks = self._ranks(rows)
         is_useful = ranks <= self.sizes[rows].repeat(self.sizes[rows])
-        num_useful = np.add.reduceat(is_useful, self.starts[:-1][rows] - first, dtype=np.int64)
+        num_useful = np.add.reduceat(is_useful, self.starts[:-1][rows] - first)
         self.num_useful[rows] = np.minimum(self.num_useful[rows], np.maximum(num_useful, 1))
 
     def forget_counts(self) -> None:
@@ -69,7 +69,7 @@ class RankCounter:
         is_within_P = (ranks_P <= self.sizes.repeat(self.sizes)) & (order_P <= self.num_useful.repeat(self.sizes))
         starts = self.starts[:-1]
         precision_Q = np.add.reduceat(np.where(is_within_P, order_P / ranks_P, 0.0), starts) / self.sizes
-        return ranks_P[starts], precision_Q, np.add.reduceat(is_within_P, starts, dtype=np.float64) / self.sizes
+        return ranks_P[starts], precision_Q, np.add.reduceat(is_within_P, starts) / self.sizes
 
     def _order(self, rows: slice) -> NDArray[np.int64]:
         """1, 2, ... for the positives of each query in `rows`."""
