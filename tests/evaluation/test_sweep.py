@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
-from dml_core.evaluation.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.sweep import Resources, Shard, _groups, score_queries
 from dml_core.evaluation.tiles import Found, _compare_on_gpu, compare, torch_for_tiles
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
@@ -70,6 +70,36 @@ def test_query_and_gallery_is_that_of_sorted_lists(kind: str) -> None:
     np.testing.assert_allclose(rows_of(scores), np.array(slow_scores(gallery, labels, queries, query_labels)), rtol=1e-12)
 
 
+def test_as_many_queries_as_items_are_not_taken_for_the_items() -> None:
+    gallery, labels = make_inputs("random")
+    queries, query_labels = make_inputs("random", seed=1)
+    scores = score_queries(as_shards(gallery, labels, "cosine", 1), as_points(queries, "cosine"), query_labels, None, Resources(2**26, CPU))
+    np.testing.assert_allclose(rows_of(scores), np.array(slow_scores(gallery, labels, queries, query_labels)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("max_block_bytes", [2**26, 2**13, 2**12])
+def test_a_shard_s_queries_find_what_they_find_among_all(max_block_bytes: int, num_shards: int) -> None:
+    embeddings, labels = make_inputs("random")
+    points, gallery = as_points(embeddings[:30], "cosine"), as_shards(embeddings, labels, "cosine", num_shards)
+    scores = score_queries(gallery, points, labels[:30], np.arange(30), Resources(max_block_bytes, CPU))
+    np.testing.assert_array_equal(rows_of(scores), rows_of(self_retrieval(embeddings, labels))[:30])
+
+
+def test_queries_go_in_the_order_of_their_classes_as_many_at_a_time_as_memory_holds() -> None:
+    """72 bytes for each positive, for 0 as for 1: in this order queries 1, 3, 5 take 72 each, 0, 2, 4 take 144 each."""
+    codes, num_positives = np.array([1, 0, 1, 0, 1, 0]), np.array([2, 0, 2, 1, 2, 1])
+    expected = {
+        72: [[1], [3], [5], [0], [2], [4]],
+        143: [[1], [3], [5], [0], [2], [4]],
+        144: [[1, 3], [5], [0], [2], [4]],
+        216: [[1, 3, 5], [0], [2], [4]],
+        288: [[1, 3, 5], [0, 2], [4]],
+        648: [[1, 3, 5, 0, 2, 4]],
+    }
+    assert {size: [group.tolist() for group in _groups(codes, num_positives, size)] for size in expected} == expected
+
+
 def test_a_case_worked_out_by_hand() -> None:
     angles = np.deg2rad([0, 10, 25, 45, 80])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -80,6 +110,7 @@ def test_a_case_worked_out_by_hand() -> None:
     assert rows_of(scores)[4].tolist() == [1, 3, 0, 0]
     recalls = per_query_metrics(scores, (1, 2, 4))
     assert [recalls[f"recall@{k}"].mean() for k in (1, 2, 4)] == [1 / 5, 3 / 5, 1]
+    assert scores.first_rank.dtype == np.int64
 
 
 def test_all_embeddings_equal_find_nothing() -> None:

@@ -83,8 +83,8 @@ def wide_class_batch():
 
 
 def single_negative_batch():
-    """One class but for one image."""
-    return random_batch(4, seed=5)[0], torch.tensor([2, 2, 2, 4])
+    """One class but for one image, which lies between the others."""
+    return wide_class_batch()[0], torch.tensor([2, 2, 2, 4])
 
 
 def two_images_batch():
