@@ -16,7 +16,12 @@ from dml_core.losses.registry import LOSSES, build_loss
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("softtripel", {}, "unknown loss 'softtripel'; did you mean 'softtriple'"),
+        (
+            "softtripel",
+            {},
+            r"^unknown loss 'softtripel'; did you mean 'softtriple'\? \(known: center_loss, .*, pml:<ClassName>, proxy_nca, .*\)$",
+        ),
+        ("softmax", {"bais": True}, r"^loss 'softmax': unknown key 'bais'; did you mean 'bias'\? "),
         ("softtriple", {"num_centres": 0}, "num_centres"),
         ("softtriple", {"margin": -0.01}, "margin"),
         ("softtriple", {"scale": "20"}, "scale"),
@@ -46,7 +51,7 @@ def test_wrong_names_and_options(name, options, message):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_fewer_than_two_classes(case):
-    with pytest.raises(ConfigError, match="at least two classes"):
+    with pytest.raises(ConfigError, match=r"^a loss needs at least two classes to tell apart, the training set has 1: add classes$"):
         build(case, num_classes=1, dim=1)
 
 
@@ -57,7 +62,11 @@ def test_embedding_size_that_does_not_fit_the_centroids():
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(torch.tensor([0, 5]), "label 5 is outside 0..4"), (torch.tensor([-1, 0]), "label -1"), (torch.tensor([0.0]), "must be int64")],
+    [
+        (torch.tensor([0, 5, 7]), r"^training label 5 is outside 0\.\.4: number the classes from 0 without gaps$"),
+        (torch.tensor([0, -1]), r"^training label -1 is outside 0\.\.4: number the classes from 0 without gaps$"),
+        (torch.tensor([0.0]), r"^training labels must be int64 class indices, found torch\.float32: convert them$"),
+    ],
 )
 def test_labels_out_of_range(labels, message):
     with pytest.raises(DataError, match=message):

@@ -57,6 +57,14 @@ def test_the_dataset_s_content_changes_every_step_and_its_place_and_name_none() 
     assert identities() == identities(dataset=DATASET.model_copy(update={"folder": "/elsewhere"}))
 
 
+def test_each_step_is_another_and_the_order_of_options_is_none() -> None:
+    assert len(set(identities())) == 3
+    one, other = (
+        changed(training={"loss": {"options": options}}) for options in ({"scale": 5.0, "margin": 0.1}, {"margin": 0.1, "scale": 5.0})
+    )
+    assert identities(one) == identities(other) != identities()
+
+
 def test_the_variant_s_name_changes_nothing() -> None:
     assert identities() == identities(changed(variant="another name"))
 
