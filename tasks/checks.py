@@ -25,7 +25,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
-from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, where_in_params
+from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import Store
 
 CONNECT_SECONDS = 2.0
@@ -73,7 +73,7 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
         ConfigError: the first setting that does not fit, with the run that has it.
     """
     for run in _one_of_each_variant(runs):
-        with located(where_in_params(run.dataset, run.variant)):
+        with located(run.where):
             _check_weights(run.training)
             if packed is not None:
                 _check_sizes(run, scale, read_sizes(packed, run.training.validation, run.evaluation.role))
@@ -86,7 +86,7 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
         ConfigError: options of a loss that are wrong, or parts that do not fit each other.
     """
     for run in _one_of_each_variant(runs):
-        with located(where_in_params(run.dataset, run.variant)):
+        with located(run.where):
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))
 

@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+tables_app = typer.Typer(help="List and show the tables and figures of the five papers.")
 data_app = typer.Typer(help="Bring datasets in, check them, pack them, look at them.", no_args_is_help=True)
 
 

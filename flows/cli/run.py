@@ -27,17 +27,30 @@ Overrides = Annotated[
 
 @app.command()
 def reproduce(
+    table: Annotated[str | None, typer.Argument(help="A paper's table or figure, as softtriple/table1; see: dml tables.")] = None,
     dataset: Datasets = None,
     variant: Variants = None,
     seed: Seeds = None,
     force: Force = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop when a run fails; otherwise the others go on.")] = False,
     set_: Overrides = None,
+    row: Annotated[list[str] | None, typer.Option("--row", help="Of a table: this row; repeat for several.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Of a table: a few drawn images, one epoch; does the whole chain run?")] = False,
 ) -> None:
-    """Run the standing comparison and report it.
+    """Run the standing comparison, or a table of a paper, and report it.
 
     What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
     """
+    from dml_core.errors import ConfigError
+
+    if table is not None:
+        from flows.cli.tables import run_table
+
+        if set_:
+            raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
+        return run_table(table, row, dataset, variant, seed, smoke, force, fail_fast)
+    if row or smoke:
+        raise ConfigError("--row and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke")
     project = open_project()
     _say("dml reproduce: checking parameters")
     _check(project, dataset, variant, seed, set_)

@@ -50,8 +50,8 @@ def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
 
 
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
-    """What a run is published as: once in the standing comparison, and once in each comparison with other settings that has it too."""
-    if not spec.overrides:
+    """What a run is published as: once in the standing comparison, and once in each other comparison or table that has it too."""
+    if not spec.overrides and spec.table is None:
         return evaluate_identity
     return hashlib.sha256(json.dumps([spec.comparison, evaluate_identity]).encode()).hexdigest()[:32]
 

@@ -37,9 +37,11 @@ class Protocol(Config):
         training: what all datasets and variants share.
         datasets: dataset -> its changes.
         variants: variant -> its changes.
+        evaluation: how its tables are scored, beside the columns' own K: k-means as the paper ran it.
     """
 
     paper: str
+    evaluation: dict[str, Any] = {}
     training: dict[str, Any]
     datasets: dict[str, dict[str, Any]] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)

@@ -85,6 +85,7 @@ class RunSpec(Config):
 
     Attributes:
         overrides: the `--set` settings that are not those of the standing comparison, as they were given.
+        table: the paper's table that the run is of, as `softtriple/table1`; None for the standing comparison's runs.
     """
 
     dataset: str
@@ -93,6 +94,7 @@ class RunSpec(Config):
     training: TrainingConfig
     evaluation: EvaluationConfig
     overrides: tuple[str, ...] = ()
+    table: str | None = None
 
     @property
     def title(self) -> str:
@@ -102,7 +104,20 @@ class RunSpec(Config):
     @property
     def comparison(self) -> str:
         """The title of the comparison that the run belongs to."""
+        if self.table is not None:
+            return table_comparison(self.table, self.dataset)
         return comparison_title(self.dataset, self.evaluation.role, self.overrides)
+
+    @property
+    def where(self) -> str:
+        """What an error calls the place of the run's settings."""
+        where = f"{self.table}" if self.table is not None else "params.yaml: comparison"
+        return f"{where}: {self.dataset} / {self.variant}"
+
+
+def table_comparison(table: str, dataset: str) -> str:
+    """How a table's runs on one dataset are called together, in MLflow."""
+    return f"{table} on {dataset}"
 
 
 def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> str:
@@ -184,13 +199,8 @@ def comparison_runs(
     return runs
 
 
-def where_in_params(dataset: str, variant: str) -> str:
-    """What an error calls the place of a run's settings."""
-    return f"params.yaml: comparison: {dataset} / {variant}"
-
-
 def _training(params: Params, dataset: str, variant: str) -> TrainingConfig:
-    comparison, where = params.comparison, where_in_params(dataset, variant)
+    comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
     settings = merge(merge(comparison.protocol, comparison.datasets[dataset]), comparison.variants[variant])
     training = parse(TrainingConfig, settings, where)
     with located(where):

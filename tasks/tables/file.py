@@ -6,7 +6,7 @@ the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown,
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from dml_core.errors import ConfigError
 from tasks.runs.protocols import TABLES
 
 Value = float | None
+RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
 
 
 class Columns(Config):
@@ -82,6 +83,11 @@ class Row(Config):
         return self
 
 
+def run_label(row: str, variant: str) -> str:
+    """How the runs of a row in a variant of its protocol are called; no row's name has a space."""
+    return f"{row} {variant}"
+
+
 class Column(NamedTuple):
     """One column: what it measures, on what, in which unit."""
 
@@ -107,7 +113,7 @@ class TableFile(Config):
     page: int = Field(ge=1)
     states: str
     columns: tuple[Columns, ...] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1)
+    rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
     note: str | None = None
 

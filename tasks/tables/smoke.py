@@ -1,0 +1,47 @@
+"""A table's runs made small: the same systems, through the whole chain, on a few drawn images in the dataset's official layout.
+
+Backbone, head, loss, sampler, schedule and transforms stay; images, classes, steps and trained weights do not. What comes of it says that
+the chain works and nothing else, and is never shown beside a published figure.
+"""
+
+from dml_core.config import merge, parse
+from dml_core.errors import ConfigError
+from dml_core.training.config import TrainingConfig
+from tasks.environment import Project
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec
+
+LAYOUTS = {"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop"}
+IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
+CHANGES = {
+    "num_epochs": 1,
+    "sampler": {"batch_size": 4, "num_classes_per_batch": 2, "num_samples_per_class": 2},
+    "model": {"backbone": {"weights": "none", "weights_sha256": None}},
+}
+RECALL_AT = (1, 2)
+
+
+def make_small(spec: RunSpec) -> RunSpec:
+    """The run on the drawn images, for one epoch of small batches, from random weights."""
+    training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
+    evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
+    return spec.model_copy(update={"dataset": f"{spec.dataset}-smoke", "training": training, "evaluation": evaluation})
+
+
+def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
+    """A few drawn images in a dataset's official layout, packed below the project's state.
+
+    Raises:
+        ConfigError: nothing is drawn in that layout.
+        DataError, StoreError: as `prepare`.
+    """
+    from dml_core.data.prepare import prepare
+    from dml_core.data.registry import materialise
+
+    if dataset not in LAYOUTS:
+        raise ConfigError(f"--smoke draws no images in the layout of '{dataset}' (known: {', '.join(LAYOUTS)})")
+    folder, options = project.state / "smoke" / dataset, {**IMAGES, "layout": LAYOUTS[dataset]}
+    materialise("synthetic", options, folder / "raw")
+    info = prepare("synthetic", folder / "raw", folder / "packed", options)
+    counts = {role: entry.num_images for role, entry in info.roles.items()}
+    return DatasetRecord(name=f"{dataset}-smoke", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)

@@ -1,0 +1,107 @@
+"""A paper's table through the whole chain: run over seeds, judged, shown again from MLflow, its runs shared with another table."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.data.registry import materialise
+from tests.e2e.conftest import Project, make_project
+
+pytestmark = pytest.mark.slow
+TINY = {
+    "model": {"backbone": {"name": "small_cnn", "width": 8, "weights": "none"}, "head": {"embedding_dim": 8}, "freeze_batchnorm": "none"},
+    "sampler": {"batch_size": 8},
+    "transform": {"train_resize": None, "test_resize": None, "crop": "padded", "padding": 2, "crop_size": 24, "scaling": "zero-one"},
+    "num_epochs": 1,
+}
+TABLE = {
+    "title": "A table of the tests",
+    "page": 1,
+    "states": "Nothing.",
+    "columns": [{"dataset": "cub200", "metrics": ["recall@1", "recall@2", "nmi"]}],
+    "tolerance": {"value": 100, "reason": "everything is equal"},
+    "rows": {
+        "elsewhere": {"label": "Elsewhere", "kind": "quoted", "source": "somebody", "published": [1.5, None, 2.5]},
+        "trained": {"label": "Trained", "kind": "own", "published": [50, None, 50], "variants": ["as_published"], "training": TINY},
+        "untrained": {
+            "label": "Untrained",
+            "kind": "rerun",
+            "published": [0.1, None, 99.9],
+            "variants": ["as_published"],
+            "training": TINY | {"num_epochs": 0},
+            "tolerance": {"value": 0.2, "reason": "nothing is equal"},
+        },
+        "one-day": {"label": "One day", "kind": "own", "published": [3, 4, 5], "lacks": "a loss that nobody has written"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project that has CUB-200-2011, drawn, and two tables of its own: the same rows in both."""
+    made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
+    materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
+    made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
+    for name in ("table91", "table92"):
+        (made.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
+    return made
+
+
+def cells(printed: str, beginning: str) -> list[str]:
+    """The cells of the row whose second cell begins so."""
+    rows = [[cell.strip() for cell in re.split("[|│]", line)[1:-1]] for line in printed.splitlines()]
+    (found,) = [row for row in rows if len(row) == 5 and row[1].startswith(beginning)]
+    return found[2:]
+
+
+def test_it_is_run_and_judged_and_shown_from_what_mlflow_has(project: Project) -> None:
+    printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2")
+    recall_1, recall_2, nmi = cells(printed, "as_published, 3 seeds")
+    assert re.fullmatch(r"\d+\.\d ± \d+\.\d equal", recall_1)
+    assert re.fullmatch(r"\d+\.\d ± \d+\.\d", recall_2), "the paper has no figure to compare with"
+    assert nmi.endswith(" equal")
+    assert "| One day | published, own | 3 | 4 | 5 |" in printed
+    assert "not run: a loss that nobody has written" in printed
+    page = project.root / "state/reports/tables/softtriple/table91.md"
+    assert page.read_text() in printed
+    assert cells(project.run("dml", "tables", "show", "softtriple/table91"), "as_published, 3 seeds") == [recall_1, recall_2, nmi]
+
+
+def test_another_table_s_runs_are_shared_and_only_what_it_lacks_is_run(project: Project) -> None:
+    printed = project.run("dml", "reproduce", "softtriple/table92", "--seed", "0", "--seed", "1", "--seed", "2")
+    assert "3 of 6 runs to train" in printed
+    assert "3 of 6 runs done before and reused" in re.sub(r"6 runs to train", "", printed)
+    rows = [line for line in printed.splitlines() if "as_published, 3 seeds" in line]
+    assert len(rows) == 2
+    assert " equal" not in rows[1]
+    assert rows[1].rstrip(" |").endswith(" below")
+
+
+def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, tmp_path: Path) -> None:
+    printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--smoke", DML_STATE=str(tmp_path / "state"))
+    page = (tmp_path / "state/reports/tables/softtriple/table91-smoke.md").read_text()
+    assert page in printed
+    assert "| trained as_published | cub200-smoke |" in page
+    assert not re.search(r"50|recall|nmi", page)
+    assert list((tmp_path / "state/store/evaluate").rglob("metrics.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("softtriple/tabel91",), "unknown table 'softtriple/tabel91'; did you mean 'softtriple/table91'?"),
+        (("softtriple/table91", "--row", "traned"), "unknown row of softtriple/table91 'traned'; did you mean 'trained'?"),
+        (("softtriple/table91", "--row", "elsewhere"), "'Elsewhere' is not run: the paper quotes it from elsewhere"),
+        (("softtriple/table91", "--row", "one-day"), "'One day' is not run: a loss that nobody has written"),
+        (("softtriple/table3",), "dataset 'cars196' is not in params.yaml; add below datasets: cars196: {reader: cars196, raw: "),
+        (("softtriple/table91", "--set", "scale.num_workers=1"), "--set changes the standing comparison"),
+        (("--smoke",), "--row and --smoke go with a table"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:
+    printed = project.run("dml", "reproduce", *arguments, code=2)
+    assert printed.splitlines()[-1].startswith("error: ")
+    assert said in printed.splitlines()[-1]
+    assert "Prefect" not in printed
