@@ -166,6 +166,7 @@ def test_a_tile_is_compared_as_its_entries_one_by_one(
     }
     assert dict(zip(zip(found.rows.tolist(), found.columns.tolist(), strict=True), found.nearness, strict=True)) == between
     assert len(found.rows) == len(between)
+    assert [part.dtype for part in found] == [np.int64, np.int64, np.int64, np.float32]
 
 
 inputs = st.builds(make_inputs, st.sampled_from(["random", "tied", "duplicated", "singletons"]), st.integers(0, 2**16))

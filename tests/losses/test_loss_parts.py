@@ -147,3 +147,6 @@ def test_a_run_depends_on_the_modules_of_its_loss_and_of_its_terms():
     assert loss_modules("pml:ArcFaceLoss", {}) == {"dml_core.losses.pml"}
     names = {f"dml_core.losses.{name}" for name in ("combined", "heated_up_softmax", "triplet_batch_hard")}
     assert loss_modules("combined", COMBINED) == names
+    assert loss_modules("combined", {"terms": [{"name": "combined", "options": COMBINED}]}) == names
+    for unfinished in ({}, {"terms": [{"name": "combined"}]}):  # refused when it is built, not here
+        assert loss_modules("combined", unfinished) == {"dml_core.losses.combined"}

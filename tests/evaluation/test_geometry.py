@@ -1,0 +1,62 @@
+"""What distances are made of, by hand: blocks of rows, the origin, and the bound on float32's error."""
+
+import numpy as np
+import pytest
+
+from dml_core.evaluation import geometry
+from dml_core.evaluation.geometry import all_squared_distances, as_points, as_similarities, blocks, centred, origin, rounding_error
+
+
+def test_blocks_cover_all_rows_and_no_more() -> None:
+    assert list(blocks(10, 4)) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert list(blocks(8, 4)) == [slice(0, 4), slice(4, 8)]
+    assert list(blocks(0, 4)) == []
+
+
+def test_the_origin_is_the_mean_in_float64_and_for_angles_zero() -> None:
+    """In float32 2^24 + 1 is 2^24."""
+    embeddings = np.array([[2.0**24, 1], [1, 1], [1, 4]], dtype=np.float32)
+    assert origin(as_points(embeddings, "euclidean")).tolist() == [(2**24 + 2) / 3, 2]
+    assert origin(as_points(embeddings, "cosine")).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("num_rows_at_once", [4096, 7])
+def test_centred_points_are_unit_vectors_or_differences_whatever_the_blocks(num_rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "NUM_ROWS_AT_ONCE", num_rows_at_once)
+    embeddings, zero = np.random.default_rng(0).standard_normal((30, 4)), np.array([1.0, 2, 3, 4])
+    units = np.array([row / np.sqrt(row @ row) for row in embeddings])
+    index = np.array([29, 3, 3, 0, 11, 28, 5, 6, 7, 8])
+    for points, expected in ((as_points(embeddings, "cosine"), units - zero), (as_points(embeddings, "euclidean"), embeddings - zero)):
+        np.testing.assert_allclose(centred(points, zero), expected, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(centred(points, zero, index, np.float64), expected[index], rtol=1e-14, atol=1e-15)
+        assert centred(points, zero).dtype == np.float32
+
+
+@pytest.mark.parametrize(("num_rows_at_once", "smallest_product"), [(4096, 2**12), (32, 2**12), (32, 1), (4096, 1)])
+def test_all_distances_are_those_of_loops_whatever_the_blocks(
+    num_rows_at_once: int, smallest_product: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(geometry, "NUM_ROWS_AT_ONCE", num_rows_at_once)
+    monkeypatch.setattr(geometry, "SMALLEST_PRODUCT", smallest_product)
+    generator = np.random.default_rng(0)
+    left, right = generator.standard_normal((9, 3)), generator.standard_normal((70, 3))
+    rows, columns = np.array([8, 1, 1, 4, 0]), generator.permutation(70)
+    found = all_squared_distances(as_points(left, "euclidean"), rows, as_points(right, "euclidean"), columns)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, [[np.float32(sum((left[i] - right[j]) ** 2)) for j in columns] for i in rows])
+
+
+def test_similarities_are_cosines_or_negative_distances() -> None:
+    squares = np.array([0, 1, 4], dtype=np.float32)
+    assert as_similarities(squares, "cosine").tolist() == [1, 0.5, -1]
+    assert as_similarities(squares, "euclidean").tolist() == [0, -1, -2]
+    assert as_similarities(squares, "cosine").dtype == as_similarities(squares, "euclidean").dtype == np.float32
+
+
+def test_the_bound_on_rounding_is_that_of_its_docstring() -> None:
+    """84 dimensions and 16 are 100 units of rounding; |a| of 3 and |b| of 1 make (3 + 1)^2 / 2 = 8."""
+    norms = np.array([1, 3], dtype=np.float32)
+    in_float32, in_float64 = 100 / (2**24 - 100), 100 / (2**51 - 100)
+    assert rounding_error("cosine", norms, 1.0, 84).tolist() == pytest.approx([in_float32, in_float32], rel=1e-12)
+    assert rounding_error("euclidean", norms, 1.0, 84).tolist() == pytest.approx([2 * in_float32, 8 * in_float32], rel=1e-12)
+    assert rounding_error("euclidean", norms, 1.0, 84, np.float64).tolist() == pytest.approx([2 * in_float64, 8 * in_float64], rel=1e-12)
