@@ -1,4 +1,4 @@
-"""Parameters of the flows as Prefect's forms show them: datasets and variants are choices, those of the project's `params.yaml`.
+"""Parameters of the flows as Prefect's forms show them: datasets, variants and tables are choices, those that the project has.
 
 Prefect makes a flow's form from its annotations when the flow is deployed, from within the project. The choices are put into the form's
 schema then; a server refuses what is not among them, and a flow started in another way says so itself, with the nearest name.
@@ -14,11 +14,14 @@ from pydantic_core import CoreSchema
 from dml_core.config import read_yaml
 from dml_core.errors import DmlError
 from tasks.environment import find_project
+from tasks.tables.file import table_names
 
 
 @cache
 def _names(kind: str) -> tuple[str, ...]:
-    """The keys of `comparison.<kind>`; none outside a project, or where its file cannot be read (the flow will say why)."""
+    """The tables, or the keys of `comparison.<kind>`; none outside a project, or where its file cannot be read (the flow will say why)."""
+    if kind == "tables":
+        return tuple(table_names())
     try:
         return tuple(read_yaml(find_project().params_file)["comparison"][kind])
     except (DmlError, KeyError, TypeError):
@@ -27,7 +30,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OneOf:
-    """Marks a text that is one of the keys of `comparison.<kind>`."""
+    """Marks a text that is one of the names of a kind."""
 
     kind: str
 
@@ -38,3 +41,4 @@ class _OneOf:
 
 DatasetName = Annotated[str, _OneOf("datasets")]
 VariantName = Annotated[str, _OneOf("variants")]
+TableName = Annotated[str, _OneOf("tables")]

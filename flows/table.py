@@ -12,6 +12,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 
+from flows.choices import TableName
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
 from flows.services import Services
@@ -44,7 +45,7 @@ class TableOutcome:
 
 @flow(name="table", flow_run_name="{name}", task_runner=STEPS_AT_ONCE)
 def table(
-    name: str,
+    name: TableName,
     rows: list[str] | None = None,
     datasets: list[str] | None = None,
     variant: str | None = None,

@@ -74,7 +74,7 @@ def show(name: Name) -> None:
             for run in runs:
                 scores = {plain_name(metric).removeprefix("detail/"): value for metric, value in run.metrics.items()}
                 measured.setdefault((run.variant, dataset), []).append(scores)
-    header, *rows = lines(name, table, measured)
+    header, *rows = lines(table, measured)
     shown = Table(*header, title=f"{name}, page {table.page}: {table.title}")
     for row in rows:
         shown.add_row(*row)

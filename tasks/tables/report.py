@@ -56,7 +56,7 @@ def _cell(table: TableFile, row: Row, column: Column, index: int, seeds: Sequenc
     return Cell(published, mean, half_width if len(values) > 1 else None, verdict)
 
 
-def lines(name: str, table: TableFile, measured: Measured) -> list[list[str]]:
+def lines(table: TableFile, measured: Measured) -> list[list[str]]:
     """The whole table: a header; for each row its published figures, other sources' figures, and a line for each way it was measured."""
     header = ["row", "figures", *(f"{column.metric} {column.dataset}" for column in table.flat_columns)]
     found = [header]
@@ -79,7 +79,7 @@ def lines(name: str, table: TableFile, measured: Measured) -> list[list[str]]:
 
 def as_markdown(name: str, table: TableFile, measured: Measured) -> str:
     """The table as a page."""
-    rows = lines(name, table, measured)
+    rows = lines(table, measured)
     rule = f"|{'|'.join('---' for _ in rows[0])}|"
     body = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     notes = [f"{row.label}: {row.note}." for row in table.rows.values() if row.note]

@@ -54,7 +54,7 @@ def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
     assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
 
 
-@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data"), (BACKBONES, "models/backbones")])
+@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data/readers"), (BACKBONES, "models/backbones")])
 def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: dict[str, str], folder: str) -> None:
     assert registry
     for name, target in registry.items():
