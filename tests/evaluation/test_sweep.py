@@ -14,7 +14,7 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, _groups, score_queries
-from dml_core.evaluation.tiles import Found, _compare_on_gpu, compare, torch_for_tiles
+from dml_core.evaluation.tiles import Found, _compare_on_gpu, as_side, compare, torch_for_tiles
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 
@@ -130,6 +130,16 @@ def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
         with threadpool_limits(threads):
             actual = rows_of(self_retrieval(embeddings, codes, metric, max_block_bytes, num_shards))
         np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_side_is_of_the_type_asked_for_and_its_norms_are_of_its_own_vectors(dtype: type[np.float32 | np.float64]) -> None:
+    embeddings, index = np.random.default_rng(0).standard_normal((40, 300)), np.array([3, 1, 39])
+    side = as_side(as_points(embeddings, "euclidean"), index, np.array([0, 1, 1]), np.zeros(300), CPU, dtype)
+    vectors = side.vectors.numpy()
+    np.testing.assert_array_equal(vectors, embeddings[index].astype(dtype))
+    assert vectors.dtype == dtype
+    np.testing.assert_allclose(side.norms, np.linalg.norm(vectors.astype(np.float64), axis=1), rtol=1e-14)
 
 
 def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
