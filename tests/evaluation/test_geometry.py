@@ -38,6 +38,7 @@ def test_all_distances_are_those_of_loops_whatever_the_blocks(
 ) -> None:
     monkeypatch.setattr(geometry, "NUM_ROWS_AT_ONCE", num_rows_at_once)
     monkeypatch.setattr(geometry, "SMALLEST_PRODUCT", smallest_product)
+    monkeypatch.setattr(geometry, "BYTES_AT_ONCE", 20 * num_rows_at_once)  # with 4096 all rows at once, with 32 one row
     generator = np.random.default_rng(0)
     left, right = generator.standard_normal((9, 3)), generator.standard_normal((70, 3))
     rows, columns = np.array([8, 1, 1, 4, 0]), generator.permutation(70)
