@@ -15,7 +15,7 @@ from dml_core.evaluation.evaluator import evaluate
 from tasks.runs.protocols import load_protocol
 from tasks.tables import file
 from tasks.tables.file import Row, TableFile, Value, load_table, table_names
-from tasks.tables.runs import datasets_of, row_training
+from tasks.tables.runs import datasets_of, is_run, row_training
 
 NAMES = table_names()
 PAPERS = ("discriminative", "heated_up_softmax", "sgsl", "softtriple", "tuplet_margin")
@@ -39,10 +39,6 @@ LEFT_OUT = {"discriminative": {6}}  # best R@1 of other papers' systems
 
 Grid = list[list[Value]]
 Position = tuple[int, int]
-
-
-def is_run(row):
-    return row.kind != "quoted" and row.lacks is None
 
 
 def filled(table: TableFile, row: Row):
