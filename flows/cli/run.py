@@ -37,7 +37,7 @@ def reproduce(
     row: Annotated[list[str] | None, typer.Option("--row", help="Of a table: this row; repeat for several.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Of a table: a few drawn images, one epoch; does the whole chain run?")] = False,
 ) -> None:
-    """Run the standing comparison, or a table of a paper, and report it.
+    """Run the standing comparison, or a table of a paper.
 
     What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
     """

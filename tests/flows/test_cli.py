@@ -68,7 +68,7 @@ def test_the_version_and_a_misspelt_verb() -> None:
         assert f"Did you mean '{near}'?" in refused_verb.stderr
 
 
-@pytest.mark.parametrize("group", [[], ["data"]])
+@pytest.mark.parametrize("group", [[], ["data"], ["tables"]])
 def test_the_help_says_whole_sentences(group: list[str]) -> None:
     shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown
