@@ -52,7 +52,10 @@ def tables(
 
 @tables_app.command()
 def show(name: Name) -> None:
-    """Show a table: published figures, and what MLflow has of its runs beside them."""
+    """Show what a table printed and what was measured of it.
+
+    The measured figures are those of the runs that MLflow has.
+    """
     project = open_project()
     from rich.table import Table
 
