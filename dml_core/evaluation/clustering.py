@@ -69,8 +69,9 @@ def adjusted_mutual_information(codes_N: NDArray[Any], clusters_N: NDArray[Any])
     if len(class_sizes) == len(cluster_sizes) and len(class_sizes) in (1, len(codes_N)):
         return 1.0
     expected = _expected_mutual_information(class_sizes, cluster_sizes)
-    mean_entropy = (entropy(class_sizes) + entropy(cluster_sizes)) / 2  # larger: only the partitions above always have all of it in common
-    return float((mutual_info_score(codes_N, clusters_N) - expected) / (mean_entropy - expected))
+    mean_entropy = (entropy(class_sizes) + entropy(cluster_sizes)) / 2
+    left = max(mean_entropy - expected, np.finfo(np.float64).eps)  # only rounding could leave nothing: the partitions that do are above
+    return float((mutual_info_score(codes_N, clusters_N) - expected) / left)
 
 
 def _expected_mutual_information(class_sizes: NDArray[np.int64], cluster_sizes: NDArray[np.int64]) -> float:

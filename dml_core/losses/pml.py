@@ -72,7 +72,7 @@ class PmlLoss(Loss):
             self.miner: nn.Module | None = miner and _built("miner", miner["name"], _without_name(miner), sizes)
             self.loss: nn.Module = _built("loss", config.target, options, sizes)
         except (TypeError, ValueError, AssertionError) as error:
-            raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {error or type(error).__name__}") from None
+            raise ConfigError(f"loss 'pml:{config.target}' refuses its options: {str(error) or type(error).__name__}") from None
 
     @property
     def needs(self) -> Needs:

@@ -60,4 +60,6 @@ def test_the_bound_on_rounding_is_that_of_its_docstring() -> None:
     in_float32, in_float64 = 100 / (2**24 - 100), 100 / (2**51 - 100)
     assert rounding_error("cosine", norms, 1.0, 84).tolist() == pytest.approx([in_float32, in_float32], rel=1e-12, abs=0)
     assert rounding_error("euclidean", norms, 1.0, 84).tolist() == pytest.approx([2 * in_float32, 8 * in_float32], rel=1e-12, abs=0)
-    assert rounding_error("euclidean", norms, 1.0, 84, np.float64).tolist() == pytest.approx([2 * in_float64, 8 * in_float64], rel=1e-12, abs=0)
+    assert rounding_error("euclidean", norms, 1.0, 84, np.float64).tolist() == pytest.approx(
+        [2 * in_float64, 8 * in_float64], rel=1e-12, abs=0
+    )

@@ -141,6 +141,7 @@ def test_what_the_adapter_asks_of_the_loop():
             {"distance": {"name": "LpDistance"}},
             "refuses its options: TupletMarginLoss requires the distance metric to be",
         ),
+        ("SoftTripleLoss", {"distance": {"name": "LpDistance"}}, "refuses its options: AssertionError"),
         ("P2SGradLoss", {}, "refuses its options"),
     ],
 )
