@@ -28,7 +28,7 @@ from dml_core.losses.registry import LOSSES, build_loss
         ("softtriple", {"num_centers": 3}, "did you mean 'num_centres'"),
         ("softtriple", {"gamma": 0.0}, "gamma"),
         ("hardtriple", {"gamma": 0.1}, "unknown key 'gamma'"),
-        ("softmax", {"label_smoothing": 1.0}, "label_smoothing"),
+        ("softmax", {"label_smoothing": 1.0}, r"^loss 'softmax': label_smoothing"),
         ("heated_up_softmax", {"alpha": 0.0}, "alpha"),
         ("heated_up_softmax", {"heat_from": 1.5}, "heat_from"),
         ("tuplet_margin", {"slack_margin": -0.1}, "slack_margin"),
@@ -53,6 +53,7 @@ def test_wrong_names_and_options(name, options, message):
 def test_fewer_than_two_classes(case):
     with pytest.raises(ConfigError, match=r"^a loss needs at least two classes to tell apart, the training set has 1: add classes$"):
         build(case, num_classes=1, dim=1)
+    build(case, num_classes=2, dim=2)
 
 
 def test_embedding_size_that_does_not_fit_the_centroids():

@@ -13,6 +13,7 @@ from tests.conftest import small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
+GOLDEN = ["7021ebcc2239110116d7db5d74d2bf48", "6a7ea376ac70d1cbd79740dd79070d11", "d16020d0bb1ed4ec6902572e4413d197"]
 STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 
@@ -75,6 +76,8 @@ def test_a_run_is_published_once_in_the_standing_comparison_and_once_in_each_oth
     others = [("training.num_epochs=4",), ("training.num_epochs=5",)]
     published = {identity.published_identity(changed(overrides=over), number) for over in others for number in ("0123", "4567")}
     assert len(published) == 4
+    in_tables = {identity.published_identity(changed(table=table), "0123") for table in ("softtriple/table1", "softtriple/table2")}
+    assert len(in_tables | published | {"0123"}) == 7
     assert {len(number) for number in published} == {len(number) for number in identities()} == {32}
 
 
@@ -109,3 +112,23 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
     assert "dml_core.losses.softtriple" in used["softtriple"]
     assert "dml_core.losses.softtriple" not in used["normalised_softmax"]
     assert "dml_core.losses.normalised_softmax" not in used["softtriple"]
+
+
+def test_identities_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change here makes everything that anybody has trained train again: it has to be meant, and told in CHANGELOG.md."""
+    monkeypatch.setattr(identity, "source_digest", lambda modules: "code")
+    assert identities() == GOLDEN
+
+
+def test_a_combined_loss_s_runs_depend_on_the_files_of_its_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[set[str]] = []
+    monkeypatch.setattr(identity, "source_digest", lambda modules: counted.append(set(modules)) or "code")
+    terms = [{"name": "softmax"}, {"name": "combined", "options": {"terms": [{"name": "proxy_nca"}, {"name": "center_loss"}]}}]
+    identity.train_identity(changed(training={"loss": {"name": "combined", "options": {"terms": terms}}}), DATASET)
+    losses = {f"dml_core.losses.{name}" for name in ("combined", "softmax", "proxy_nca", "center_loss")}
+    assert {module for module in counted[0] if module.startswith("dml_core.losses.")} == losses
+
+
+def test_a_package_is_its_own_file() -> None:
+    found = identity.source_files(["dml_core", "tasks.runs"])
+    assert {name: path.name for name, path in found.items()} == {"dml_core": "__init__.py", "tasks.runs": "__init__.py"}
