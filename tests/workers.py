@@ -1,8 +1,7 @@
 """Several worker processes of one gloo group, as tests start them."""
 
 import multiprocessing
-import os
-import socket
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +15,13 @@ PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.c
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     multiprocessing.set_forkserver_preload(PRELOADED)
-    mp.start_processes(_join, (work, num_workers, port, arguments), nprocs=num_workers, start_method="forkserver")
+    with tempfile.TemporaryDirectory() as folder:  # they meet at a file: a port that is free now may be taken when they come
+        mp.start_processes(_join, (work, num_workers, f"file://{folder}/meet", arguments), nprocs=num_workers, start_method="forkserver")
 
 
-def _join(rank: int, work: Callable[..., None], num_workers: int, port: int, arguments: tuple[Any, ...]) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def _join(rank: int, work: Callable[..., None], num_workers: int, where: str, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=num_workers)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_workers)
     work(rank, *arguments)
     dist.destroy_process_group()
