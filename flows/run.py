@@ -226,10 +226,16 @@ def evaluate(
 
     key = f"evaluate/{identity}"
     store = services.store
-    history, extracted = read_history(store.checked(checkpoint)), store.checked(embeddings)
+    trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)
-    folder = store.folder(key)
-    evaluate_run(spec.evaluation, spec.seed, spec.title, history, Path(dataset.folder), extracted, folder, spec.training.validation)
+    folder, packed, training = store.folder(key), Path(dataset.folder), spec.training
+    measured: dict[str, float] = {}
+    if spec.measurements:
+        from tasks.scores.measuring import measure_run
+
+        measured = measure_run(spec.measurements, training, spec.seed, spec.title, packed, trained, extracted, checkpoint.facts, folder)
+    history = read_history(trained)
+    evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, training.validation, measured)
     store.push(key)
     return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
 
@@ -251,7 +257,7 @@ def publish(
         dataset=dataset,
         variant=spec.variant,
         seed=spec.seed,
-        parameters=spec.model_dump(mode="json", include={"training", "evaluation"}),
+        parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
         tags=services.tags,
         dvc_digest=dvc_digest(services.project, dataset.name),
         checkpoint=checkpoint,

@@ -22,6 +22,7 @@ from tasks.runs.records import ComparisonReport, DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.file import load_table
 from tasks.tables.report import as_markdown
+from tasks.tables.result import MeasuredRun, load_result, save_result
 from tasks.tables.runs import table_runs
 from tasks.tables.smoke import draw_for_smoke
 
@@ -82,6 +83,8 @@ def table(
             for title, dataset in dict.fromkeys((outcome.spec.comparison, outcome.spec.dataset) for outcome in outcomes)
         ]
         num_waiting = sum(services.tracker.publish(summary) is None for summary in summaries)
+    if not smoke:
+        _keep(name, outcomes, failures, params, services)
     page = _smoke_page(name, outcomes) if smoke else as_markdown(name, file, _measured(outcomes, params))
     page = _with_failures(page, failures)
     path = project.state / "reports" / "tables" / f"{name}{'-smoke' if smoke else ''}.md"
@@ -103,6 +106,31 @@ def _prepare(dataset: str, runs: Sequence[RunSpec], params: Params, services: Se
     check_settings(runs, params.scale, Path(record.folder))
     check_parts(runs, Path(record.folder))
     return record
+
+
+def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services) -> None:
+    """Add what was measured to the table's result."""
+    runs = tuple(
+        MeasuredRun(
+            row=outcome.spec.variant.partition(" ")[0],
+            variant=outcome.spec.variant.partition(" ")[2],
+            dataset=params.datasets[outcome.spec.dataset].reader,
+            project_dataset=outcome.spec.dataset,
+            seed=outcome.spec.seed,
+            identity=outcome.scores.identity,
+            scores=outcome.scores.metrics,
+            figures=outcome.scores.key,
+            training=outcome.spec.training.model_dump(mode="json"),
+            evaluation=outcome.spec.evaluation.model_dump(mode="json"),
+            seconds=outcome.seconds or None,
+        )
+        for outcome in outcomes
+    )
+    failed = {
+        f"{failure.spec.variant}, {params.datasets[failure.spec.dataset].reader}, seed {failure.spec.seed}": failure.reason
+        for failure in failures
+    }
+    save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
 
 
 def _measured(outcomes: Sequence[Outcome], params: Params) -> dict[tuple[str, str], list[dict[str, float]]]:

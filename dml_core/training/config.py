@@ -45,6 +45,11 @@ class TrainingConfig(Config):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_every_epochs: int = Field(default=1, ge=1)
 
+    def without_weights(self) -> "TrainingConfig":
+        """The same system, its backbone's published weights left out: for whoever loads a checkpoint into it."""
+        backbone = self.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
+        return self.model_copy(update={"model": self.model.model_copy(update={"backbone": backbone})})
+
     @model_validator(mode="after")
     def _pixels_fit_the_weights(self) -> "TrainingConfig":
         name = self.model.backbone.name

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dml_core.losses.registry import loss_modules
+from dml_core.measurements.registry import measurement_module
 from dml_core.models.backbones.registry import backbone_module
 from tasks.runs.records import DatasetRecord
 from tasks.runs.source import imported_modules, normal_form
@@ -45,8 +46,11 @@ def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
 
 def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
     """Identity of a run's scores and figures."""
-    reads = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
-    return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
+    reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
+    if not spec.measurements:
+        return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
+    modules = {*STEP_MODULES["evaluate"], "tasks.scores.measuring", *map(measurement_module, spec.measurements)}
+    return _identity("evaluate", reads | {"measurements": spec.measurements}, embed_identity(spec, dataset), tuple(sorted(modules)))
 
 
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:

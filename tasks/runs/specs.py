@@ -86,6 +86,7 @@ class RunSpec(Config):
     Attributes:
         overrides: the `--set` settings that are not those of the standing comparison, as they were given.
         table: the paper's table that the run is of, as `softtriple/table1`; None for the standing comparison's runs.
+        measurements: what is measured of the finished run beyond the evaluator's scores: name -> options (`dml_core.measurements`).
     """
 
     dataset: str
@@ -95,6 +96,7 @@ class RunSpec(Config):
     evaluation: EvaluationConfig
     overrides: tuple[str, ...] = ()
     table: str | None = None
+    measurements: dict[str, dict[str, Any]] = {}
 
     @property
     def title(self) -> str:

@@ -1,6 +1,7 @@
 """Scoring one run from its files: `metrics.json`, and the figures beside it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ def evaluate_run(
     embeddings: Path,
     folder: Path,
     validation: ValidationConfig | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Score a run's embeddings and draw its figures into `folder`.
 
@@ -37,6 +39,7 @@ def evaluate_run(
         embeddings: folder of the extracted embeddings.
         folder: where `metrics.json` and the figures go.
         validation: which training classes the run held out.
+        measured: what was measured of the run beside this (`tasks.scores.measuring`), to be kept with its scores.
 
     Returns:
         Metric name -> fraction or count.
@@ -50,6 +53,7 @@ def evaluate_run(
     same = query_role == gallery_role
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
     metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
+    metrics |= measured or {}
     try:
         (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
         (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")

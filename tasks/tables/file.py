@@ -53,6 +53,7 @@ class Row(Config):
         loss: in the place of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
         tolerance: of the verdict; the table's where none is given.
+        measurements: of this row's runs, beside the table's.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
     """
@@ -69,6 +70,7 @@ class Row(Config):
     training: dict[str, Any] = {}
     datasets: dict[str, dict[str, Any]] = {}
     tolerance: Tolerance | None = None
+    measurements: dict[str, dict[str, Any]] = {}
     lacks: str | None = None
     note: str | None = None
 
@@ -81,6 +83,31 @@ class Row(Config):
         if self.kind != "quoted" and not self.lacks and not self.variants:
             raise ValueError("a row to be run names the protocol's variants, or what it lacks")
         return self
+
+
+class Claim(Config):
+    """What a table or figure is there to show, as a difference that runs can show: paired by seed, in the first variant of both rows.
+
+    Attributes:
+        says: the claim, in our words.
+        row, metric: whose value; metric as the evaluator or a measurement names it.
+        reference: the row that it is compared with, or a number in the metric's own unit.
+        reference_metric: of the reference, where it is another.
+        side: of the reference on which the claim has the value.
+        dataset: of the table's columns; the first where none is named.
+        evidence: where the paper has it.
+        history: how the measurement was changed after a first look, and what that look had shown.
+    """
+
+    says: str
+    row: RowName
+    metric: str
+    reference: RowName | float
+    reference_metric: str | None = None
+    side: Literal["above", "below"]
+    dataset: str | None = None
+    evidence: str | None = None
+    history: str | None = None
 
 
 def run_label(row: str, variant: str) -> str:
@@ -106,6 +133,8 @@ class TableFile(Config):
         columns: from left to right.
         rows: name -> row, from above.
         tolerance: of verdicts, where a row has none.
+        measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
+        claims: judged where their runs are there.
         note: what a reader has to know of the whole.
     """
 
@@ -115,6 +144,8 @@ class TableFile(Config):
     columns: tuple[Columns, ...] = Field(min_length=1)
     rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
+    measurements: dict[str, dict[str, Any]] = {}
+    claims: tuple[Claim, ...] = ()
     note: str | None = None
 
     @cached_property
@@ -135,6 +166,12 @@ class TableFile(Config):
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
             if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None:
                 raise ValueError(f"row '{name}' has no tolerance, nor has the table")
+        for claim in self.claims:
+            for named in (claim.row, claim.reference):
+                if isinstance(named, str) and named not in self.rows:
+                    raise ValueError(f"claim '{claim.says}': no row is called '{named}'")
+            if claim.dataset not in (None, *datasets):
+                raise ValueError(f"claim '{claim.says}': no column is of dataset '{claim.dataset}'")
         return self
 
 

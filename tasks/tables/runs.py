@@ -73,7 +73,10 @@ def runs_of(
             chosen_variant = variant if variant in entry.variants else None
             training = row_training(name, entry, dataset, chosen_variant)
             label = run_label(row, chosen_variant or entry.variants[0])
-            spec = RunSpec(dataset=dataset, variant=label, seed=0, training=training, evaluation=evaluation, table=name)
+            measured = merge(table.measurements, entry.measurements)
+            spec = RunSpec(
+                dataset=dataset, variant=label, seed=0, training=training, evaluation=evaluation, table=name, measurements=measured
+            )
             spec = make_small(spec) if smoke else spec
             found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in seeds)
     if not found:

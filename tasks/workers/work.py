@@ -16,7 +16,6 @@ from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import load_checkpoint
-from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import from_rank_zero, rank, world_size
@@ -69,7 +68,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     roles = {role: open_role(folder, role, validation) for role in scored}
     checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
     num_classes = len(open_role(folder, "train", validation).class_names)
-    system = build_system(_without_weights(job.spec.training), num_classes, job.spec.seed, device)
+    system = build_system(job.spec.training.without_weights(), num_classes, job.spec.seed, device)
     system.load_state_dict(checkpoint["system"])
     assert isinstance(system.model, Embedder)
     store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
@@ -90,12 +89,6 @@ def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
     if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
         raise StoreError(f"{folder}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
     return checkpoint
-
-
-def _without_weights(config: TrainingConfig) -> TrainingConfig:
-    """The same system before anything is loaded into it: the checkpoint that follows has the weights."""
-    backbone = config.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
-    return config.model_copy(update={"model": config.model.model_copy(update={"backbone": backbone})})
 
 
 def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:

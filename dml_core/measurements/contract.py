@@ -1,0 +1,68 @@
+"""What every measurement of a finished run is given, and what it gives.
+
+A measurement is a module's function `measure(run, options, folder) -> scores`. Scores are named by the metric that a table's column
+names; pictures, and arrays for a reader who wants to draw his own, go into `folder`. The same run gives the same bytes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml_core.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from dml_core.training.parallel import TrainingSystem
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One role's images as the run embeds them.
+
+    Attributes:
+        role: of the packed dataset: "test", "train", "query", ...
+        embeddings: (N, D), as the network gives them at test.
+        labels: (N,), class indices.
+    """
+
+    role: str
+    embeddings: NDArray[np.floating[Any]]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """One finished run.
+
+    Attributes:
+        title: over pictures.
+        training: how it was trained.
+        seed: of the run.
+        dataset: the packed dataset's folder (`dml_core.data.store.splits.open_role` opens a role).
+        queries, gallery: the scored roles; the same object where a role is searched in itself.
+        history: a row for each step.
+        facts: of the training: seconds, device.
+        load: the trained model and loss on the CPU, in evaluation mode; `system` keeps it.
+    """
+
+    title: str
+    training: TrainingConfig
+    seed: int
+    dataset: Path
+    queries: Scored
+    gallery: Scored
+    history: list[dict[str, float]]
+    facts: dict[str, Any]
+    load: "Callable[[], TrainingSystem]"
+
+    @cached_property
+    def system(self) -> "TrainingSystem":
+        """The trained model and loss, loaded when first asked for."""
+        return self.load()
+
+
+Measure = Callable[[FinishedRun, Any, Path], dict[str, float]]

@@ -1,0 +1,55 @@
+"""Names of the measurements. A name leads to a module with `Options`, `METRICS` and `measure`, imported only when it is used."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dml_core.config import Config, parse, unknown_name
+
+if TYPE_CHECKING:
+    from dml_core.measurements.contract import Measure
+
+MEASUREMENTS: dict[str, str] = {
+    "unique_centres": "dml_core.measurements.unique_centres:measure",
+}
+
+
+def measurement_module(name: str) -> str:
+    """The module of a measurement: what a run's scores depend on beside the evaluator.
+
+    Raises:
+        ConfigError: no such measurement; the nearest name is given.
+    """
+    if name not in MEASUREMENTS:
+        raise unknown_name("measurement", name, list(MEASUREMENTS))
+    return MEASUREMENTS[name].partition(":")[0]
+
+
+def parse_measurement(name: str, options: Mapping[str, Any], where: str = "measurements") -> Config:
+    """A measurement's options, typed.
+
+    Raises:
+        ConfigError: no such measurement, or an option that it has not.
+    """
+    options_class: type[Config] = import_module(measurement_module(name)).Options
+    return parse(options_class, options, f"{where} '{name}'")
+
+
+def measure_function(name: str) -> "Measure":
+    """A measurement's function.
+
+    Raises:
+        ConfigError: no such measurement.
+    """
+    found: Measure = import_module(measurement_module(name)).measure
+    return found
+
+
+def measured_by(name: str) -> tuple[str, ...]:
+    """The metrics that a measurement gives: what a table's column may name.
+
+    Raises:
+        ConfigError: no such measurement.
+    """
+    found: tuple[str, ...] = import_module(measurement_module(name)).METRICS
+    return found

@@ -1,0 +1,37 @@
+"""How many different centres each class keeps (SoftTriple, Figure 3)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dml_core.config import Config
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.separability import num_unique_centres
+from dml_core.losses.multi_centre import MultiCentre
+from dml_core.measurements.contract import FinishedRun
+
+METRICS = ("num_unique_centres",)
+
+
+class Options(Config):
+    """When two centres count as one.
+
+    Attributes:
+        max_distance: between unit vectors; assumed, for the paper states none.
+    """
+
+    max_distance: float = 0.1
+
+
+def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+    """Mean over the training classes; the count of each is left in `unique_centres.npy`, (C,).
+
+    Raises:
+        EvaluationError: the run's loss has not several centres a class.
+    """
+    loss = run.system.loss
+    if not isinstance(loss, MultiCentre):
+        raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no centres to count")
+    counts_C = num_unique_centres(loss.centres_CKD.detach().numpy(), options.max_distance)
+    np.save(folder / "unique_centres.npy", counts_C)
+    return {METRICS[0]: float(counts_C.mean())}

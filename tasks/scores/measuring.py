@@ -1,0 +1,76 @@
+"""Measurements of a finished run beyond the evaluator's scores (`dml_core.measurements`), from the run's files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dml_core.data.store.splits import open_role
+from dml_core.errors import StoreError
+from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.measurements.registry import measure_function, parse_measurement
+from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.config import TrainingConfig
+from dml_core.training.history import read_history
+from dml_core.training.loop import build_system
+from dml_core.training.parallel import TrainingSystem
+from tasks.runs.embeddings import load_embeddings, query_and_gallery
+
+MEASUREMENTS_FOLDER = "measurements"
+
+
+def measure_run(
+    measurements: Mapping[str, Mapping[str, Any]],
+    training: TrainingConfig,
+    seed: int,
+    title: str,
+    dataset: Path,
+    trained: Path,
+    embeddings: Path,
+    facts: dict[str, Any],
+    folder: Path,
+) -> dict[str, float]:
+    """Every measurement of a run, each in a folder of its own below `folder/measurements`.
+
+    Args:
+        measurements: name -> options.
+        training, seed, title: the run's.
+        dataset: the packed dataset's folder.
+        trained, embeddings: folders of the run's checkpoint and of its embeddings.
+        facts: of the training.
+        folder: of the run's scores.
+
+    Raises:
+        ConfigError: no such measurement or option.
+        EvaluationError: a measurement does not fit the run.
+        StoreError: the checkpoint is gone.
+    """
+    query_role, gallery_role = query_and_gallery(embeddings)
+    gallery = Scored(gallery_role, *load_embeddings(embeddings, gallery_role))
+    queries = gallery if query_role == gallery_role else Scored(query_role, *load_embeddings(embeddings, query_role))
+    history = read_history(trained)
+    run = FinishedRun(
+        title, training, seed, dataset, queries, gallery, history, facts, lambda: load_system(training, seed, dataset, trained)
+    )
+    scores: dict[str, float] = {}
+    for name, options in measurements.items():
+        own = folder / MEASUREMENTS_FOLDER / name
+        own.mkdir(parents=True, exist_ok=True)
+        scores |= measure_function(name)(run, parse_measurement(name, options), own)
+    return scores
+
+
+def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Path) -> TrainingSystem:
+    """The trained model and loss of a run on the CPU, in evaluation mode.
+
+    Raises:
+        StoreError: there is no whole checkpoint in `trained`.
+    """
+    checkpoint = load_checkpoint(trained)
+    if checkpoint is None:
+        raise StoreError(f"{trained}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
+    num_classes = len(open_role(dataset, "train", training.validation).class_names)
+    system = build_system(training.without_weights(), num_classes, seed, torch.device("cpu"))
+    system.load_state_dict(checkpoint["system"])
+    return system.eval()

@@ -1,0 +1,93 @@
+"""What was measured of a table: one entry for each run, kept beside the state, read by every page and verdict.
+
+It is written at the end of every run of a table, and holds numbers and places only; what they are compared with is in the table's file.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tasks.environment import Project
+from tasks.runs.records import Record, seal, unseal
+
+
+class MeasuredRun(Record):
+    """One run of a table.
+
+    Attributes:
+        row, variant: of the table's file and of the protocol; together the run's label.
+        dataset: as the table's columns name it; project_dataset: as the project does.
+        seed: of the run.
+        identity: of its evaluation, as it was when it was measured.
+        scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
+        figures: key of the folder in the store with the scores, figures and measurements.
+        training: how it was trained, whole; evaluation: how it was scored.
+        seconds: of its training, where it is known.
+        older_code: source files that differ from those that made it, where it was kept all the same.
+    """
+
+    row: str
+    variant: str
+    dataset: str
+    project_dataset: str
+    seed: int
+    identity: str
+    scores: dict[str, float]
+    figures: str
+    training: dict[str, Any]
+    evaluation: dict[str, Any]
+    seconds: float | None = None
+    older_code: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> tuple[str, str, str, int]:
+        """Which run of the table it is: a later one in the same place takes over from it."""
+        return self.row, self.variant, self.dataset, self.seed
+
+
+class TableResult(Record):
+    """What was measured of a table so far.
+
+    Attributes:
+        name: `<paper>/<file>`.
+        runs: one for each place.
+        failures: "row variant, dataset, seed" -> why, of the last time it was run.
+        made: git commit (with "-dirty" where files were changed) of the last run.
+    """
+
+    name: str
+    runs: tuple[MeasuredRun, ...] = ()
+    failures: dict[str, str] = {}
+    made: str | None = None
+
+    def updated(self, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> "TableResult":
+        """With these runs in their places, the others as they were."""
+        found = {run.place: run for run in (*self.runs, *runs)}
+        ran = {f"{run.row} {run.variant}, {run.dataset}, seed {run.seed}" for run in runs}
+        kept = {name: why for name, why in self.failures.items() if name not in ran}
+        return TableResult(name=self.name, runs=tuple(found[place] for place in sorted(found)), failures=kept | failures, made=made)
+
+
+def result_path(project: Project, name: str) -> Path:
+    """Where a table's result is kept."""
+    return project.state / "tables" / f"{name}.json"
+
+
+def load_result(project: Project, name: str) -> TableResult:
+    """What was measured of a table so far; nothing where none was, or where the file is damaged (its runs are reused all the same)."""
+    path = result_path(project, name)
+    try:
+        return TableResult.model_validate_json(unseal(path.read_bytes()))
+    except (FileNotFoundError, ValueError, ValidationError):
+        return TableResult(name=name)
+
+
+def save_result(project: Project, result: TableResult) -> None:
+    """Keep it: written beside, then renamed."""
+    path = result_path(project, result.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        file.write(seal(result.model_dump_json()))
+    Path(file.name).replace(path)
