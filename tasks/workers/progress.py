@@ -14,6 +14,7 @@ from rich.text import Text
 from dml_core.training import history
 
 PLAIN_SECONDS = 15.0
+WIDE = 110  # columns; narrower terminals have no room for the bar and the rate beside the time left
 logger = logging.getLogger(__name__)
 
 
@@ -26,9 +27,10 @@ class ProgressDisplay:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True, highlight=False)
+        self._is_wide = self._console.width >= WIDE
         self._bars = Progress(
             TextColumn("{task.description}"),
-            _TrainingOnly(BarColumn(bar_width=24)),
+            *([_TrainingOnly(BarColumn(bar_width=24))] if self._is_wide else []),
             TextColumn("{task.fields[where]}"),
             _TrainingOnly(TimeRemainingColumn()),
             console=self._console,
@@ -61,7 +63,9 @@ class ProgressDisplay:
     def __call__(self, title: str, message: history.Progress) -> None:
         """Show where a run's training is."""
         loss, rate = message.metrics["loss"], message.images_per_second
-        where = f"epoch {message.epoch + 1}/{message.num_epochs}  loss {loss:.3f}  {rate:.0f} images/s"
+        where = f"epoch {message.epoch + 1}/{message.num_epochs}  loss {loss:.3f}"
+        if self._is_wide or not self._console.is_terminal:
+            where += f"  {rate:.0f} images/s"
         if message.epoch_ended:
             parts = ", ".join(f"{name} {value:.4f}" for name, value in message.metrics.items())
             logger.info("%s: epoch %d of %d: %s (%.0f images/s)", title, message.epoch + 1, message.num_epochs, parts, rate)

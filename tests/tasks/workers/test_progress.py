@@ -84,3 +84,17 @@ def test_the_lines_are_logged_for_prefect_with_every_epoch_s_loss(caplog: pytest
 @pytest.mark.parametrize(("seconds", "said"), [(3.2, "3 s"), (99, "99 s"), (120, "2 min"), (5300, "88 min"), (7260, "2 h 1 min")])
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_narrow_terminal_keeps_the_time_that_is_left_and_does_without_the_bar() -> None:
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False)
+    display = ProgressDisplay(narrow)
+    display.plan(num_runs=2, num_to_train=2)
+    for step in range(1, 6):
+        display("synthetic / heated_up_softmax / seed 0", training(3, step))
+        display._bars.refresh()
+    display.close()
+    shown = screen(narrow)
+    assert re.search(r"synthetic / heated_up_softmax / seed 0 epoch 4/6  loss 2\.500 +(-|\d+):", shown)
+    assert "…" not in shown
+    assert "images/s" not in shown
