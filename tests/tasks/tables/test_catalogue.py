@@ -66,6 +66,22 @@ def known_metrics():
     return set(evaluate(rng.standard_normal((12, 3)), np.repeat(range(3), 4), config))
 
 
+def test_what_a_table_claims_its_own_printed_figures_show():
+    num_shown = 0
+    for name in NAMES:
+        table = load_table(name)
+        columns = [(column.dataset, column.metric) for column in table.flat_columns]
+        for claim in table.claims:
+            place = (claim.dataset or columns[0][0], claim.metric)
+            if place not in columns or isinstance(claim.reference, float):
+                continue
+            value, reference = (table.rows[row].published[columns.index(place)] for row in (claim.row, claim.reference))
+            if value is not None and reference is not None:
+                num_shown += 1
+                assert (value > reference) == (claim.side == "above"), f"{name}: {claim.says}"
+    assert num_shown > 90
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_to_be_run_is_a_training_that_the_evaluator_can_score(name, known_metrics):
     table = load_table(name)
