@@ -1,0 +1,88 @@
+"""The comparisons beside scipy's, hand calculations and simulations."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dml_core.evaluation.statistics import compare_ranks, holm, paired_difference, power, seeds_needed, smallest_difference
+
+
+def test_a_paired_difference_is_scipys_paired_t_test() -> None:
+    rng = np.random.default_rng(0)
+    values, references = rng.normal(0.6, 0.1, 7), rng.normal(0.5, 0.1, 7)
+    found, expected = paired_difference(values, references), stats.ttest_rel(values, references)
+    interval = expected.confidence_interval()
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.mean - found.half_width, found.mean + found.half_width) == pytest.approx((interval.low, interval.high))
+    assert found.num_seeds == 7
+
+
+@pytest.mark.parametrize(("reference", "p_value"), [([1.0, 2.0], 1.0), ([0.0, 1.0], 0.0)])
+def test_differences_that_do_not_vary_are_certain(reference: list[float], p_value: float) -> None:
+    assert paired_difference([1.0, 2.0], reference).p_value == p_value
+
+
+@pytest.mark.parametrize(("values", "references"), [([1.0], [1.0]), ([1.0, 2.0], [1.0])])
+def test_what_is_not_paired_is_refused(values: list[float], references: list[float]) -> None:
+    with pytest.raises(ValueError, match="two seeds or more of both"):
+        paired_difference(values, references)
+
+
+def test_holm_by_hand() -> None:
+    # sorted: 0.005 * 4, 0.01 * 3, 0.03 * 2, 0.04 * 1, each at least the one before it
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(p_values: list[float]) -> None:
+    adjusted = np.array(holm(p_values))
+    assert (adjusted >= p_values).all()
+    assert (adjusted <= np.minimum(1, len(p_values) * np.array(p_values)) + 1e-12).all()
+    assert (np.diff(adjusted[np.argsort(p_values, kind="stable")]) >= 0).all()
+
+
+def test_holm_keeps_the_chance_of_any_false_find_at_the_level() -> None:
+    rng = np.random.default_rng(1)
+    false_finds = sum(
+        min(holm([paired_difference(row, np.zeros(5)).p_value for row in rng.standard_normal((6, 5))])) < 0.05 for _ in range(2000)
+    )
+    assert false_finds / 2000 == pytest.approx(0.05, abs=0.015)  # six independent comparisons; uncorrected it would be 0.26
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5, 12])
+def test_the_power_is_what_simulated_tests_have(num_seeds: int) -> None:
+    samples = np.random.default_rng(2).normal(1.0, 0.8, (20_000, num_seeds))
+    share = (stats.ttest_1samp(samples, 0.0, axis=1).pvalue < 0.05).mean()
+    assert power(1.0, 0.8, num_seeds) == pytest.approx(share, abs=0.012)
+
+
+def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_the_fewest() -> None:
+    assert power(smallest_difference(2.0, 6), 2.0, 6) == pytest.approx(0.8, abs=1e-6)
+    needed = seeds_needed(1.0, 2.0)
+    assert needed is not None
+    assert power(1.0, 2.0, needed) >= 0.8 > power(1.0, 2.0, needed - 1)
+    assert needed == 34  # the textbook's: a paired t test for an effect of half a deviation
+    assert seeds_needed(1e-6, 1.0) is None
+    assert (seeds_needed(1.0, 0.0), smallest_difference(0.0, 5)) == (2, 0.0)
+
+
+def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
+    scores = np.random.default_rng(3).random((9, 4))
+    scores[0, :2] = 0.5  # a tie
+    found = compare_ranks(scores)
+    assert found.p_value == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
+    assert sum(found.mean_ranks) == pytest.approx(10)
+    # Demsar's table 5: q is 2.569 for four systems; sqrt(4 * 5 / (6 * 9))
+    assert found.critical_difference == pytest.approx(2.569 * np.sqrt(20 / 54), rel=1e-3)
+    best = np.full((5, 3), [0.9, 0.5, 0.1])
+    assert compare_ranks(best).mean_ranks == (1.0, 2.0, 3.0)
+    assert compare_ranks(np.ones((3, 3))).p_value == 1.0
+
+
+def test_two_systems_have_no_comparison_by_ranks() -> None:
+    with pytest.raises(ValueError, match="three systems and two blocks"):
+        compare_ranks(np.ones((4, 2)))
