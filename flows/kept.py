@@ -39,19 +39,28 @@ class SealedJSON(JSONSerializer[Any]):
 
 
 def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
-    """Whether a step has a kept record of this identity, and every file as recorded; a line says so where that is no longer true.
+    """Whether a step has a kept record of this identity, and every file as recorded; arguments as for `finished_record`."""
+    return finished_record(step, identity, store, title) is not None
+
+
+def finished_record(step: Any, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
+    """A step's kept record of this identity, if every file is as recorded; a line says so where that is no longer true.
 
     Args:
         step: the step's Prefect task; its result is kept under `identity`.
+        identity: of the step.
+        store: where its files are.
         title: what the line calls the run.
+        warn: say that line.
     """
     kept: Any = get_result_store().update_for_task(step)
+    kept.cache.clear()  # another process may have kept one since
     record = kept.read(identity).result if kept.exists(identity) else None
     if not (isinstance(record, StepRecord) and (record.step, record.identity) == (step.name, identity)):
-        if (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / identity).exists():
+        if warn and (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / identity).exists():
             logger.warning("%s: the record of a finished %s is damaged; the step runs again", title, step.name)
-        return False
+        return None
     changed = store.changed_files(record)
-    if changed:
+    if changed and warn:
         logger.warning("%s: %s changed or gone in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step.name)
-    return not changed
+    return None if changed else record

@@ -23,6 +23,7 @@ class Outcome:
         delivered: whether MLflow has it; if not, it waits in the outbox.
         network, figures: where its checkpoint is, and its scores with their figures.
         seconds: of training and embedding, where they ran.
+        older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; some only with `--code keep`.
     """
 
     spec: RunSpec
@@ -32,6 +33,7 @@ class Outcome:
     network: str
     figures: str
     seconds: float
+    older_code: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:

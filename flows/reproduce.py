@@ -21,6 +21,7 @@ from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.environment import open_project
 from tasks.reports.reporting import REPORT_FILE, write_report
+from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import comparison_runs, load_params
 
@@ -64,6 +65,7 @@ def reproduce(
     force: bool = False,
     fail_fast: bool = False,
     overrides: list[str] | None = None,
+    code: Code = "strict",
 ) -> list[Comparison]:
     """Run the standing comparison of `params.yaml`; steps that are done already are reused.
 
@@ -74,6 +76,7 @@ def reproduce(
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
+        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
@@ -84,7 +87,7 @@ def reproduce(
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
         published = {name: services.tracker.published(runs[name][0].comparison) for name in chosen}
-        chains = [Chain(spec, prepared[name], services, force, published[name]) for name in chosen for spec in runs[name]]
+        chains = [Chain(spec, prepared[name], services, force, published[name], code) for name in chosen for spec in runs[name]]
         services.announce(len(chains), sum(chain.must_train for chain in chains))
         outcomes, failures = finish(chains, services, fail_fast)
         services.display.say("writing the report")
@@ -105,7 +108,8 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
     spec, project = outcomes[0].spec, services.project
     beside = partial or bool(spec.overrides)
     folder = project.state / "reports" / spec.dataset if beside else project.results(spec.dataset)
-    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder)
+    older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
+    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code)
     if failures:
         report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
         (folder / REPORT_FILE).write_text(report)

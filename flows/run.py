@@ -1,7 +1,8 @@
 """One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is written here and nowhere else.
 
 A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused when the files of its record are still in the store
-with the bytes that were recorded; otherwise, or with `force`, it runs again.
+with the bytes that were recorded; otherwise, or with `force`, it runs again. What several chains need runs once: chains of one flow wait
+for the same step, and flows of several processes for its lock (`flows.once`).
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
 from flows.kept import SealedJSON, is_finished
+from flows.once import StepLock
 from flows.outcomes import Outcome, RunsFailedError, finish
 from flows.services import WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
 from tasks.environment import Project, open_project
 from tasks.runs import identity
-from tasks.runs.identity import published_identity
+from tasks.runs.identity import StepIdentity, published_identity
+from tasks.runs.made import Code, find_older, made_by_older_code, note_made
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -43,6 +47,7 @@ from tasks.runs.records import (
 )
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
+from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=8)
@@ -57,25 +62,56 @@ class Chain:
         services: the flow's.
         force: run every step, done or not.
         published: identities of runs that MLflow has whole and as current: publishing them again would add nothing.
+        code: "keep" to reuse finished steps that other code made; their files' names are in the outcome.
     """
 
-    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str]) -> None:
+    def __init__(
+        self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str], code: Code = "strict"
+    ) -> None:
         self.spec = spec
-        self._store = services.store
-        train_id, embed_id, evaluate_id = (
-            of(spec, dataset) for of in (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
-        )
-        published_id = published_identity(spec, evaluate_id)
-        step = partial(_step, title=spec.title, store=services.store, force=force)
-        training = step(train, train_id)
-        self.must_train = bool(training.refresh_cache)
-        checkpoint = training.submit(train_id, spec, dataset, published_id, services, anew=force)
-        embeddings = step(embed, embed_id).submit(embed_id, spec, dataset, checkpoint, services)
-        scores = step(evaluate, evaluate_id).submit(evaluate_id, spec, dataset, checkpoint, embeddings, services)
+        self._services = services
+        self._force, self._code = force, code
+        self._locks: dict[str, StepLock] = {}
+        self.must_train = False
+        trained = self._choose(train, identity.train_step(spec, dataset))
+        embedded = self._choose(embed, identity.embed_step(spec, trained.of.identity))
+        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.of.identity))
+        self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
+        published_id = published_identity(spec, scored.of.identity)
+        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=force)
+        embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
+        scores = self._submit(evaluate, scored, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
-        if published_id not in published:
-            self._publishing.append(publish.submit(spec, dataset, checkpoint, embeddings, scores, services))
+        if published_id not in published or self._older_code:
+            key = f"publish {published_id}"
+            if key not in services.submitted:
+                services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
+            self._publishing.append(services.submitted[key])
+
+    def _choose(self, step: Any, of: StepIdentity) -> "_Chosen":
+        """The step as it is to be; with `code` "keep" the one that other code made, where the code as it is has made none."""
+        state, store = self._services.project.state, self._services.store
+        if self._force or of.identity in self._services.submitted:
+            return _Chosen(of, usable=False)
+        if is_finished(step, of.identity, store, self.spec.title):
+            note_made(state, of)
+            return _Chosen(of, usable=True)
+        older = find_older(state, of) if self._code == "keep" else None
+        if older is not None and is_finished(step, older.identity, store, self.spec.title):
+            return _Chosen(replace(of, identity=older.identity), usable=True, older_code=older.files)
+        return _Chosen(of, usable=False)
+
+    def _submit(self, step: Any, chosen: "_Chosen", *inputs: Any, **options: Any) -> Any:
+        """A step, submitted; its lock is let go when its record is kept. Where another run of this flow has the very same, that one."""
+        submitted, key = self._services.submitted, chosen.of.identity
+        if key not in submitted:
+            named = step.with_options(task_run_name=f"{step.name} {{spec.variant}} s{{spec.seed}}", refresh_cache=not chosen.usable)
+            self.must_train |= step is train and not chosen.usable
+            lock = self._locks[step.name] = StepLock(step, chosen.of, self.spec.title, self._services, self._force)
+            submitted[key] = named.submit(key, *inputs, lock=lock, **options)
+            submitted[key].add_done_callback(lock.release)
+        return submitted[key]
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; the error of the first that failed, if one did."""
@@ -92,19 +128,41 @@ class Chain:
         Raises:
             StoreError: that file was changed since.
         """
-        ran = {step: future.state.name != "Cached" for step, future in self._steps.items()}
+        ran = {step: self._ran(step) for step in self._steps}
         delivered = all(future.result() is not None for future in self._publishing)
         trained, extracted, scores = (future.result() for future in self._steps.values())
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, extracted) if ran[record.step])
-        network, figures = (str(self._store.folder(record.key)) for record in (trained, scores))
-        return Outcome(self.spec, read_scores(scores, self._store.pull(scores.key)), ran, delivered, network, figures, seconds)
+        store = self._services.store
+        network, figures = (str(store.folder(record.key)) for record in (trained, scores))
+        metrics = read_scores(scores, store.pull(scores.key))
+        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, older_code=self._older_code)
+
+    def _ran(self, step: str) -> bool:
+        """Whether this chain ran a step: it was not done before, by another run of this flow, or by another process meanwhile."""
+        return step in self._locks and not self._locks[step].taken_over and self._steps[step].state.name != "Cached"
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A step as it is to be submitted: which, whether it is finished, and the source files that differ from those that made it."""
+
+    of: StepIdentity
+    usable: bool
+    older_code: tuple[str, ...] = ()
 
 
 # ---------------------------------------------------------------- the flow
 
 
 @flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE)
-def run(dataset: DatasetName, variant: VariantName, seed: int = 0, force: bool = False, overrides: list[str] | None = None) -> Outcome:
+def run(
+    dataset: DatasetName,
+    variant: VariantName,
+    seed: int = 0,
+    force: bool = False,
+    overrides: list[str] | None = None,
+    code: Code = "strict",
+) -> Outcome:
     """One run of the standing comparison.
 
     Args:
@@ -113,6 +171,7 @@ def run(dataset: DatasetName, variant: VariantName, seed: int = 0, force: bool =
         seed: any seed.
         force: run every step again.
         overrides: settings laid over `params.yaml` for this run, each `dotted.path=value`.
+        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
@@ -120,7 +179,7 @@ def run(dataset: DatasetName, variant: VariantName, seed: int = 0, force: bool =
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale)) as services:
         record = prepare_checked(runs, params, services)
-        chain = Chain(runs[0], record, services, force, services.tracker.published(runs[0].comparison))
+        chain = Chain(runs[0], record, services, force, services.tracker.published(runs[0].comparison), code)
         services.announce(1, int(chain.must_train))
         outcomes, failures = finish([chain], services)
     if failures:
@@ -134,7 +193,8 @@ def _page(outcome: Outcome, project: Project) -> str:
     scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
     steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
     places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {project.tracking_uri}"]
-    return "\n".join([f"# {outcome.spec.title}", "", steps, "", "| metric | value |", "|---|---|", *scores, "", *places, ""])
+    older = [made_by_older_code(outcome.older_code), ""] if outcome.older_code else []
+    return "\n".join([f"# {outcome.spec.title}", "", steps, "", *older, "| metric | value |", "|---|---|", *scores, "", *places, ""])
 
 
 def prepare_checked(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
@@ -183,49 +243,68 @@ def prepare(project: Project, dataset: str) -> DatasetRecord:
 
 @task(**_STEP_OPTIONS)
 def train(
-    identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, anew: bool = False
+    identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock, anew: bool = False
 ) -> CheckpointRecord:
     """Train the run on the flow's workers: from its last whole checkpoint if it was interrupted, or `anew` from the initial weights."""
     services.begin(spec, "training")
     key = f"train/{identity}"
     store = services.store
-    live = services.tracker.live(spec.comparison, published_id, spec)
 
-    def watch(message: Progress) -> None:
-        if message.note is not None:
-            services.display.say(f"{spec.title}: {message.note}")
-            return
-        services.display(spec.title, message)
-        live(message)
-
-    with _worker_slots(services):
+    def work() -> CheckpointRecord:
+        live = services.tracker.live(spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
-        facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch)
-    return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+        facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live))
+        return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+
+    return lock.once(work, _worker_slots)
+
+
+def _watch(spec: RunSpec, services: Services, live: Watch, message: Progress) -> None:
+    """Show where a training is, on screen and in MLflow."""
+    if message.note is not None:
+        services.display.say(f"{spec.title}: {message.note}")
+        return
+    services.display(spec.title, message)
+    live(message)
 
 
 @task(**_STEP_OPTIONS)
-def embed(identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services) -> EmbeddingRecord:
+def embed(
+    identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, services: Services, lock: StepLock
+) -> EmbeddingRecord:
     """Extract the embeddings of the images that the run is scored on, on the same workers."""
     services.begin(spec, "embedding")
     key = f"embed/{identity}"
     store = services.store
-    with _worker_slots(services):
+
+    def work() -> EmbeddingRecord:
         store.clear(key)
         facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
-    return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+        return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
+
+    return lock.once(work, _worker_slots)
 
 
 @task(**_STEP_OPTIONS)
 def evaluate(
-    identity: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, services: Services
+    identity: str,
+    spec: RunSpec,
+    dataset: DatasetRecord,
+    checkpoint: CheckpointRecord,
+    embeddings: EmbeddingRecord,
+    services: Services,
+    lock: StepLock,
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
+    return lock.once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _no_slots)
+
+
+def _evaluate(
+    key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
+) -> ScoreRecord:
     from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
 
-    key = f"evaluate/{identity}"
-    store = services.store
     trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)
     folder, packed, training = store.folder(key), Path(dataset.folder), spec.training
@@ -237,7 +316,7 @@ def evaluate(
     history = read_history(trained)
     evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, training.validation, measured)
     store.push(key)
-    return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
+    return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 
 
 @task(task_run_name="publish {spec.variant} s{spec.seed}", cache_policy=NO_CACHE)
@@ -248,6 +327,7 @@ def publish(
     embeddings: EmbeddingRecord,
     scores: ScoreRecord,
     services: Services,
+    older_code: tuple[str, ...] = (),
 ) -> str | None:
     """Bring the run to MLflow unless it is there; its MLflow run id, or None where it waits in the outbox. Runs always, adds once."""
     services.begin(spec, "publishing to MLflow")
@@ -258,19 +338,13 @@ def publish(
         variant=spec.variant,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
-        tags=services.tags,
+        tags=services.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
         dvc_digest=dvc_digest(services.project, dataset.name),
         checkpoint=checkpoint,
         embeddings=embeddings,
         scores=read_scores(scores, services.store.checked(scores)),
     )
     return services.tracker.publish(report)
-
-
-def _step(step: Any, identity: str, *, title: str, store: Store, force: bool) -> Any:
-    """The step's task for one identity; it runs again on `force`, or where its record or what that names is no longer whole."""
-    usable = not force and is_finished(step, identity, store, title)
-    return step.with_options(task_run_name=f"{step.name} {{spec.variant}} s{{spec.seed}}", refresh_cache=not usable)
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
@@ -294,10 +368,15 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
 def _worker_slots(services: Services) -> Iterator[None]:
     """Hold as many slots of the server's `dml-workers` limit as a run has workers; flows on one server share them.
 
-    Without a server this flow is the only one, and its worker groups are the limit.
+    Without a server this flow is the only one, and takes as many turns at a time as it has worker groups.
     """
     if not PREFECT_API_URL.value():
-        yield
+        with services.turns:
+            yield
         return
     with concurrency(WORKERS_LIMIT, occupy=services.scale.num_workers, strict=True, raise_on_lease_renewal_failure=False):
         yield
+
+
+def _no_slots(services: Services) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()

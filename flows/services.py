@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -32,6 +33,8 @@ class Services:
         self.project = project
         self.scale = scale
         self.stopping = threading.Event()
+        self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that have one in common wait for the same
+        self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
         if PREFECT_API_URL.value():
@@ -47,10 +50,18 @@ class Services:
         Raises:
             TrainingError: the flow is stopping because another run failed.
         """
-        if self.stopping.is_set():
-            raise TrainingError("not run: another run failed before it")
+        self.check_going_on()
         if doing != "training":  # its own messages say more
             self.display.step(spec.title, doing)
+
+    def check_going_on(self) -> None:
+        """Go on only where no other run's failure stops the flow.
+
+        Raises:
+            TrainingError: it does.
+        """
+        if self.stopping.is_set():
+            raise TrainingError("not run: another run failed before it")
 
     def stop(self) -> None:
         """Begin no further step, and give up what the workers are doing; its checkpoints stay."""

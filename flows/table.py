@@ -18,6 +18,7 @@ from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
 from flows.services import Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.environment import open_project
+from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport, DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.file import load_table
@@ -54,6 +55,7 @@ def table(
     smoke: bool = False,
     force: bool = False,
     fail_fast: bool = False,
+    code: Code = "strict",
 ) -> TableOutcome:
     """Run a table or figure of a paper; steps that are done already, for this or another table, are reused.
 
@@ -65,6 +67,7 @@ def table(
         smoke: the same systems on a few drawn images, for one epoch; says that the chain runs and nothing of the paper.
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
+        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
     params = load_params(project.params_file)
@@ -75,7 +78,9 @@ def table(
     with closing(Services(project, params.scale)) as services:
         prepared = {dataset: _prepare(dataset, found, params, services, smoke) for dataset, found in runs.items()}
         published = {dataset: services.tracker.published(found[0].comparison) for dataset, found in runs.items()}
-        chains = [Chain(spec, prepared[dataset], services, force, published[dataset]) for dataset, found in runs.items() for spec in found]
+        chains = [
+            Chain(spec, prepared[dataset], services, force, published[dataset], code) for dataset, found in runs.items() for spec in found
+        ]
         services.announce(len(chains), sum(chain.must_train for chain in chains))
         outcomes, failures = finish(chains, services, fail_fast)
         summaries = [
@@ -123,6 +128,7 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
             training=outcome.spec.training.model_dump(mode="json"),
             evaluation=outcome.spec.evaluation.model_dump(mode="json"),
             seconds=outcome.seconds or None,
+            older_code=outcome.older_code,
         )
         for outcome in outcomes
     )

@@ -1,6 +1,6 @@
 """Verbs that train: the standing comparison, a single run, the papers' claims, the Fashion-MNIST results."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,10 @@ Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dat
 Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, also what is done.")]
+CodeOption = Annotated[
+    Literal["strict", "keep"],
+    typer.Option("--code", help="Where code was changed: strict runs its steps again, keep reuses what older code made, and marks it."),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
@@ -36,6 +40,7 @@ def reproduce(
     set_: Overrides = None,
     row: Annotated[list[str] | None, typer.Option("--row", help="Of a table: this row; repeat for several.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Of a table: a few drawn images, one epoch; does the whole chain run?")] = False,
+    code: CodeOption = "strict",
 ) -> None:
     """Run the standing comparison, or a table of a paper.
 
@@ -48,7 +53,7 @@ def reproduce(
 
         if set_:
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
-        return run_table(table, row, dataset, variant, seed, smoke, force, fail_fast)
+        return run_table(table, row, dataset, variant, seed, smoke, force, fail_fast, code)
     if row or smoke:
         raise ConfigError("--row and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke")
     project = open_project()
@@ -59,7 +64,7 @@ def reproduce(
         from flows.reproduce import reproduce as flow
 
     try:
-        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_), project)
+        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code), project)
     except RunsFailedError as error:
         _print_comparisons(error.comparisons, project)
         raise
@@ -72,6 +77,7 @@ def run(
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed.")] = 0,
     force: Force = False,
     set_: Overrides = None,
+    code: CodeOption = "strict",
 ) -> None:
     """Run one variant on one dataset with one seed.
 
@@ -82,12 +88,15 @@ def run(
     _check(project, [dataset], [variant], [seed], set_)
     with prefect_starting():
         from flows.run import run as flow
+        from tasks.runs.made import made_by_older_code
 
-    outcome = flow(dataset, variant, seed, force, set_)
+    outcome = flow(dataset, variant, seed, force, set_, code)
     for step, did_run in outcome.ran.items():
         print(f"{step}: {'ran' if did_run else 'reused'}")
     for name, value in outcome.scores.metrics.items():
         print(f"{name:>30}  {value:.4f}")
+    if outcome.older_code:
+        print(made_by_older_code(outcome.older_code))
     _print_places(outcome)
     _print_mlflow(project)
 

@@ -1,11 +1,14 @@
 """Verbs of the papers' tables: list them, show one; `dml reproduce <table>` runs one."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.app import open_project, prefect_starting, print_table, tables_app
+
+if TYPE_CHECKING:
+    from tasks.runs.made import Code
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
 
@@ -94,6 +97,7 @@ def run_table(
     smoke: bool,
     force: bool,
     fail_fast: bool,
+    code: "Code" = "strict",
 ) -> None:
     """Run a table's rows, and print it with what was measured: `dml reproduce <table>`."""
     project = open_project()
@@ -120,7 +124,7 @@ def run_table(
         from flows.table import table as flow
 
     try:
-        outcome = flow(name, rows, datasets, variant, seeds, smoke, force, fail_fast)
+        outcome = flow(name, rows, datasets, variant, seeds, smoke, force, fail_fast, code)
     except RunsFailedError as error:
         print(error.comparisons[0].page)
         raise

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.figures.recalls import plot_recalls
+from tasks.runs.made import made_by_older_code
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 
@@ -29,11 +30,19 @@ def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, di
     return {variant: {name: summarise([metrics[name] for metrics in seeds]) for name in seeds[0]} for variant, seeds in by_variant.items()}
 
 
-def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path) -> str:
+def write_report(
+    title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path, older_code: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
 
     `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
     for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people.
+
+    Args:
+        title: of the comparison.
+        runs: what it has.
+        folder: made where it is missing.
+        older_code: variant -> source files that differ from those that made its runs; their rows are marked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     summaries = summarise_runs(runs)
@@ -43,7 +52,7 @@ def write_report(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folde
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
     _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
     plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
-    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role)
+    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
     (folder / REPORT_FILE).write_text(text)
     return text
 
@@ -107,12 +116,16 @@ def _write_csv(path: Path, rows: list[list[str]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 
-def _markdown(title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str) -> str:
+def _markdown(
+    title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str, older_code: Mapping[str, Sequence[str]]
+) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    rows = [["variant", *columns], *([variant, *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
+    names = {variant: f"{variant} (older code)" if variant in older_code else variant for variant in summaries}
+    rows = [["variant", *columns], *([names[variant], *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
     rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
     lines = [f"# {title}", "", f"Per cent, {role} classes, {spread}.", "", padded[0], rule, *padded[1:]]
-    return "\n".join([*lines, "", f"![Recall@K]({FIGURE_FILE})", ""])
+    notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
+    return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", ""])

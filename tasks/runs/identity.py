@@ -4,6 +4,9 @@ In it: the part of the run's specification that the step reads, the identity of 
 source files that it uses do (`tasks.runs.source`: an edited comment counts for nothing), and the step's version. Not in it: worker count,
 device, logging, where files lie. It is Prefect's cache key.
 
+A step has a second hash, its *settings*: the same without the source files. Steps that differ in nothing but code have it in common, by
+which `--code keep` finds what older code made (`tasks.runs.made`).
+
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
 are not followed or counted: a run depends on its own entry's file, not on what else can be chosen.
 """
@@ -11,6 +14,7 @@ are not followed or counted: a run depends on its own entry's file, not on what 
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,37 +35,75 @@ STEP_MODULES = {
 }
 
 
-def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a trained system; its loss's and its backbone's files count, others' do not."""
+@dataclass(frozen=True)
+class StepIdentity:
+    """What a step is.
+
+    Attributes:
+        identity: with the code that it uses.
+        settings: apart from its own code; what it reads counts with the code that made that.
+        modules: where its code begins.
+    """
+
+    identity: str
+    settings: str
+    modules: tuple[str, ...]
+
+    def sources(self) -> dict[str, str]:
+        """Source file -> hash of what it does, as it is now, of every file that the step uses."""
+        return source_digests(self.modules)
+
+
+def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
+    """A trained system; its loss's and its backbone's files count, others' do not."""
     backbone = backbone_module(spec.training.model.backbone.name)
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
-    return _identity("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses)))
+    return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses)))
+
+
+def embed_step(spec: RunSpec, trained: str) -> StepIdentity:
+    """A run's embeddings, by the system of the identity `trained`."""
+    return _step("embed", {"role": spec.evaluation.role}, trained, STEP_MODULES["embed"])
+
+
+def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
+    """A run's scores and figures, of the embeddings of the identity `embedded`."""
+    reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
+    if not spec.measurements:
+        return _step("evaluate", reads, embedded, STEP_MODULES["evaluate"])
+    modules = {*STEP_MODULES["evaluate"], "tasks.scores.measuring", *map(measurement_module, spec.measurements)}
+    return _step("evaluate", reads | {"measurements": spec.measurements}, embedded, tuple(sorted(modules)))
+
+
+def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
+    """Identity of a trained system."""
+    return train_step(spec, dataset).identity
 
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a run's embeddings."""
-    return _identity("embed", {"role": spec.evaluation.role}, train_identity(spec, dataset), STEP_MODULES["embed"])
+    """Identity of a run's embeddings, every step by the code as it is."""
+    return embed_step(spec, train_identity(spec, dataset)).identity
 
 
 def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a run's scores and figures."""
-    reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
-    if not spec.measurements:
-        return _identity("evaluate", reads, embed_identity(spec, dataset), STEP_MODULES["evaluate"])
-    modules = {*STEP_MODULES["evaluate"], "tasks.scores.measuring", *map(measurement_module, spec.measurements)}
-    return _identity("evaluate", reads | {"measurements": spec.measurements}, embed_identity(spec, dataset), tuple(sorted(modules)))
+    """Identity of a run's scores and figures, every step by the code as it is."""
+    return evaluate_step(spec, embed_identity(spec, dataset)).identity
 
 
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
     """What a run is published as: once in the standing comparison, and once in each other comparison or table that has it too."""
     if not spec.overrides and spec.table is None:
         return evaluate_identity
-    return hashlib.sha256(json.dumps([spec.comparison, evaluate_identity]).encode()).hexdigest()[:32]
+    return _hash([spec.comparison, evaluate_identity])
 
 
-def _identity(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> str:
-    parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity, source_digest(modules)]
+def _step(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> StepIdentity:
+    parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity]
+    return StepIdentity(_hash([*parts, source_digest(modules)]), _hash(parts), modules)
+
+
+def _hash(parts: list[object]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -70,8 +112,29 @@ def source_digest(modules: tuple[str, ...]) -> str:
     """Hash of the names of all source files that `modules` use, and of what each does."""
     digest = hashlib.sha256()
     for name, path in sorted(source_files(modules).items()):
-        digest.update(f"{name}\0{normal_form(path.read_text(encoding='utf-8'))}\0".encode())
+        digest.update(f"{name}\0{_form(path)}\0".encode())
     return digest.hexdigest()
+
+
+@cache
+def source_digests(modules: tuple[str, ...]) -> dict[str, str]:
+    """File -> hash of what it does, of all source files that `modules` use; files as `dml_core/losses/softtriple.py`."""
+    files = sorted(source_files(modules).items())
+    return {_file_name(name, path): hashlib.sha256(_form(path).encode()).hexdigest() for name, path in files}
+
+
+def _file_name(module: str, path: Path) -> str:
+    return f"{module.replace('.', '/')}{'/__init__' if path.stem == '__init__' else ''}.py"
+
+
+def _form(path: Path) -> str:
+    return _form_of(path.read_text(encoding="utf-8"))
+
+
+@cache
+def _form_of(source: str) -> str:
+    """Most files are of many steps."""
+    return normal_form(source)
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:

@@ -27,6 +27,7 @@ PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, 
     "dml.seed",
     "dml.process",
 )
+OLDER_CODE_TAG = "dml.older_code"
 OUTBOX = "outbox"
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10

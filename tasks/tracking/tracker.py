@@ -2,12 +2,12 @@
 
 Publishing is idempotent: a run is found again by its identity, and only what it lacks is added. A superseded run is deleted in MLflow's
 sense: out of sight, restorable, and restored when its settings come back. A report that cannot be delivered is kept in the outbox,
-`state/outbox/`, and delivered by `dml sync`; training never waits for a server.
+`state/outbox/`, and delivered by `dml sync`; training never waits for a server. Of the processes that share a state folder one at a time
+talks to MLflow: what the one creates, the next one finds.
 """
 
 import json
 import logging
-import threading
 import time
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 
 from dml_core.errors import StoreError, TrackingError
 from dml_core.training.history import read_history
+from tasks.locks import alone
 from tasks.runs.records import ComparisonReport, RunReport, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
@@ -29,6 +30,7 @@ from tasks.tracking.published import (
     COMPARISON_TAG,
     EXPERIMENT_PREFIX,
     IDENTITY_TAG,
+    OLDER_CODE_TAG,
     OUTBOX,
     PARENT_TAG,
     PART_TAG,
@@ -61,7 +63,7 @@ class Tracker:
         self.outbox = state / OUTBOX
         self._artifacts = state / "mlartifacts"
         self._store = store
-        self._lock = threading.Lock()
+        self._lock = state / "mlflow.lock"
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -74,16 +76,17 @@ class Tracker:
         A comparison waits with its runs: what it says is read from those that MLflow has.
         """
         report = report.model_copy(update={"tags": report.tags | pages.source_tags()})
-        kept = keep_report(self.outbox, report)
-        if isinstance(report, ComparisonReport) and waiting_runs(self.outbox):
-            return None
-        try:
-            run_id = self._deliver(report)
-        except TrackingError as error:
-            logger.warning("%s; the record is kept, deliver it later with `dml sync`", error)
-            return None
-        kept.unlink()
-        return run_id
+        with alone(self._lock):  # so that no other process's record is in the outbox for the moment of its delivery alone
+            kept = keep_report(self.outbox, report)
+            if isinstance(report, ComparisonReport) and waiting_runs(self.outbox):
+                return None
+            try:
+                run_id = self._deliver(report)
+            except TrackingError as error:
+                logger.warning("%s; the record is kept, deliver it later with `dml sync`", error)
+                return None
+            kept.unlink()
+            return run_id
 
     def sync(self) -> int:
         """Deliver everything in the outbox; the number of reports delivered.
@@ -92,6 +95,10 @@ class Tracker:
             TrackingError: the server does not take them; what was not delivered stays. Or, after the others were delivered: some are
                 damaged, which are set aside, or their runs' files are, which the next run makes anew.
         """
+        with alone(self._lock):
+            return self._sync()
+
+    def _sync(self) -> int:
         num_delivered, faults = 0, []
         for path in sorted(self.outbox.glob("*.json")):
             report = read_report(path)
@@ -120,7 +127,7 @@ class Tracker:
             TrackingError: MLflow does not take it.
         """
         parameters = spec.model_dump(mode="json", include={"training", "evaluation"})
-        with self._lock, told_as_tracking_error(self.uri):
+        with alone(self._lock), told_as_tracking_error(self.uri):
             return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
 
     def log_epoch(self, run_id: str, epoch: int, metrics: dict[str, float]) -> None:
@@ -130,22 +137,22 @@ class Tracker:
             TrackingError: MLflow does not take them.
         """
         now = int(time.time() * 1000)
-        with self._lock, told_as_tracking_error(self.uri):
+        with alone(self._lock), told_as_tracking_error(self.uri):
             self._client.log_batch(run_id, metrics=[Metric(f"epoch/{name}", value, now, epoch) for name, value in metrics.items()])
 
     def published(self, comparison: str) -> frozenset[str]:
-        """Identities of the comparison's current runs that MLflow has whole; none where it is away."""
+        """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""
         try:
-            with told_as_tracking_error(self.uri):
+            with alone(self._lock), told_as_tracking_error(self.uri):
                 runs = self._search(current_runs_filter(comparison))
         except TrackingError:
             return frozenset()  # publishing will try again, and say so
-        return frozenset(run.data.tags[IDENTITY_TAG] for run in runs)
+        return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.data.tags)
 
     # ------------------------------------------------------------ delivery of a run
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
-        with self._lock, told_as_tracking_error(self.uri):
+        with told_as_tracking_error(self.uri):
             return self._deliver_comparison(report) if isinstance(report, ComparisonReport) else self._deliver_run(report)
 
     def _deliver_run(self, report: RunReport) -> str:
@@ -164,7 +171,15 @@ class Tracker:
             self._client.set_terminated(run_id, "FINISHED")
             self._client.delete_tag(run_id, PROCESS_TAG)
             self._client.set_tag(run_id, PUBLISHED_TAG, "true")
+        self._mark_older_code(run_id, report.tags.get("older_code"))
         return run_id
+
+    def _mark_older_code(self, run_id: str, files: str | None) -> None:
+        """Say which source files differ from those that made the run, or that none does any more."""
+        if files is not None:
+            self._client.set_tag(run_id, OLDER_CODE_TAG, files)
+        elif OLDER_CODE_TAG in self._client.get_run(run_id).data.tags:
+            self._client.delete_tag(run_id, OLDER_CODE_TAG)
 
     def _checked(self, report: RunReport) -> RunReport:
         """The report with its scores read anew from the file that was recorded, after the files of all its steps were compared.

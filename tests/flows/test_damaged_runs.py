@@ -5,6 +5,7 @@ The chain, its records and Prefect's server are real; Ray alone is not there: it
 
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,10 @@ class Place:
         self.workers = InProcess()
         tracker = SimpleNamespace(live=lambda *_: lambda message: None)
         self.services: Any = SimpleNamespace(
+            project=SimpleNamespace(state=state),
+            submitted={},
+            turns=threading.BoundedSemaphore(),
+            check_going_on=lambda: None,
             store=self.store,
             workers=self.workers,
             tracker=tracker,
@@ -87,6 +92,7 @@ class Place:
     def run(self, force: bool = False, stop_after: int | None = None) -> Outcome | Exception:
         """The chain without publishing, its kept results in this place."""
         self.workers.stop_after = stop_after
+        self.services.submitted = {}
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:

@@ -1,0 +1,63 @@
+"""One holder at a time, of all threads and processes of a machine: a lock on a file (flock), released by the system when its holder ends.
+
+After kill -9 nothing is left of it: what counts is the lock and not the file. The file stays, so that all lock the same one, and says whose
+the lock is. On a network file system that passes flock on (NFS does) it holds between machines too.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class FileLock:
+    """One holder's way to a lock; another holder, in this process or elsewhere, makes his own with the same path.
+
+    Args:
+        path: the lock's file; made where it is missing, with its folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def acquire(self, wait: bool = True) -> bool:
+        """Take the lock; without `wait`, only if nobody has it. Whether it was taken."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        file = self._path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            file.close()
+            return False
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """Let go of the lock, where it is held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def holder(self) -> str:
+        """The process that took it last, as a person is told of it."""
+        try:
+            return f"process {int(self._path.read_bytes())}"
+        except (OSError, ValueError):  # just being taken, or damaged: it is there to be read by people
+            return "another process"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One thread at a time inside, of all processes; the others wait."""
+    lock = FileLock(path)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
