@@ -34,9 +34,9 @@ SUBMIT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray
 class Disturbed:
     """A run in the middle, with all of its processes."""
 
-    def __init__(self, project: Project, state: Path) -> None:
+    def __init__(self, project: Project, state: Path, command: tuple[str, ...] = RUN) -> None:
         self.state = state
-        self.process = project.start(*RUN, DML_STATE=str(state))
+        self.process = project.start(*command, DML_STATE=str(state))
         self.supervisor = psutil.Process(self.process.pid)
 
     def until(self, found: Callable[[], Any], what: str) -> Any:

@@ -1,6 +1,7 @@
 """Every file of a finished run is damaged in every way, the chain runs again, and leaves the bytes of an undisturbed run.
 
-The chain, its records and Prefect's server are real; Ray alone is not there: its place is taken by a call of what its workers call.
+And the same chain asked for twice at once, or by changed code. The chain, its records and Prefect's server are real; Ray alone is not
+there: its place is taken by a call of what its workers call.
 """
 
 import json
@@ -21,10 +22,13 @@ from rich.console import Console
 from dml_core.errors import DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
+from flows import run
 from flows.outcomes import Outcome
 from flows.run import STEPS_AT_ONCE, Chain
 from flows.services import ensure_limit
+from tasks.runs import identity
 from tasks.runs.identity import evaluate_identity, train_identity
+from tasks.runs.made import Code
 from tasks.runs.records import DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store
@@ -89,14 +93,14 @@ class Place:
         )
         self.dataset = DatasetRecord(name="d", folder=str(packed), digest="0123", counts={}, source="synthetic")
 
-    def run(self, force: bool = False, stop_after: int | None = None) -> Outcome | Exception:
+    def run(self, force: bool = False, stop_after: int | None = None, code: Code = "strict") -> Outcome | Exception:
         """The chain without publishing, its kept results in this place."""
         self.workers.stop_after = stop_after
         self.services.submitted = {}
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:
-            steps = Chain(SPEC, self.dataset, self.services, force, frozenset([self.evaluate_id]))
+            steps = Chain(SPEC, self.dataset, self.services, force, frozenset([self.evaluate_id]), code)
             return steps.wait() or steps.outcome()
 
         with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: self.state / "kept"}):
@@ -254,3 +258,83 @@ def test_scores_that_change_after_the_check_are_refused(place: Place) -> None:
     metrics.write_text(metrics.read_text().replace("0.", "0.9", 1))
     with pytest.raises(DmlError, match=r"metrics\.json: changed or gone"):
         read_scores(outcome.scores, metrics.parent)
+
+
+def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, undisturbed: Place, packed: Path, tmp_path: Path) -> None:
+    """Each has services of its own, as two processes have; the locks are the same files."""
+    places = [Place(tmp_path / "state", packed) for _ in range(2)]
+
+    @flow(task_runner=STEPS_AT_ONCE)
+    def both() -> list[Outcome | Exception]:
+        chains = [Chain(SPEC, place.dataset, place.services, False, frozenset([place.evaluate_id])) for place in places]
+        assert [chain.must_train for chain in chains] == [True, True]
+        return [chain.wait() or chain.outcome() for chain in chains]
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "state/kept"}):
+        one, other = both()
+    assert isinstance(one, Outcome), one
+    assert isinstance(other, Outcome), other
+    assert [place.workers.num_epochs for place in places].count(2) == [place.workers.num_epochs for place in places].count(0) == 1
+    assert [one.ran[step] + other.ran[step] for step in STEPS] == [1, 1, 1]
+    assert one.scores == other.scores
+    assert places[0].files() == undisturbed.files()
+
+
+def test_two_rows_of_one_flow_that_are_the_same_run_train_once(place: Place) -> None:
+    @flow(task_runner=STEPS_AT_ONCE)
+    def both() -> list[Outcome | Exception]:
+        chains = [Chain(SPEC, place.dataset, place.services, True, frozenset([place.evaluate_id])) for _ in range(2)]
+        assert [chain.must_train for chain in chains] == [True, False]
+        return [chain.wait() or chain.outcome() for chain in chains]
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: place.state / "kept"}):
+        outcomes = both()
+    assert [outcome.ran for outcome in outcomes if isinstance(outcome, Outcome)] == [
+        dict.fromkeys(STEPS, True),
+        dict.fromkeys(STEPS, False),
+    ]
+    assert place.workers.num_epochs == 2
+
+
+class Delivered:
+    """A run that MLflow has taken."""
+
+    state = SimpleNamespace(is_failed=lambda: False, is_crashed=lambda: False)
+
+    def wait(self) -> None:
+        """It is there."""
+
+    def result(self) -> str:
+        return "its id"
+
+
+def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, undisturbed: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[tuple[str, ...]] = []
+    monkeypatch.setattr(run, "publish", SimpleNamespace(submit=lambda *given: published.append(given[-1]) or Delivered()))
+    kept = place.run(code="keep")
+    assert isinstance(kept, Outcome)
+    assert (kept.ran, kept.older_code, published) == (dict.fromkeys(STEPS, False), (), [])
+    scores = kept.scores
+
+    digest, digests = identity.source_digest, identity.source_digests
+    loop = "dml_core/training/loop.py"
+    monkeypatch.setattr(identity, "source_digest", lambda modules: digest(modules) + ("edited" if loop in digests(modules) else ""))
+    monkeypatch.setattr(
+        identity, "source_digests", lambda modules: digests(modules) | ({loop: "edited"} if loop in digests(modules) else {})
+    )
+    kept = place.run(code="keep")
+    assert isinstance(kept, Outcome)
+    assert (kept.ran, kept.older_code, published) == (dict.fromkeys(STEPS, False), (loop,), [(loop,)])
+    assert kept.scores == scores
+    assert place.files() == undisturbed.files()
+
+    next((place.state / "store/evaluate").rglob("metrics.json")).write_text("{}")
+    kept = place.run(code="keep")
+    assert isinstance(kept, Outcome)
+    assert kept.ran == {"train": False, "embed": False, "evaluate": True}, "the older scores are damaged, the older training is not"
+    assert kept.older_code == (loop,)
+
+    strict = place.run()
+    assert isinstance(strict, Outcome)
+    assert (strict.ran, strict.older_code) == (dict.fromkeys(STEPS, True), ())
+    assert place.run(code="keep") == place.run() != strict

@@ -1,0 +1,114 @@
+"""A table of ten rows, made twice: by two shells at once that share its runs, and alone, killed again and again. The bytes are the same.
+
+The project's copy is made to write down every training that is begun, so that nothing has to be believed.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import merge
+from dml_core.data.registry import materialise
+from tests.damage import contents
+from tests.e2e.conftest import Project, make_project
+from tests.e2e.test_processes import Disturbed
+from tests.e2e.test_tables import TABLE, TINY
+
+pytestmark = pytest.mark.slow
+TEN, SHARING = "softtriple/table91", "softtriple/table92"
+WRITES_DOWN = """
+
+def _written_down(job, *arguments, _train=train):
+    if rank() == 0:
+        with (Path(job.cache).parent / "begun.txt").open("a") as file:
+            print(job.train_key, file=file)
+    _train(job, *arguments)
+
+
+WORK["train"] = _written_down
+"""
+
+
+def table(dims: list[int]) -> str:
+    """A table file with a row for each embedding size."""
+    row = TABLE["rows"]["trained"]
+    training = {dim: merge(TINY, {"model": {"head": {"embedding_dim": dim}}, "num_epochs": 3}) for dim in dims}
+    rows = {f"of-{dim}": {**row, "label": f"Of {dim}", "training": training[dim]} for dim in dims}
+    return yaml.safe_dump({**TABLE, "rows": rows})
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with a table of ten rows, and one that has five of them and one of its own."""
+    made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
+    materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
+    made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
+    for name, dims in ((TEN, [*range(4, 14)]), (SHARING, [*range(4, 9), 20])):
+        (made.root / f"flows/tables/{name}.yaml").write_text(table(dims))
+    with (made.root / "tasks/workers/work.py").open("a") as file:
+        file.write(WRITES_DOWN)
+    return made
+
+
+@pytest.fixture(scope="module")
+def shared(project: Project) -> Path:
+    """The state after both tables were run at the same time, from two shells."""
+    state = project.root / "state"
+    started = [project.start("dml", "reproduce", name) for name in (TEN, SHARING)]
+    printed = [process.communicate(timeout=900)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n\n".join(printed)
+    assert not re.search("Traceback|wait for MLflow|FAILED|damaged", "".join(printed)), "\n\n".join(printed)
+    assert [measured_rows(state, name) for name in (TEN, SHARING)] == [10, 6]
+    return state
+
+
+def measured_rows(state: Path, name: str) -> int:
+    """How many rows of a table's page have figures that were measured."""
+    return len(re.findall(r"\| as_published, 1 seed \| \d", (state / f"reports/tables/{name}.md").read_text()))
+
+
+def begun(state: Path) -> list[str]:
+    """The identity of every training that was begun, in order."""
+    return [line.removeprefix("train/") for line in (state / "begun.txt").read_text().splitlines()]
+
+
+def finished(state: Path) -> set[str]:
+    """The identities of the trainings whose record is kept."""
+    kept = [path for path in (state / "prefect/storage").glob("*") if "CheckpointRecord" in path.read_text()]
+    return {path.name for path in kept}
+
+
+def test_two_shells_that_share_runs_train_each_once_and_both_tables_are_whole(shared: Path) -> None:
+    assert len(begun(shared)) == len(set(begun(shared))) == 11
+    assert len(list((shared / "store/evaluate").iterdir())) == 11
+
+
+def test_a_table_that_is_killed_three_times_is_finished_by_the_same_command(project: Project, shared: Path, tmp_path: Path) -> None:
+    state, command = tmp_path / "state", ("dml", "reproduce", TEN)
+
+    run = Disturbed(project, state, command)
+    run.until(lambda: len(finished(state)) >= 1, "a finished training")
+    run.named("RayTrainWorker")[0].kill()
+    run.until(lambda: len(finished(state)) >= 3, "a third finished training")
+    (flow,) = run.supervisor.children()
+    flow.kill()
+    run.ends(2, "error: the flow's process was killed (SIGKILL)", within_seconds=30)
+    before, left = finished(state), len(begun(state))
+    assert 3 <= len(before) < 10
+
+    run = Disturbed(project, state, command)
+    run.until(lambda: len(finished(state)) > len(before), "another finished training")
+    run.named("prefect.server.api")[0].kill()
+    run.ends(2, "error: Prefect's server died", within_seconds=30)
+    assert not before & set(begun(state)[left:])
+    before, left = finished(state), len(begun(state))
+    assert len(before) < 10
+
+    project.run(*command, DML_STATE=str(state))
+    assert not before & set(begun(state)[left:])
+    assert len(finished(state)) == measured_rows(state, TEN) == 10
+    made, undisturbed = contents(state / "store"), contents(shared / "store")
+    assert {Path(name).name for name in made} >= {"checkpoint.pt", "metrics.json", "manifest.json"}
+    assert made == {name: undisturbed[name] for name in made}

@@ -1,0 +1,70 @@
+"""A lock that one holder has at a time: in one process, between processes, and after a holder was killed."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tasks.locks import FileLock, alone
+
+HOLD = """
+import pathlib, sys, time
+from tasks.locks import FileLock
+lock = FileLock(pathlib.Path(sys.argv[1]))
+print(lock.acquire(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_holders_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    one, other = FileLock(tmp_path / "new/lock"), FileLock(tmp_path / "new/lock")
+    assert one.acquire(wait=False)
+    assert not other.acquire(wait=False)
+    one.release()
+    one.release()  # a second time is nothing
+    assert other.acquire(wait=False)
+    assert not one.acquire(wait=False)
+    other.release()
+
+
+def test_a_killed_holder_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    lock = FileLock(path)
+    assert not lock.acquire(wait=False)
+    assert lock.holder() == f"process {holder.pid}"
+    holder.kill()
+    holder.communicate()
+    assert lock.acquire(wait=False)
+    lock.release()
+
+
+def test_what_the_file_says_is_for_people_only(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert FileLock(path).holder() == "another process"
+    path.write_bytes(b"\xff garbled")
+    assert FileLock(path).holder() == "another process"
+    with alone(path):
+        assert not FileLock(path).acquire(wait=False)
+
+
+def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
+    inside: list[int] = []
+    most = 0
+
+    def enter() -> None:
+        nonlocal most
+        with alone(tmp_path / "lock"):
+            inside.append(1)
+            most = max(most, len(inside))
+            threading.Event().wait(0.01)
+            inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
