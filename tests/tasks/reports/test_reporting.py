@@ -72,6 +72,14 @@ def test_a_variant_that_left_the_comparison_leaves_dvc_s_metrics(tmp_path: Path)
     assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["a.json"]
 
 
+def test_a_row_that_older_code_made_is_marked_with_the_files(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.25), run("b", 0, 0.1)]
+    text = write_report("title", runs, tmp_path, {"a": ["dml_core/losses/a.py", "dml_core/training/loop.py"]})
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == ["variant", "a (older code)", "b"]
+    assert "\na: made by older code: dml_core/losses/a.py, dml_core/training/loop.py.\n" in text
+    assert (tmp_path / "metrics/a.json").is_file()
+
+
 def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
     return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
 

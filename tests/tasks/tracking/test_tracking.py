@@ -256,6 +256,43 @@ def test_a_superseded_run_is_out_of_the_way_and_comes_back_with_its_settings(tra
     assert len(client_of(tracker).search_logged_models([all_runs(tracker)[0].info.experiment_id])) == 2
 
 
+def test_a_run_that_older_code_made_is_tagged_until_it_is_not(tracker: Tracker, report: RunReport) -> None:
+    run_id = tracker.publish(report)
+    assert run_id is not None
+    assert tracker.published(COMPARISON) == {report.identity}
+    recorded = points(tracker, run_id)
+    file = "dml_core/losses/softtriple.py"
+    assert tracker.publish(report.model_copy(update={"tags": report.tags | {"older_code": file}})) == run_id
+    assert client_of(tracker).get_run(run_id).data.tags["dml.older_code"] == file
+    assert tracker.published(COMPARISON) == frozenset(), "so that it is published again, and the tag goes"
+    assert tracker.publish(report) == run_id
+    assert "dml.older_code" not in client_of(tracker).get_run(run_id).data.tags
+    assert tracker.published(COMPARISON) == {report.identity}
+    assert points(tracker, run_id) == recorded
+
+
+def test_two_processes_that_publish_the_same_run_at_once_leave_one(
+    tracker: Tracker, report: RunReport, tmp_path: Path, store: Store
+) -> None:
+    summary = ComparisonReport(comparison=COMPARISON, dataset="d", role="test", folder=None, tags={})
+    found: list[tuple[str | None, str | None]] = []
+
+    def publish(own: Tracker) -> None:
+        found.append((own.publish(report), own.publish(summary)))
+
+    threads = [threading.Thread(target=publish, args=(Tracker(tracker.uri, tmp_path, store),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1, found
+    assert None not in found[0]
+    client = client_of(tracker)
+    (experiment,) = client.search_experiments(filter_string="name LIKE 'dml-repro/%'")
+    assert len(client.search_runs([experiment.experiment_id], "", ViewType.ALL)) == 2  # it, and its parent
+    assert list((tmp_path / "outbox").iterdir()) == []
+
+
 def test_a_comparison_says_which_variant_is_best_and_registers_its_model_once(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
     (tmp_path / "report").mkdir()
     (tmp_path / "report/report.md").write_text("# report")
