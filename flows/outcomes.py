@@ -23,6 +23,7 @@ class Outcome:
         delivered: whether MLflow has it; if not, it waits in the outbox.
         network, figures: where its checkpoint is, and its scores with their figures.
         seconds: of training and embedding, where they ran.
+        training_seconds: of its training, whenever that was.
     """
 
     spec: RunSpec
@@ -32,6 +33,7 @@ class Outcome:
     network: str
     figures: str
     seconds: float
+    training_seconds: float | None = None
 
     @property
     def line(self) -> str:

@@ -9,7 +9,6 @@ import os
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +60,34 @@ class Chain:
 
     def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str]) -> None:
         self.spec = spec
-        self._store = services.store
+        self._services = services
+        self._force = force
+        self._own: set[str] = set()
+        self.must_train = False
         train_id, embed_id, evaluate_id = (
             of(spec, dataset) for of in (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
         )
         published_id = published_identity(spec, evaluate_id)
-        step = partial(_step, title=spec.title, store=services.store, force=force)
-        training = step(train, train_id)
-        self.must_train = bool(training.refresh_cache)
-        checkpoint = training.submit(train_id, spec, dataset, published_id, services, anew=force)
-        embeddings = step(embed, embed_id).submit(embed_id, spec, dataset, checkpoint, services)
-        scores = step(evaluate, evaluate_id).submit(evaluate_id, spec, dataset, checkpoint, embeddings, services)
+        checkpoint = self._once(train, train_id, spec, dataset, published_id, services, anew=force)
+        embeddings = self._once(embed, embed_id, spec, dataset, checkpoint, services)
+        scores = self._once(evaluate, evaluate_id, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
         if published_id not in published:
-            self._publishing.append(publish.submit(spec, dataset, checkpoint, embeddings, scores, services))
+            key = f"publish {published_id}"
+            if key not in services.submitted:
+                services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services)
+            self._publishing.append(services.submitted[key])
+
+    def _once(self, step: Any, identity: str, *inputs: Any, **options: Any) -> Any:
+        """A step, submitted; where another run of this flow has the very same, that one."""
+        submitted = self._services.submitted
+        if identity not in submitted:
+            named = _step(step, identity, self.spec, self._services.store, self._force)
+            self._own.add(step.name)
+            self.must_train |= step is train and bool(named.refresh_cache)
+            submitted[identity] = named.submit(identity, *inputs, **options)
+        return submitted[identity]
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; the error of the first that failed, if one did."""
@@ -92,12 +104,13 @@ class Chain:
         Raises:
             StoreError: that file was changed since.
         """
-        ran = {step: future.state.name != "Cached" for step, future in self._steps.items()}
+        ran = {step: step in self._own and future.state.name != "Cached" for step, future in self._steps.items()}
         delivered = all(future.result() is not None for future in self._publishing)
         trained, extracted, scores = (future.result() for future in self._steps.values())
         seconds = sum(float(record.facts.get("seconds", 0)) for record in (trained, extracted) if ran[record.step])
-        network, figures = (str(self._store.folder(record.key)) for record in (trained, scores))
-        return Outcome(self.spec, read_scores(scores, self._store.pull(scores.key)), ran, delivered, network, figures, seconds)
+        network, figures = (str(self._services.store.folder(record.key)) for record in (trained, scores))
+        metrics = read_scores(scores, self._services.store.pull(scores.key))
+        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, trained.facts.get("seconds"))
 
 
 # ---------------------------------------------------------------- the flow
@@ -240,7 +253,7 @@ def evaluate(
     return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
 
 
-@task(task_run_name="publish {spec.variant} s{spec.seed}", cache_policy=NO_CACHE)
+@task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
 def publish(
     spec: RunSpec,
     dataset: DatasetRecord,
@@ -267,10 +280,10 @@ def publish(
     return services.tracker.publish(report)
 
 
-def _step(step: Any, identity: str, *, title: str, store: Store, force: bool) -> Any:
+def _step(step: Any, identity: str, spec: RunSpec, store: Store, force: bool) -> Any:
     """The step's task for one identity; it runs again on `force`, or where its record or what that names is no longer whole."""
-    usable = not force and is_finished(step, identity, store, title)
-    return step.with_options(task_run_name=f"{step.name} {{spec.variant}} s{{spec.seed}}", refresh_cache=not usable)
+    usable = not force and is_finished(step, identity, store, spec.title)
+    return step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not usable)
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
@@ -32,6 +33,7 @@ class Services:
         self.project = project
         self.scale = scale
         self.stopping = threading.Event()
+        self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that have one in common wait for the same
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
         if PREFECT_API_URL.value():
