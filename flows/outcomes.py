@@ -24,6 +24,7 @@ class Outcome:
         network, figures: where its checkpoint is, and its scores with their figures.
         seconds: of training and embedding, where they ran.
         older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; some only with `--code keep`.
+        training_seconds: of its training, whenever that was.
     """
 
     spec: RunSpec
@@ -34,6 +35,7 @@ class Outcome:
     figures: str
     seconds: float
     older_code: tuple[str, ...] = ()
+    training_seconds: float | None = None
 
     @property
     def line(self) -> str:

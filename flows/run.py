@@ -106,7 +106,7 @@ class Chain:
         """A step, submitted; its lock is let go when its record is kept. Where another run of this flow has the very same, that one."""
         submitted, key = self._services.submitted, chosen.of.identity
         if key not in submitted:
-            named = step.with_options(task_run_name=f"{step.name} {{spec.variant}} s{{spec.seed}}", refresh_cache=not chosen.usable)
+            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not chosen.usable)
             self.must_train |= step is train and not chosen.usable
             lock = self._locks[step.name] = StepLock(step, chosen.of, self.spec.title, self._services, self._force)
             submitted[key] = named.submit(key, *inputs, lock=lock, **options)
@@ -135,7 +135,7 @@ class Chain:
         store = self._services.store
         network, figures = (str(store.folder(record.key)) for record in (trained, scores))
         metrics = read_scores(scores, store.pull(scores.key))
-        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, older_code=self._older_code)
+        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, self._older_code, trained.facts.get("seconds"))
 
     def _ran(self, step: str) -> bool:
         """Whether this chain ran a step: it was not done before, by another run of this flow, or by another process meanwhile."""
@@ -319,7 +319,7 @@ def _evaluate(
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 
 
-@task(task_run_name="publish {spec.variant} s{spec.seed}", cache_policy=NO_CACHE)
+@task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
 def publish(
     spec: RunSpec,
     dataset: DatasetRecord,

@@ -148,7 +148,7 @@ def check_places(project: Project) -> list[str]:
 
 def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:
     """Seeds of a variant have the same settings."""
-    return list({(run.dataset, run.variant): run for run in runs}.values())
+    return list({(run.table, run.dataset, run.variant): run for run in runs}.values())
 
 
 def _check_weights(training: TrainingConfig) -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app, open_project, prefect_starting
+from flows.cli.tables import NumSeeds, Rows, TrackName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,31 +32,39 @@ Overrides = Annotated[
 
 @app.command()
 def reproduce(
-    table: Annotated[str | None, typer.Argument(help="A paper's table or figure, as softtriple/table1; see: dml tables.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Papers' tables or figures, as softtriple/table1 or 'softtriple/*'; see: dml tables.")
+    ] = None,
     dataset: Datasets = None,
     variant: Variants = None,
     seed: Seeds = None,
     force: Force = False,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop when a run fails; otherwise the others go on.")] = False,
     set_: Overrides = None,
-    row: Annotated[list[str] | None, typer.Option("--row", help="Of a table: this row; repeat for several.")] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Of a table: a few drawn images, one epoch; does the whole chain run?")] = False,
+    row: Rows = None,
+    seeds: NumSeeds = None,
+    track: TrackName = None,
+    prepared_only: Annotated[bool, typer.Option("--prepared-only", help="Of tables: only on datasets that are prepared.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Of tables: a few drawn images, one epoch; does the whole chain run?")] = False,
     code: CodeOption = "strict",
 ) -> None:
-    """Run the standing comparison, or a table of a paper.
+    """Run the standing comparison, or tables of the papers.
 
     What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
     """
     from dml_core.errors import ConfigError
 
-    if table is not None:
-        from flows.cli.tables import run_table
+    if tables:
+        from flows.cli.tables import choice_of, run_tables
 
         if set_:
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
-        return run_table(table, row, dataset, variant, seed, smoke, force, fail_fast, code)
-    if row or smoke:
-        raise ConfigError("--row and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke")
+        choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only)
+        return run_tables(tables, choice, force, fail_fast, code)
+    if row or smoke or track or seeds or prepared_only:
+        raise ConfigError(
+            "--row, --seeds, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
+        )
     project = open_project()
     _say("dml reproduce: checking parameters")
     _check(project, dataset, variant, seed, set_)

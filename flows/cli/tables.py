@@ -8,9 +8,19 @@ import typer
 from flows.cli.app import open_project, prefect_starting, print_table, tables_app
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flows.concluding import TableOutcome
     from tasks.runs.made import Code
+    from tasks.tables.choice import Choice
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
+
+Rows = Annotated[list[str] | None, typer.Option("--row", help="Of tables: this row; repeat for several.")]
+NumSeeds = Annotated[int | None, typer.Option("--seeds", "-r", min=1, help="Of tables: this many seeds, from 0.")]
+TrackName = Annotated[
+    str | None, typer.Option("--track", metavar="paper|common", help="Of tables: as each paper ran it, or every loss alike.")
+]
 
 
 @tables_app.callback(invoke_without_command=True)
@@ -88,47 +98,79 @@ def show(name: Name) -> None:
     print(f"The paper: {table.states}")
 
 
-def run_table(
-    name: str,
+def choice_of(
     rows: "list[str] | None",
     datasets: "list[str] | None",
     variants: "list[str] | None",
+    track: str | None,
     seeds: "list[int] | None",
-    smoke: bool,
-    force: bool,
-    fail_fast: bool,
-    code: "Code" = "strict",
-) -> None:
-    """Run a table's rows, and print it with what was measured: `dml reproduce <table>`."""
-    project = open_project()
+    num_seeds: int | None,
+    smoke: bool = False,
+    prepared_only: bool = False,
+) -> "Choice":
+    """What narrows tables, as it was given on the command line.
+
+    Raises:
+        ConfigError: options that do not go together.
+    """
+    from dml_core.config import unknown_name
     from dml_core.errors import ConfigError
-    from tasks.checks import check_before, check_parts, check_places
-    from tasks.runs.specs import load_params
-    from tasks.tables.runs import table_runs
+    from tasks.tables.choice import TRACKS, Choice
 
     if variants and len(variants) > 1:
         raise ConfigError(f"--variant: a table runs in one variant at a time, as as_released; {len(variants)} were given")
-    variant = variants[0] if variants else None
+    if seeds and num_seeds:
+        raise ConfigError(f"--seed names seeds and --seeds says how many (0 to {num_seeds - 1}): give one of them")
+    if track not in (None, *TRACKS):
+        raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
+    if track == "common" and variants:
+        raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
+    chosen = tuple(seeds or range(num_seeds or 1))
+    return Choice(
+        tuple(rows or ()), tuple(datasets or ()), variants[0] if variants else None, track or "paper", chosen, smoke, prepared_only
+    )
+
+
+def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict") -> None:
+    """Run the rows of tables, and print each with what was measured: `dml reproduce <table>...`."""
+    project = open_project()
+    from tasks.checks import check_places
+    from tasks.runs.specs import load_params
+    from tasks.tables.file import chosen_tables
+    from tasks.tables.needs import check_tables
+    from tasks.tables.runs import chosen_runs
+
+    names = chosen_tables(patterns)
+    what = names[0] if len(names) == 1 else f"{len(names)} tables"
     params = load_params(project.params_file)
-    typer.echo(f"dml reproduce: checking the rows of {name}", err=True)
-    runs = table_runs(params, name, rows, datasets, variant, seeds, smoke)
-    for found in runs.values():
-        check_parts(found, None if smoke else check_before(project, params, found))
+    typer.echo(f"dml reproduce: checking the rows of {what}", err=True)
+    chosen = chosen_runs(params, names, choice)
+    runs = check_tables(project, params, chosen, choice)
     for note in check_places(project):
         typer.echo(f"note: {note}", err=True)
-    num_runs = sum(map(len, runs.values()))
-    typer.echo(f"{name}: {num_runs} run{'s' if num_runs > 1 else ''} on {', '.join(runs)}", err=True)
+    for name, reasons in chosen.left_out.items():
+        typer.echo(f"{name}, left out: {'; '.join(reasons)}", err=True)
+    datasets = ", ".join(dict.fromkeys(spec.dataset for spec in runs))
+    typer.echo(f"{what}: {len(runs)} run{'s' if len(runs) > 1 else ''} on {datasets}", err=True)
     typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
     with prefect_starting():
         from flows.outcomes import RunsFailedError
         from flows.table import table as flow
 
+    narrowing = (list(choice.rows), list(choice.datasets), choice.variant, choice.track, list(choice.seeds))
     try:
-        outcome = flow(name, rows, datasets, variant, seeds, smoke, force, fail_fast, code)
+        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, force, fail_fast, code))
     except RunsFailedError as error:
-        print(error.comparisons[0].page)
+        _print_outcomes(error.comparisons)
         raise
-    print(outcome.page)
-    print(f"page: {outcome.path}")
-    if outcome.num_undelivered:
-        print(f"{outcome.num_undelivered} records wait for MLflow; deliver them with: dml sync")
+
+
+def _print_outcomes(outcomes: "Sequence[TableOutcome]") -> None:
+    """A table with its page; of several a line each."""
+    if len(outcomes) == 1:
+        print(f"{outcomes[0].page}\npage: {outcomes[0].path}")
+    for outcome in outcomes if len(outcomes) > 1 else ():
+        print(outcome.line)
+    num_undelivered = sum(outcome.num_undelivered for outcome in outcomes)
+    if num_undelivered:
+        print(f"{num_undelivered} records wait for MLflow; deliver them with: dml sync")

@@ -101,7 +101,13 @@ class RunSpec(Config):
     @property
     def title(self) -> str:
         """How the run is called on screen."""
-        return f"{self.dataset} / {self.variant} / seed {self.seed}"
+        where = f"{self.table}: " if self.table is not None else ""
+        return f"{where}{self.dataset} / {self.variant} / seed {self.seed}"
+
+    @property
+    def short(self) -> str:
+        """How Prefect's pages name the run's steps: by its table and row, or its variant."""
+        return f"{self.variant} s{self.seed}" if self.table is None else f"{self.table} on {self.dataset}: {self.variant} s{self.seed}"
 
     @property
     def comparison(self) -> str:

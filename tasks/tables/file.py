@@ -4,6 +4,8 @@ Published figures stand as they are printed (per cent, or the column's unit). A 
 the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown, never run).
 """
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -14,6 +16,7 @@ from dml_core.config import Config, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
 from tasks.runs.protocols import TABLES
 
+PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
 RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
 
@@ -184,6 +187,29 @@ def table_names() -> list[str]:
         return path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0)
 
     return [f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)]
+
+
+def paper_tables() -> list[str]:
+    """Those of the papers: every table but the project's own."""
+    return [name for name in table_names() if name.partition("/")[0] != PROJECT]
+
+
+def chosen_tables(patterns: Sequence[str]) -> list[str]:
+    """The tables that names and shell-like patterns (`softtriple/*`, `*/table*`) mean, each once, in the order of the patterns.
+
+    A pattern means the project's own tables where it begins with their folder, else the papers' alone.
+
+    Raises:
+        ConfigError: one means none; the nearest name is given.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        known = table_names() if pattern.startswith(f"{PROJECT}/") or pattern in table_names() else paper_tables()
+        matches = [name for name in known if fnmatchcase(name, pattern)]
+        if not matches:
+            raise unknown_name("table", pattern, table_names())
+        found += matches
+    return list(dict.fromkeys(found))
 
 
 def load_table(name: str) -> TableFile:

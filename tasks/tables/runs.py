@@ -1,6 +1,7 @@
 """Which runs a table's rows are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dml_core.config import merge, parse, unknown_name
 from dml_core.errors import ConfigError
@@ -8,82 +9,141 @@ from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
-from tasks.runs.protocols import Protocol, load_protocol
+from tasks.runs.protocols import COMMON, Protocol, load_protocol
 from tasks.runs.specs import Params, RunSpec
+from tasks.tables.choice import Choice, narrowed
 from tasks.tables.file import Row, TableFile, load_table, run_label
 from tasks.tables.smoke import make_small
 
+EVERYTHING = Choice()
 CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
 
 
-def table_runs(
-    params: Params,
-    name: str,
-    rows: Sequence[str] | None = None,
-    datasets: Sequence[str] | None = None,
-    variant: str | None = None,
-    seeds: Sequence[int] | None = None,
-    smoke: bool = False,
-) -> dict[str, list[RunSpec]]:
-    """A table's runs by the dataset's name in its columns, each run on the project's dataset of that kind.
+@dataclass(frozen=True)
+class Chosen:
+    """The runs of tables.
+
+    Attributes:
+        runs: table -> its runs, on the project's datasets, in the order of its columns and rows.
+        left_out: table -> why it has none, or why some of its rows have none, a line each.
+        missing: datasets that runs were asked for on and the project has not.
+    """
+
+    runs: dict[str, list[RunSpec]]
+    left_out: dict[str, list[str]]
+    missing: tuple[str, ...]
+
+    def by_dataset(self) -> list[list[RunSpec]]:
+        """The runs of one table on one dataset together."""
+        found: dict[tuple[str, str], list[RunSpec]] = {}
+        for name, runs in self.runs.items():
+            for spec in runs:
+                found.setdefault((name, spec.dataset), []).append(spec)
+        return list(found.values())
+
+
+def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
+    """The runs of several tables.
 
     Raises:
-        ConfigError: as `runs_of`, or the project has not the dataset.
+        ConfigError: an unknown row or dataset, a row that is named and not run, settings that do not fit, or nothing to run at all.
     """
-    runs = runs_of(name, load_table(name), rows, datasets, variant, seeds or (0,), smoke)
-    for dataset in () if smoke else runs:
-        own = project_dataset(params, dataset)
-        runs[dataset] = [spec.model_copy(update={"dataset": own}) for spec in runs[dataset]]
-    return runs
+    tables = {name: load_table(name) for name in names}
+    rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
+    datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
+    runs: dict[str, list[RunSpec]] = {}
+    left_out: dict[str, list[str]] = {}
+    missing: dict[str, None] = {}
+    for name, table in tables.items():
+        runs[name], left_out[name] = [], []
+        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], left_out[name]).items():
+            own = dataset if choice.smoke else project_dataset(params, dataset)
+            if own is None:
+                missing[dataset] = None
+                continue
+            runs[name] += [make_small(spec) if choice.smoke else spec.model_copy(update={"dataset": own}) for spec in found]
+    if not any(runs.values()) and not missing:
+        why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
+        raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
+    return Chosen({name: found for name, found in runs.items() if found}, {k: v for k, v in left_out.items() if v}, tuple(missing))
 
 
 def runs_of(
     name: str,
     table: TableFile,
+    choice: Choice = EVERYTHING,
     rows: Sequence[str] | None = None,
     datasets: Sequence[str] | None = None,
-    variant: str | None = None,
-    seeds: Sequence[int] = (0,),
-    smoke: bool = False,
+    left_out: list[str] | None = None,
 ) -> dict[str, list[RunSpec]]:
-    """A table's runs by dataset.
+    """A table's runs by the dataset's name in its columns.
 
     Args:
         name: `<paper>/<file>`.
         table: its file.
-        rows, datasets: narrow the table; a row that is named has to be one that is run.
-        variant: of the protocol, for every row that has it; each row's first where none is given.
-        seeds: every row runs once with each.
-        smoke: the same systems on a few drawn images, without trained weights and for one epoch.
+        choice: the variant, the track and the seeds; a row that it names has to be one that is run.
+        rows, datasets: of this table; all of them where none is given.
+        left_out: gets a line for every row that has no run.
 
     Raises:
-        ConfigError: an unknown row or dataset, a row that is not run, or settings that do not fit.
+        ConfigError: a row that is named and not run, or settings that do not fit.
     """
-    for kind, chosen, known in (("row", rows, list(table.rows)), ("dataset", datasets, list(datasets_of(table)))):
-        for one in chosen or ():
-            if one not in known:
-                raise unknown_name(f"{kind} of {name}", one, known)
-    wanted = {row: entry for row, entry in table.rows.items() if row in (rows or table.rows) and (rows or is_run(entry))}
     found: dict[str, list[RunSpec]] = {}
-    for dataset in datasets or datasets_of(table):
+    said: dict[str, None] = {}
+    for dataset in datasets_of(table) if datasets is None else datasets:
         evaluation = scoring_of(name, table, dataset)
-        for row, entry in wanted.items():
-            if rows is None and not _belongs(table, entry, dataset):
+        for row, entry in table.rows.items():
+            if (rows is not None and row not in rows) or not (choice.rows or _belongs(table, entry, dataset)):
                 continue
-            chosen_variant = variant if variant in entry.variants else None
-            training = row_training(name, entry, dataset, chosen_variant)
-            label = run_label(row, chosen_variant or entry.variants[0])
-            measured = merge(table.measurements, entry.measurements)
-            spec = RunSpec(
-                dataset=dataset, variant=label, seed=0, training=training, evaluation=evaluation, table=name, measurements=measured
-            )
-            spec = make_small(spec) if smoke else spec
-            found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in seeds)
-    if not found:
-        raise ConfigError(
-            f"{name} has no row that can be run yet: {next((row.lacks for row in table.rows.values() if row.lacks), 'all quoted')}"
-        )
+            why_not = _why_not(name, entry, dataset, choice)
+            if why_not is not None:
+                said[why_not] = None
+            elif is_run(entry) or choice.rows:
+                variant, training = _training(name, entry, dataset, choice)
+                label, measured = run_label(row, variant), merge(table.measurements, entry.measurements)
+                settings = {"training": training, "evaluation": evaluation, "table": name, "measurements": measured}
+                specs = [RunSpec(dataset=dataset, variant=label, seed=seed, **settings) for seed in choice.seeds]
+                found.setdefault(dataset, []).extend(specs)
+    if left_out is not None:
+        left_out += said
     return found
+
+
+def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
+    """Why a row has no run, in one line; None where it has one, where the paper quotes it, or where it is named and has to have one."""
+    if row.lacks and not choice.rows:
+        return f"'{row.label}' lacks {row.lacks}"
+    if choice.track == "paper" or not is_run(row):
+        return None
+    if dataset not in load_protocol(COMMON).datasets:
+        return f"{dataset} is not on the common track"
+    loss = row_training(name, row, dataset).loss.name
+    return None if loss in load_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+
+
+def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig]:
+    """What a row is called on the chosen track, and how it is trained there."""
+    if choice.track == "common":
+        return COMMON, common_training(name, row, dataset)
+    variant = choice.variant if choice.variant in row.variants else None
+    training = row_training(name, row, dataset, variant)
+    return variant or row.variants[0], training
+
+
+def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
+    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
+
+    Raises:
+        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
+    """
+    name = row_training(table, row, dataset).loss.name
+    values = load_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
+    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
+    loss = merge(merge(values["loss"], row.loss or {}), changes)
+    where = f"{table}: {row.label}, {dataset}, {COMMON} track"
+    config = parse(TrainingConfig, values | {"loss": loss}, where)
+    parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
+    return config
 
 
 def row_training(table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None) -> TrainingConfig:
@@ -138,18 +198,15 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     return parse(EvaluationConfig, merge(load_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
 
 
-def project_dataset(params: Params, dataset: str) -> str:
-    """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it.
+def project_dataset(params: Params, dataset: str) -> str | None:
+    """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it; None where none is.
 
     Raises:
-        ConfigError: the project has none; the line says what to add.
+        ConfigError: several are.
     """
     named = [name for name, spec in params.datasets.items() if spec.reader == dataset]
     if dataset in named or len(named) == 1:
         return dataset if dataset in named else named[0]
     if named:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; call the one of the tables '{dataset}'")
-    block = f"{dataset}: {{reader: {dataset}, raw: data/raw/{dataset}}}"
-    raise ConfigError(
-        f"dataset '{dataset}' is not in params.yaml; add below datasets: {block} (or see the chain run on drawn images: --smoke)"
-    )
+    return None

@@ -11,6 +11,7 @@ from tasks.environment import Project
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
 
+SMOKE, SUFFIX = "smoke", "-smoke"
 LAYOUTS = {"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop"}
 IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
 CHANGES = {
@@ -22,10 +23,20 @@ RECALL_AT = (1, 2)
 
 
 def make_small(spec: RunSpec) -> RunSpec:
-    """The run on the drawn images, for one epoch of small batches, from random weights."""
+    """The run on the drawn images, for one epoch of small batches, from random weights.
+
+    Smoke runs are of one table of their own, `smoke`, whichever table asks: what two tables share is trained and published once, and
+    nothing of it stands beside a published figure.
+    """
     training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
-    return spec.model_copy(update={"dataset": f"{spec.dataset}-smoke", "training": training, "evaluation": evaluation})
+    called = {"dataset": f"{spec.dataset}{SUFFIX}", "variant": f"{spec.table} {spec.variant}", "table": SMOKE}
+    return spec.model_copy(update={**called, "training": training, "evaluation": evaluation})
+
+
+def table_of(spec: RunSpec) -> str:
+    """The table that a run was asked for by; of a smoke run it is in its label."""
+    return spec.variant.partition(" ")[0] if spec.table == SMOKE else str(spec.table)
 
 
 def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
@@ -44,4 +55,4 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
     materialise("synthetic", options, folder / "raw")
     info = prepare("synthetic", folder / "raw", folder / "packed", options)
     counts = {role: entry.num_images for role, entry in info.roles.items()}
-    return DatasetRecord(name=f"{dataset}-smoke", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)
+    return DatasetRecord(name=f"{dataset}{SUFFIX}", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)

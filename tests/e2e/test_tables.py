@@ -1,5 +1,6 @@
 """A paper's table through the whole chain: run over seeds, judged, shown again from MLflow, its runs shared with another table."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,11 +41,11 @@ TABLE = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that has CUB-200-2011, drawn, and two tables of its own: the same rows in both."""
+    """A project that has CUB-200-2011, drawn, and three tables of its own: the same rows in all."""
     made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
     materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
     made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
-    for name in ("table91", "table92"):
+    for name in ("table91", "table92", "table93"):
         (made.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
     return made
 
@@ -56,6 +57,10 @@ def cells(printed: str, beginning: str) -> list[str]:
     return found[2:]
 
 
+def page_of(project: Project, name: str) -> str:
+    return (project.root / f"state/reports/tables/{name}.md").read_text()
+
+
 def test_it_is_run_and_judged_and_shown_from_what_mlflow_has(project: Project) -> None:
     printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2")
     recall_1, recall_2, nmi = cells(printed, "as_published, 3 seeds")
@@ -64,19 +69,25 @@ def test_it_is_run_and_judged_and_shown_from_what_mlflow_has(project: Project) -
     assert nmi.endswith(" equal")
     assert "| One day | published, own | 3 | 4 | 5 |" in printed
     assert "not run: a loss that nobody has written" in printed
-    page = project.root / "state/reports/tables/softtriple/table91.md"
-    assert page.read_text() in printed
+    assert page_of(project, "softtriple/table91") in printed
     assert cells(project.run("dml", "tables", "show", "softtriple/table91"), "as_published, 3 seeds") == [recall_1, recall_2, nmi]
 
 
-def test_another_table_s_runs_are_shared_and_only_what_it_lacks_is_run(project: Project) -> None:
-    printed = project.run("dml", "reproduce", "softtriple/table92", "--seed", "0", "--seed", "1", "--seed", "2")
-    assert "3 of 6 runs to train" in printed
-    assert "3 of 6 runs done before and reused" in re.sub(r"6 runs to train", "", printed)
-    rows = [line for line in printed.splitlines() if "as_published, 3 seeds" in line]
-    assert len(rows) == 2
-    assert " equal" not in rows[1]
-    assert rows[1].rstrip(" |").endswith(" below")
+def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
+    printed = project.run("dml", "reproduce", "softtriple/table9[23]", "--seeds", "3")
+    assert "3 of 12 runs to train" in printed  # those of the row that no table has run yet, once for both
+    assert "9 of 12 runs done before and reused" in printed
+    for name in ("softtriple/table92", "softtriple/table93"):
+        assert f"{name}: 6 runs; page: " in printed
+        rows = [line for line in page_of(project, name).splitlines() if "as_published, 3 seeds" in line]
+        assert len(rows) == 2
+        assert " equal" not in rows[1]
+        assert rows[1].rstrip(" |").endswith(" below")
+        shown = project.run("dml", "tables", "show", name)
+        assert shown.count("as_published, 3 seeds") == 2, "MLflow has the runs of each table"
+        kept = json.loads(json.loads((project.root / f"state/tables/{name}.json").read_text())["record"])
+        assert [run["row"] for run in kept["runs"]] == ["trained"] * 3 + ["untrained"] * 3
+        assert all(run["seconds"] > 0 for run in kept["runs"])
 
 
 def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, tmp_path: Path) -> None:
@@ -86,6 +97,7 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
     assert "| trained as_published | cub200-smoke |" in page
     assert not re.search(r"50|recall|nmi", page)
     assert list((tmp_path / "state/store/evaluate").rglob("metrics.json"))
+    assert not (tmp_path / "state/tables").exists()
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,11 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
         (("softtriple/table91", "--row", "one-day"), "'One day' is not run: a loss that nobody has written"),
         (("softtriple/table3",), "dataset 'cars196' is not in params.yaml; add below datasets: cars196: {reader: cars196, raw: "),
         (("softtriple/table91", "--set", "scale.num_workers=1"), "--set changes the standing comparison"),
-        (("--smoke",), "--row and --smoke go with a table"),
+        (("softtriple/table91", "softtriple/tabel9*"), "unknown table 'softtriple/tabel9*'; did you mean 'softtriple/table9"),
+        (("softtriple/table3", "softtriple/table5"), "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
+        (("softtriple/table91", "-r", "3", "-s", "4"), "--seed names seeds and --seeds says how many (0 to 2)"),
+        (("softtriple/table91", "--track", "commn"), "unknown track 'commn'; did you mean 'common'?"),
+        (("--smoke",), "--smoke go with a table"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:
