@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dml_core.initial_weights import truncated_normal_
+from dml_core.initial_weights import start_as_slim
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
 
@@ -70,8 +70,7 @@ class ReleasedLeNet(nn.Module):
         self.linear = nn.Linear(64 * 7 * 7, 500)
         self.num_features = 500
         for layer in (self.conv1, self.conv2, self.linear):
-            truncated_normal_(layer.weight, gain=2**0.5)
-            nn.init.zeros_(layer.bias)
+            start_as_slim(layer)
 
     def forward(self, images: Tensor) -> Tensor:
         """The last layer's outputs, (N, 500, 1, 1), of images (N, 3, H, W)."""

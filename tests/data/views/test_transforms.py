@@ -27,7 +27,7 @@ def config(**options: Any) -> transforms.TransformConfig:
     return parse(transforms.TransformConfig, options, "transform")
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 def test_test_view_is_the_usual_pillow_pipeline(interpolation: str) -> None:
     image = picture()
     mode = classic.InterpolationMode(interpolation)
