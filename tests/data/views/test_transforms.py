@@ -129,6 +129,17 @@ def test_part_that_cannot_fit_is_the_central_one() -> None:
     assert transforms._random_part(20, 60, views, transforms.view_generator(0, 0, 0)) == (0, 20, 20, 20)
 
 
+@pytest.mark.parametrize(("first", "constant"), [(True, False), (False, True)])
+def test_contrast_is_of_the_whole_image_or_of_the_part(first: bool, constant: bool) -> None:
+    """An image half black, half white: a part within one half is as it was under contrast of its own, and moves under the whole's."""
+    halves = torch.zeros(3, 8, 16, dtype=torch.uint8)
+    halves[:, :, 8:] = 255
+    views = config(crop="random", crop_size=2, jitter={"contrast": 0.5}, jitter_first=first, scaling="zero-one")
+    parts = [transforms.train_view(halves, views, 0, 0, index) for index in range(200)]
+    levels = {float(part[0, 0, 0]) for part in parts if len(part.unique()) == 1}  # those within one half
+    assert (levels == {0.0, 1.0}) == constant
+
+
 def test_jitter_moves_colours_within_its_strength() -> None:
     grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
     views = config(jitter={"brightness": 0.2}, scaling="zero-one")
