@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from dml_core.initial_weights import start_at_unit_norm
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 
 
@@ -24,7 +25,10 @@ class HeatedUpSoftmaxConfig(LossConfig):
         schedule: "step" changes alpha and learning rate at once; "gentle" moves both geometrically over the heated epochs (the paper
             tried a gentle increase and does not state its course: assumed).
         heated_learning_rate_factor: factor on the learning rate when heated (published 0.1).
-        bias: a learned b_m added to w_m.f (eq. 1 and the released code have it; section 3 sets it aside).
+        bias: a learned b_m, as eq. 1 and the released code have it.
+        bias_inside_alpha: logits alpha (w_m.f + b_m), eq. 1; else alpha w_m.f + b_m, as released, where the bias moves alpha times slower.
+        initial: "uniform", torch's, whose w_m are of norm 0.58 with random biases; "unit_norm", w_m of norm near 1 and biases of 0, as
+            released. A step turns a normalised w_m by 1 / norm squared.
         better_init: start the classifier at the normalised class means of the untrained embeddings (released code, on SOP).
     """
 
@@ -34,11 +38,13 @@ class HeatedUpSoftmaxConfig(LossConfig):
     schedule: Literal["step", "gentle"] = "step"
     heated_learning_rate_factor: float = Field(default=0.1, gt=0.0, le=1.0)
     bias: bool = True
+    bias_inside_alpha: bool = True
+    initial: Literal["uniform", "unit_norm"] = "uniform"
     better_init: bool = False
 
 
 class HeatedUpSoftmax(Loss):
-    """Cross-entropy of alpha (w_m.f + b_m) with unit-length w_m."""
+    """Cross-entropy of alpha (w_m.f + b_m), or of alpha w_m.f + b_m, with unit-length w_m."""
 
     Config = HeatedUpSoftmaxConfig
     config: HeatedUpSoftmaxConfig
@@ -46,6 +52,8 @@ class HeatedUpSoftmax(Loss):
     def __init__(self, config: HeatedUpSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
         self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
+        if config.initial == "unit_norm":
+            start_at_unit_norm(self.classifier)
         self._heat = 0.0  # 0: not heated, 1: fully heated
 
     @property
@@ -81,7 +89,9 @@ class HeatedUpSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 2."""
-        bias_C = None if self.classifier.bias is None else self.alpha * self.classifier.bias
+        bias_C = self.classifier.bias
+        if bias_C is not None and self.config.bias_inside_alpha:
+            bias_C = self.alpha * bias_C
         logits_NC = functional.linear(self.alpha * embeddings_ND, functional.normalize(self.classifier.weight), bias_C)
         total = functional.cross_entropy(logits_NC, labels_N)
         return LossOutput(total, {"softmax": total.detach()})

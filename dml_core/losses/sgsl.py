@@ -20,12 +20,15 @@ class SGSLConfig(LossConfig):
         weight: beta of eq. 10 (published 1).
         gate: SGSL counts only in batches whose softmax loss is at most this (published 3; math.inf always).
         label_smoothing: epsilon, spread over the other C - 1 classes (released code: 0.4 on CUB and Cars, 0.1 on SOP and In-shop).
+        dropout: share of the features that the softmax does not see, SGSL seeing all (Boudiaf et al., whose settings the paper takes over,
+            0.5; released code: none).
     """
 
     gamma: float = Field(default=30.0, gt=0.0)
     weight: float = Field(default=1.0, ge=0.0)
     gate: float = Field(default=3.0, ge=0.0)
     label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0)
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class SGSL(Loss):
@@ -49,11 +52,18 @@ class SGSL(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Eq. 7 with eq. 10's weight."""
-        softmax = functional.cross_entropy(embeddings_ND @ self.weight_CD.T, labels_N, label_smoothing=self.smoothing)
+        seen_ND = drop_features(embeddings_ND, self.config.dropout, generator) if self.config.dropout else embeddings_ND
+        softmax = functional.cross_entropy(seen_ND @ self.weight_CD.T, labels_N, label_smoothing=self.smoothing)
         sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma)
         gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)
         total = softmax + self.config.weight * gated
         return LossOutput(total, {"softmax": softmax.detach(), "sgsl": gated.detach()})
+
+
+def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | None) -> Tensor:
+    """Dropout whose draws are the step's own, on the CPU: the same whatever the device and after an interruption."""
+    kept_ND = torch.rand(embeddings_ND.shape, generator=generator) >= share
+    return embeddings_ND * kept_ND.to(embeddings_ND) / (1.0 - share)
 
 
 def stop_gradient_softmax(embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float) -> Tensor:

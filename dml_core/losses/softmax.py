@@ -3,10 +3,13 @@
 Shapes: N samples, D embedding dimensions, C classes.
 """
 
+from typing import Literal
+
 from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from dml_core.initial_weights import start_at_unit_norm
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 
 
@@ -15,10 +18,12 @@ class SoftmaxConfig(LossConfig):
 
     Attributes:
         bias: whether the classifier has b_m (heated-up softmax eq. 1: yes; SoftTriple's and SGSL's equations: no).
+        initial: "uniform", torch's; or "unit_norm", weights of norm near 1 and biases of 0 (heated-up softmax's released code).
         label_smoothing: epsilon; the target is (1 - eps) on the true class plus eps / C on every class.
     """
 
     bias: bool = True
+    initial: Literal["uniform", "unit_norm"] = "uniform"
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
@@ -31,6 +36,8 @@ class Softmax(Loss):
     def __init__(self, config: SoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
         self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
+        if config.initial == "unit_norm":
+            start_at_unit_norm(self.classifier)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean cross-entropy of the batch."""

@@ -9,8 +9,8 @@ from dml_core.models.backbones.config import BackboneConfig
 
 READ_BY_KIND = {
     "identity": set[str](),
-    "linear": {"embedding_dim", "bias", "normalise_in_training"},
-    "bn": {"embedding_dim"},
+    "linear": {"embedding_dim", "bias", "initial", "normalise_in_training"},
+    "bn": {"embedding_dim", "initial"},
     "two_layer": {"embedding_dim", "test_layer"},
     "bn_neck": {"embedding_dim", "learn_scale", "learn_shift", "num_bn_relu"},
 }
@@ -24,6 +24,8 @@ class HeadConfig(Config):
             (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
         embedding_dim: E; None leaves out bn_neck's projection, so that E = F (SGSL's 2048-d rows).
         bias: a bias in the linear layer.
+        initial: the linear layer's weights at the start, of "linear" and "bn": "uniform", torch's; or "slim", TF-slim's normal of standard
+            deviation sqrt(2 / F) (0.044 for 1024 features) with biases of 0, as heated-up softmax's released code has them.
         normalise_in_training: the loss sees unit-length embeddings.
         test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
         learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
@@ -35,6 +37,7 @@ class HeadConfig(Config):
     kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
     embedding_dim: int | None = Field(default=64, ge=1)
     bias: bool = True
+    initial: Literal["uniform", "slim"] = "uniform"
     normalise_in_training: bool = False
     test_layer: Literal["second_last", "last"] = "second_last"
     learn_scale: bool = False
@@ -75,11 +78,14 @@ class ModelConfig(Config):
         backbone: images to feature maps.
         pooling: feature maps to one vector an image.
         head: that vector to what the loss sees and to the test embedding.
-        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its running "statistics" (SoftTriple on
-            CUB and Cars), or its scale and shift too ("all", SGSL's released code).
+        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its "scale" alone (TF-slim, which has none),
+            its running "statistics" (SoftTriple on CUB and Cars), or scale and shift beside them ("all", SGSL's released code).
+        batchnorm_momentum: the share of a batch's statistics that the backbone's running ones take up; None leaves 0.1 (TensorFlow's
+            decay is 1 less this; heated-up softmax's released code has 0.05).
     """
 
     backbone: BackboneConfig
     pooling: PoolingConfig = PoolingConfig()
     head: HeadConfig = HeadConfig()
-    freeze_batchnorm: Literal["none", "statistics", "all"] = "none"
+    freeze_batchnorm: Literal["none", "scale", "statistics", "all"] = "none"
+    batchnorm_momentum: float | None = Field(default=None, gt=0.0, le=1.0)

@@ -18,10 +18,9 @@ class Embedder(nn.Module):
         num_features = self.backbone.num_features
         assert isinstance(num_features, int)
         self.head = build_head(config.head, num_features, num_classes)
-        self.has_frozen_batchnorm = config.freeze_batchnorm != "none"
-        if config.freeze_batchnorm == "all":
-            for module in self._backbone_batchnorms():
-                module.requires_grad_(False)
+        self.has_frozen_statistics = config.freeze_batchnorm in ("statistics", "all")
+        for module in self._backbone_batchnorms():
+            _set_up_batchnorm(module, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Training output (N, head.output_dim) of images (N, 3, H, W)."""
@@ -34,12 +33,22 @@ class Embedder(nn.Module):
         return embeddings
 
     def train(self, mode: bool = True) -> "Embedder":
-        """As nn.Module's, but a frozen backbone's BatchNorm stays in evaluation mode."""
+        """As nn.Module's, but a backbone's BatchNorm with frozen statistics stays in evaluation mode."""
         super().train(mode)
-        if self.has_frozen_batchnorm:
+        if self.has_frozen_statistics:
             for module in self._backbone_batchnorms():
                 module.eval()
         return self
 
-    def _backbone_batchnorms(self) -> list[nn.Module]:
+    def _backbone_batchnorms(self) -> list[nn.modules.batchnorm._BatchNorm]:
         return [module for module in self.backbone.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def _set_up_batchnorm(module: nn.modules.batchnorm._BatchNorm, config: ModelConfig) -> None:
+    """What trains of one of the backbone's, and how fast its running statistics move."""
+    if config.freeze_batchnorm in ("scale", "all"):
+        module.weight.requires_grad_(False)
+    if config.freeze_batchnorm == "all":
+        module.bias.requires_grad_(False)
+    if config.batchnorm_momentum is not None:
+        module.momentum = config.batchnorm_momentum

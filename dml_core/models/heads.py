@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dml_core.errors import ConfigError
+from dml_core.initial_weights import start_as_slim
 from dml_core.models.config import HeadConfig
 
 
@@ -46,6 +47,8 @@ class LinearHead(Head):
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
         self.linear = nn.Linear(in_features, embedding_dim, bias=config.bias)
+        if config.initial == "slim":
+            start_as_slim(self.linear)
         self.normalise_in_training = config.normalise_in_training
 
     def forward(self, features_NF: Tensor) -> Tensor:
@@ -65,6 +68,8 @@ class BatchNormHead(Head):
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
         self.linear = nn.Linear(in_features, embedding_dim, bias=False)
+        if config.initial == "slim":
+            start_as_slim(self.linear)
         self.norm = nn.BatchNorm1d(embedding_dim, eps=0.001, momentum=0.05)  # TensorFlow's decay 0.95
         self.norm.weight.requires_grad_(False)
 

@@ -1,8 +1,8 @@
 """The training loop: one run on one or several workers, resumable bit for bit on the CPU. Knows process groups, never Ray.
 
 A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
-(seed, epoch, step, sample), so neither the worker count nor an interruption changes what is trained on. Sections: the run and its
-parts, the epoch, history and checkpoints, before the first epoch.
+(seed, epoch, step, sample, how often it came before), so neither the worker count nor an interruption changes what is trained on.
+Sections: the run and its parts, the epoch, history and checkpoints, before the first epoch.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import TestView, TrainView, iterate_batches
+from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
 from dml_core.data.views.samplers import check_sampler, epoch_batches
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.contract import check_labels
@@ -196,8 +196,11 @@ def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], g
 def _load(run: _Run, batches: list[np.ndarray], epoch: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     """This worker's images, all workers' labels and shard sizes of each global batch."""
     all_sizes = [shard_sizes(len(batch), world_size()) for batch in batches]
-    shards = [np.split(batch, np.cumsum(sizes)[:-1])[rank()] for batch, sizes in zip(batches, all_sizes, strict=True)]
-    loaded = iterate_batches(run.dataset, shards, TrainView(run.config.transform, run.seed, epoch), run.num_loader_workers)
+    shards, copies = (
+        [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
+        for all_rows in (batches, count_copies(batches))
+    )
+    loaded = iterate_batches(run.dataset, shards, TrainView(run.config.transform, run.seed, epoch), run.num_loader_workers, copies)
     for (images, _), batch, sizes in zip(loaded, batches, all_sizes, strict=True):
         labels_N = torch.from_numpy(run.dataset.labels[batch]).to(run.device, non_blocking=True)
         yield images.to(run.device, non_blocking=True), labels_N, sizes

@@ -1,5 +1,6 @@
 """Optimisers with one group each for the backbone, the head (a learned pooling included) and the loss's own parameters (centres)."""
 
+import math
 from typing import Any
 
 import torch
@@ -25,8 +26,21 @@ def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.op
         raise ConfigError("nothing to train: neither the model nor the loss has a trainable parameter")
     if config.name == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
-    adam = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, eps=config.eps)
+    adam = TensorFlowAdam if config.eps_before_bias_correction else torch.optim.Adam
     return adam(groups, eps=config.eps)
+
+
+class TensorFlowAdam(torch.optim.Adam):
+    """Adam of TensorFlow: lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), torch's with eps / sqrt(1 - b2^t) at step t."""
+
+    def step(self, closure: Any = None) -> Any:
+        """As torch's; every parameter of a group is stepped together."""
+        for group in self.param_groups:
+            num_done = max((int(self.state[p]["step"]) for p in group["params"] if p in self.state), default=0)
+            group["eps"] = self.defaults["eps"] / math.sqrt(1 - group["betas"][1] ** (num_done + 1))
+        return super().step(closure)
 
 
 def _groups(config: OptimiserConfig, name: str, module: nn.Module) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ class OptimiserConfig(Config):
         without_decay: parameters that no group decays: "biases" (SGSL's released code), or all of "one_dimension", which are biases and
             the scales of normalisations.
         momentum, nesterov: SGD's; `eps`: Adam's.
+        eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow does: early steps are
+            smaller, by up to sqrt(1 - beta2) where eps outweighs the gradient.
         groups: own settings of "backbone", "head" or "loss".
     """
 
@@ -36,6 +38,7 @@ class OptimiserConfig(Config):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     nesterov: bool = False
     eps: float = Field(default=1e-8, gt=0)
+    eps_before_bias_correction: bool = False
     groups: dict[GroupName, GroupConfig] = {}
 
     @model_validator(mode="after")
@@ -44,4 +47,6 @@ class OptimiserConfig(Config):
             raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
+        if self.eps_before_bias_correction and self.name != "adam":
+            raise ValueError(f"eps_before_bias_correction belongs to adam, not to {self.name}")
         return self

@@ -19,6 +19,8 @@ class ScheduleConfig(Config):
         factor: what a drop multiplies the rate by.
         floor: the cosine's last factor.
         cosine_moves: the cosine moves with each "step" or stands still within an "epoch".
+        cosine_after_warmup: the cosine begins where the warm-up ends, over what is left of the run, and its last epoch is at the floor
+            (SGSL's released code); else it runs over the whole run and the warm-up multiplies it.
         warmup_epochs, warmup_steps: length of the linear rise before any kind, in epochs or in steps, per step.
         warmup_from: the factor at which the rise begins.
     """
@@ -29,6 +31,7 @@ class ScheduleConfig(Config):
     factor: float = Field(default=0.1, gt=0)
     floor: float = Field(default=0.0, ge=0, le=1)
     cosine_moves: Literal["step", "epoch"] = "step"
+    cosine_after_warmup: bool = False
     warmup_epochs: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
     warmup_from: float = Field(default=0.0, ge=0, le=1)
@@ -40,6 +43,8 @@ class ScheduleConfig(Config):
                 raise ValueError(f"kind '{kind}' and {name} go together")
         if self.warmup_epochs and self.warmup_steps:
             raise ValueError("warmup_epochs and warmup_steps exclude each other: keep one")
+        if self.cosine_after_warmup and (self.kind, self.cosine_moves) != ("cosine", "epoch"):
+            raise ValueError("cosine_after_warmup belongs to a cosine that moves by epoch")
         return self
 
 
@@ -53,11 +58,18 @@ def learning_rate_factor(config: ScheduleConfig, epoch: int, step: int, num_step
         num_steps: steps of every epoch.
         num_epochs: epochs of the whole run.
     """
-    return _warmup(config, epoch * num_steps + step, num_steps) * _course(config, epoch, step / num_steps, num_epochs)
+    warmup = _warmup(config, epoch * num_steps + step, num_steps)
+    if config.cosine_after_warmup:
+        return warmup * _cosine(config, _share_after_warmup(config, epoch, num_steps, num_epochs))
+    return warmup * _course(config, epoch, step / num_steps, num_epochs)
+
+
+def _warmup_steps(config: ScheduleConfig, num_steps: int) -> float:
+    return config.warmup_steps or config.warmup_epochs * num_steps
 
 
 def _warmup(config: ScheduleConfig, steps_done: int, num_steps: int) -> float:
-    length = config.warmup_steps or config.warmup_epochs * num_steps
+    length = _warmup_steps(config, num_steps)
     share = min(1.0, steps_done / length) if length else 1.0
     return config.warmup_from + (1.0 - config.warmup_from) * share
 
@@ -69,6 +81,16 @@ def _course(config: ScheduleConfig, epoch: int, part_of_epoch: float, num_epochs
         assert config.every_epochs is not None
         return float(config.factor ** (epoch // config.every_epochs))
     if config.kind == "cosine":
-        share = (epoch + (part_of_epoch if config.cosine_moves == "step" else 0.0)) / num_epochs
-        return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * share))
+        return _cosine(config, (epoch + (part_of_epoch if config.cosine_moves == "step" else 0.0)) / num_epochs)
     return 1.0
+
+
+def _cosine(config: ScheduleConfig, share: float) -> float:
+    return config.floor + (1 - config.floor) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def _share_after_warmup(config: ScheduleConfig, epoch: int, num_steps: int, num_epochs: int) -> float:
+    """fast-reid's: a step after every epoch by whose end the warm-up is over; 0 where the warm-up fills the run."""
+    num_warm_epochs = math.ceil(_warmup_steps(config, num_steps) / num_steps)
+    num_moves = epoch - max(0, num_warm_epochs - 1)
+    return max(0, num_moves) / (num_epochs - num_warm_epochs) if num_warm_epochs < num_epochs else 0.0

@@ -13,7 +13,7 @@ VARIANTS = {
     "normalised_softmax": [{"scale": 8.0}],
     "softtriple": [{"num_centres": 3}, {"num_centres": 3, "regulariser_weight": 0.0, "margin": 0.1}, {"num_centres": 1}],
     "hardtriple": [{"num_centres": 4}],
-    "heated_up_softmax": [{}, {"alpha": 8.0, "bias": False, "better_init": True}],
+    "heated_up_softmax": [{}, {"alpha": 8.0, "bias": False, "better_init": True}, {"bias_inside_alpha": False}],
     "discriminative": [{}, {"centroids": "kmeans"}],
     "tuplet_margin": [{}, {"negatives": "all"}, {"negatives": "all", "scale": 8.0, "slack_margin": 0.0, "variance_weight": 0.0}],
     "sgsl": [{}, {"gate": 0.0}, {"gamma": 5.0, "label_smoothing": 0.0, "weight": 2.0}],

@@ -122,7 +122,8 @@ def heated_up_softmax(loss, embeddings, labels):
     biases = loss.classifier.bias.tolist() if loss.config.bias else [0.0] * len(weights)
     terms = []
     for x, y in zip(embeddings, labels, strict=True):
-        logits = [loss.alpha * (dot(w, x) + b) for w, b in zip(weights, biases, strict=True)]
+        factor = loss.alpha if loss.config.bias_inside_alpha else 1.0
+        logits = [loss.alpha * dot(w, x) + factor * b for w, b in zip(weights, biases, strict=True)]
         terms.append(cross_entropy(logits, one_hot(y, len(weights))))
     return mean(terms)
 

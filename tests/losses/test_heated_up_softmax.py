@@ -81,3 +81,23 @@ def test_better_init_points_each_weight_at_its_class_mean():
 @pytest.mark.parametrize("better_init", [True, False])
 def test_embeddings_are_asked_for_only_by_better_init(better_init):
     assert build(("heated_up_softmax", {"better_init": better_init})).needs == Needs(initial_embeddings=better_init)
+
+
+@pytest.mark.parametrize(("inside", "factor"), [(True, 16.0), (False, 1.0)])
+def test_a_bias_inside_alpha_moves_alpha_times_as_fast(inside, factor):
+    """Equation 1 against the released logits: the gradient of b_m is p_m - q_m, times alpha where it stands inside."""
+    loss = build(("heated_up_softmax", {"bias_inside_alpha": inside}))
+    torch.nn.init.zeros_(loss.classifier.bias)
+    embeddings_ND, labels_N = torch.randn(20, 5).double(), torch.arange(20) % 5
+    loss(embeddings_ND, labels_N).total.backward()
+    probabilities_NC = (16 * embeddings_ND @ functional.normalize(loss.classifier.weight).T).softmax(dim=1)
+    expected_C = (probabilities_NC - functional.one_hot(labels_N)).mean(dim=0)
+    torch.testing.assert_close(loss.classifier.bias.grad, factor * expected_C)
+
+
+@pytest.mark.parametrize("name", ["heated_up_softmax", "softmax"])
+@pytest.mark.parametrize(("initial", "norm", "has_bias"), [("uniform", 0.58, True), ("unit_norm", 1.0, False)])
+def test_where_the_classifier_starts(name, initial, norm, has_bias):
+    classifier = build((name, {"initial": initial}), num_classes=98, dim=64).classifier
+    assert classifier.weight.norm(dim=1).mean().item() == pytest.approx(norm, abs=0.03)
+    assert bool(classifier.bias.any()) == has_bias

@@ -6,6 +6,7 @@ from loss_cases import CASES, build, case_id, random_batch
 
 from dml_core.losses.contract import Needs
 from dml_core.losses.registry import loss_modules
+from dml_core.losses.sgsl import drop_features
 
 EMBEDDINGS, LABELS = random_batch()
 
@@ -134,6 +135,20 @@ def test_the_radius_is_learned_only_where_asked_for(learn_radius):
 def test_sgsl_joins_at_its_gate_exactly():
     at_gate = build(("sgsl", {}))(EMBEDDINGS, LABELS).parts["softmax"].item()
     assert build(("sgsl", {"gate": at_gate}))(EMBEDDINGS, LABELS).parts["sgsl"] > 0
+
+
+def test_sgsls_dropout_is_the_softmaxs_alone_and_the_steps_own():
+    """Half of the numbers 0, the others doubled, before the classifier; SGSL compares the whole embeddings."""
+    loss, plain = build(("sgsl", {"dropout": 0.5, "gate": 1e9})), build(("sgsl", {"gate": 1e9}))
+    embeddings_ND, labels_N = torch.randn(400, 5).double(), torch.arange(400) % 5
+    first, again, other = (loss(embeddings_ND, labels_N, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
+    assert first.total == again.total != other.total
+    assert first.parts["sgsl"] == plain(embeddings_ND, labels_N).parts["sgsl"]
+    seen_ND = drop_features(embeddings_ND, 0.5, torch.Generator().manual_seed(3))
+    assert first.parts["softmax"] == plain(seen_ND, labels_N).parts["softmax"]
+    dropped_ND = seen_ND == 0
+    assert dropped_ND.double().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(seen_ND[~dropped_ND], 2 * embeddings_ND[~dropped_ND])
 
 
 def test_centroids_of_a_k_means_are_those_of_their_seed():

@@ -40,7 +40,7 @@ def images(size=64):
 def test_maps_have_the_declared_features_and_the_published_stride(name):
     backbone = build(name)
     maps = backbone(images())
-    side = 1 if name == "lenet" else 64 // STRIDE.get(name, 32)
+    side = 1 if name.startswith("lenet") else 64 // STRIDE.get(name, 32)
     assert maps.shape == (2, backbone.num_features, side, side)
 
 
@@ -129,6 +129,18 @@ def last_block_by_hand(block, maps, inner_relu):
     for conv, norm in zip(convs[:-1], norms, strict=True):
         out = rectify(norm(conv(out)))
     return maps + convs[-1](out)
+
+
+@torch.no_grad()
+def test_the_released_lenet_by_hand():
+    """TensorFlow's SAME padding at 28x28: 28, pooled 14, 14, pooled 7; 25 * 32 + 25 * 32 * 64 + 3136 * 500 weights and 596 biases."""
+    net = build("lenet_released")
+    assert sum(parameter.numel() for parameter in net.parameters()) == 25 * 32 + 25 * 32 * 64 + 7 * 7 * 64 * 500 + 32 + 64 + 500
+    digits = torch.rand(2, 1, 28, 28)
+    first = functional.max_pool2d(functional.relu(functional.conv2d(digits, net.conv1.weight, net.conv1.bias, padding=2)), 2)
+    second = functional.max_pool2d(functional.relu(functional.conv2d(first, net.conv2.weight, net.conv2.bias, padding=2)), 2)
+    expected = functional.relu(functional.linear(second.flatten(1), net.linear.weight, net.linear.bias))
+    torch.testing.assert_close(net(digits.expand(-1, 3, -1, -1))[:, :, 0, 0], expected)
 
 
 @pytest.mark.parametrize(("name", "num_norms"), [(SMALL_RESNET, 1), ("resnet50", 2)])

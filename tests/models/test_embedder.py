@@ -40,6 +40,22 @@ def test_freezing_batchnorm_by_what_a_step_changes(freeze, expected):
     assert {"backbone.conv1.weight", "head.linear.weight"} <= changed
 
 
+def test_batchnorm_without_a_trained_scale_trains_its_shift_and_keeps_its_statistics_moving():
+    changed = step(embedder(freeze_batchnorm="scale"))
+    assert {"backbone.bn1.bias", "backbone.bn1.running_mean"} <= changed
+    assert "backbone.bn1.weight" not in changed
+
+
+@pytest.mark.parametrize(("momentum", "taken"), [(None, 0.1), (0.05, 0.05)])
+def test_running_statistics_take_up_their_share_of_a_batch(momentum, taken):
+    """From 0 to momentum times the batch's mean; the head's own BatchNorm has its own."""
+    model = embedder(batchnorm_momentum=momentum, head=HeadConfig(kind="bn", embedding_dim=8))
+    images = torch.randn(4, 3, 64, 64)
+    model.train()(images)
+    torch.testing.assert_close(model.backbone.bn1.running_mean, taken * model.backbone.conv1(images).mean(dim=(0, 2, 3)))
+    assert model.head.norm.momentum == 0.05
+
+
 def test_only_the_backbones_batchnorm_is_frozen():
     changed = step(embedder(freeze_batchnorm="all", head=HeadConfig(kind="bn", embedding_dim=8)))
     assert {"head.norm.running_mean", "head.norm.bias"} <= changed

@@ -54,6 +54,14 @@ def test_linear_head_normalises_what_the_loss_sees_on_request():
     torch.testing.assert_close(lengths(built(FEATURES)), torch.ones(16))
 
 
+@pytest.mark.parametrize("kind", ["linear", "bn"])
+@pytest.mark.parametrize(("initial", "deviation"), [("uniform", 0.018), ("slim", 0.0442)])
+def test_a_bottleneck_starts_with_torchs_deviation_or_tf_slims(kind, initial, deviation):
+    layer = build_head(HeadConfig(kind=kind, initial=initial), 1024).linear
+    assert layer.weight.std().item() == pytest.approx(deviation, rel=0.02)
+    assert layer.bias is None or bool(layer.bias.any()) == (initial == "uniform")
+
+
 def test_bn_head_is_equation_7_with_a_learned_shift_and_no_scale():
     built = head(kind="bn", embedding_dim=4)
     projected = FEATURES @ built.linear.weight.T

@@ -122,6 +122,42 @@ def test_adams_first_step_shows_its_eps_and_couples_the_decay():
     assert steps(1, name="adam", eps=0.5) == pytest.approx(2 - 0.1 * 2 / 2.5)
 
 
+@pytest.mark.parametrize("eps", [1e-8, 0.01, 5.0])
+def test_tensorflows_adam_by_its_own_formula(eps):
+    """lr_t = lr sqrt(1 - b2^t) / (1 - b1^t); m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; x -= lr_t m / (sqrt(v) + eps)."""
+    x, m, v = 2.0, 0.0, 0.0
+    for t in range(1, 6):
+        g = 1 + 0.5 * x
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        x -= 0.1 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t) * m / (v**0.5 + eps)
+    assert steps(5, name="adam", eps=eps, eps_before_bias_correction=True) == pytest.approx(x, rel=1e-6)
+    assert (steps(5, name="adam", eps=eps) == pytest.approx(x, rel=1e-6)) == (eps == 1e-8)
+
+
+def test_tensorflows_adam_goes_on_from_a_checkpoint():
+    """Its eps depends on how many steps are done, which the state keeps."""
+    config = OptimiserConfig(learning_rate=0.1, eps=0.01, eps_before_bias_correction=True)
+    whole, broken = nn.Linear(2, 1), nn.Linear(2, 1)
+    broken.load_state_dict(whole.state_dict())
+
+    def train(layer, state, num_steps):
+        frozen = Embedder(ModelConfig(backbone=BackboneConfig(name="small_cnn", width=8)), 3).requires_grad_(False)
+        loss = OneNumber()
+        loss.value = layer.weight
+        optimiser = build_optimiser(config, TrainingSystem(frozen, loss))
+        if state is not None:
+            optimiser.load_state_dict(state)
+        for _ in range(num_steps):
+            optimiser.zero_grad()
+            layer.weight.square().sum().backward()
+            optimiser.step()
+        return optimiser.state_dict()
+
+    train(whole, None, 4)
+    train(broken, train(broken, None, 2), 2)
+    assert torch.equal(whole.weight, broken.weight)
+
+
 def test_adamw_decays_beside_the_gradient():
     assert steps(1, name="adamw", eps=0.5) == pytest.approx(2 * (1 - 0.1 * 0.5) - 0.1 * 1 / 1.5)
 
@@ -131,6 +167,7 @@ def test_adamw_decays_beside_the_gradient():
     [
         ({"name": "adam", "momentum": 0.9}, "belong to sgd"),
         ({"name": "sgd", "nesterov": True}, "needs a momentum"),
+        ({"name": "adamw", "eps_before_bias_correction": True}, "belongs to adam, not to adamw"),
         ({"groups": {"heads": {}}}, "groups"),
         ({"groups": {"head": {"learning_rat": 1.0}}}, "learning_rate"),
     ],

@@ -61,6 +61,31 @@ def test_warm_up_multiplies_the_course():
     assert factors == pytest.approx([0.0, 0.05, 0.1, 0.1])
 
 
+# Rates printed by the logs of SGSL's released code: (steps of an epoch, {(epoch, step): rate}).
+CUB_LOG = (91, {(0, 90): 9.05e-3, (5, 90): 2.95e-2, (9, 90): 4.59e-2, (11, 90): 5e-2, (12, 90): 4.99e-2, (14, 90): 4.98e-2})
+CUB_LOG[1].update({(15, 0): 4.96e-2, (19, 90): 4.88e-2, (24, 90): 4.70e-2, (27, 90): 4.57e-2, (31, 90): 4.35e-2})
+CARS_LOG = (125, {(5, 124): 3.87e-2, (8, 124): 5e-2, (9, 124): 4.99e-2, (11, 124): 4.98e-2, (13, 124): 4.95e-2, (15, 124): 4.91e-2})
+CARS_LOG[1].update({(19, 0): 4.80e-2, (24, 124): 4.59e-2, (33, 100): 4.09e-2, (43, 0): 3.35e-2, (48, 124): 2.95e-2, (50, 0): 2.78e-2})
+
+
+@pytest.mark.parametrize(("num_steps", "printed"), [CUB_LOG, CARS_LOG], ids=["cub", "cars"])
+def test_a_cosine_after_the_warm_up_is_what_the_released_logs_print(num_steps, printed):
+    """1000 steps from a tenth, then a cosine by epoch down to a hundredth of 0.05, over the 89 or 92 epochs that are left of 100."""
+    config = ScheduleConfig(kind="cosine", cosine_moves="epoch", cosine_after_warmup=True, floor=0.01, warmup_steps=1000, warmup_from=0.1)
+    ours = {(epoch, step): 0.05 * learning_rate_factor(config, epoch, step, num_steps, 100) for epoch, step in printed}
+    assert ours == pytest.approx(printed, abs=5.1e-5)  # they print three digits
+    assert learning_rate_factor(config, 99, 0, num_steps, 100) == pytest.approx(0.01)
+
+
+def test_a_warm_up_longer_than_the_run_leaves_no_cosine():
+    factors = by_epoch(3, kind="cosine", cosine_moves="epoch", cosine_after_warmup=True, warmup_steps=1000)
+    assert factors == pytest.approx([0.0, 0.01, 0.02])
+
+
+def test_without_a_warm_up_the_cosine_after_it_is_the_plain_one():
+    assert by_epoch(9, kind="cosine", cosine_moves="epoch", cosine_after_warmup=True) == by_epoch(9, kind="cosine", cosine_moves="epoch")
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [
@@ -68,6 +93,7 @@ def test_warm_up_multiplies_the_course():
         ({"kind": "cosine", "milestones": [3]}, "milestones go together"),
         ({"kind": "every"}, "every_epochs go together"),
         ({"warmup_epochs": 1.0, "warmup_steps": 5}, "exclude each other"),
+        ({"kind": "cosine", "cosine_after_warmup": True}, "moves by epoch"),
     ],
 )
 def test_what_is_not_read_or_missing_is_refused(values, said):

@@ -20,7 +20,10 @@ from dml_core.errors import DataError
 
 def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
     """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
-    resized: Tensor = tv.resize(image, [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation), antialias=True)
+    target, mode = [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation)
+    if interpolation == "lanczos":  # Pillow's alone
+        return tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
+    resized: Tensor = tv.resize(image, target, mode, antialias=True)
     return resized
 
 

@@ -5,4 +5,4 @@ from typing import Literal
 from pydantic import PositiveInt
 
 Resize = PositiveInt | tuple[PositiveInt, PositiveInt]  # the short side, or (height, width) whatever the aspect ratio
-Interpolation = Literal["bilinear", "bicubic"]
+Interpolation = Literal["bilinear", "bicubic", "lanczos"]

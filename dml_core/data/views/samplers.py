@@ -4,11 +4,11 @@ A sampler knows no workers: it returns the index arrays of the global batches of
 shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
 """
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError
@@ -28,6 +28,8 @@ class SamplerConfig(Config):
         drop_last: leave out the incomplete last batch of a shuffled epoch.
         num_classes_per_batch: k.
         num_samples_per_class: n.
+        class_frequency: of "k_by_n": every class comes about as often, "equal"; or "by_size", as often as it has groups of n images, as
+            fast-reid's NaiveIdentitySampler draws (SGSL's released code).
     """
 
     kind: Literal["shuffled", "k_by_n"] = "shuffled"
@@ -35,6 +37,13 @@ class SamplerConfig(Config):
     drop_last: bool = False
     num_classes_per_batch: int = Field(default=32, ge=2)
     num_samples_per_class: int = Field(default=8, ge=2)
+    class_frequency: Literal["equal", "by_size"] = "equal"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.class_frequency != "equal" and self.kind != "k_by_n":
+            raise ValueError(f"class_frequency belongs to k_by_n, not to {self.kind}")
+        return self
 
 
 def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int) -> list[Indices]:
@@ -45,7 +54,8 @@ def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: in
     """
     if config.kind == "shuffled":
         return shuffled_batches(len(labels_N), config.batch_size, seed, epoch, config.drop_last)
-    return class_balanced_batches(labels_N, config.num_classes_per_batch, config.num_samples_per_class, seed, epoch)
+    draw = class_balanced_batches if config.class_frequency == "equal" else size_weighted_batches
+    return draw(labels_N, config.num_classes_per_batch, config.num_samples_per_class, seed, epoch)
 
 
 def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, drop_last: bool) -> list[Indices]:
@@ -74,16 +84,35 @@ def class_balanced_batches(
         ConfigError: fewer than k classes.
     """
     random = np.random.default_rng((seed, epoch))
-    classes, counts = np.unique(labels_N, return_counts=True)
-    _check_num_classes(len(classes), num_classes_per_batch)
-    members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
+    members = _members(labels_N, num_classes_per_batch)
     num_batches = max(1, round(len(labels_N) / (num_classes_per_batch * num_samples_per_class)))
     waiting: list[int] = []
     batches = []
     for _ in range(num_batches):
-        chosen = _next_classes(waiting, len(classes), num_classes_per_batch, random)
+        chosen = _next_classes(waiting, len(members), num_classes_per_batch, random)
         batches.append(np.concatenate([_draw(members[c], num_samples_per_class, random) for c in chosen]))
     return batches
+
+
+def size_weighted_batches(
+    labels_N: Indices, num_classes_per_batch: int, num_samples_per_class: int, seed: int, epoch: int
+) -> list[Indices]:
+    """Batches of k classes with n images of each, drawn without replacement in rounds, as fast-reid's NaiveIdentitySampler does.
+
+    Rules: a round cuts each class's images, shuffled, into groups of n and leaves out the rest; a class with fewer than n images is one
+    group of n draws with replacement. A batch takes a group of each of k classes drawn from those that have one left; a round ends when
+    fewer than k have. An epoch has floor(num_samples / (k n)) batches, at least one, and begins with a round of its own.
+
+    Raises:
+        ConfigError: fewer than k classes.
+    """
+    random = np.random.default_rng((seed, epoch))
+    members = _members(labels_N, num_classes_per_batch)
+    num_batches = max(1, len(labels_N) // (num_classes_per_batch * num_samples_per_class))
+    batches: list[Indices] = []
+    while len(batches) < num_batches:
+        batches += _round(members, num_classes_per_batch, num_samples_per_class, random)
+    return batches[:num_batches]
 
 
 def check_sampler(config: SamplerConfig, needs: "Needs", loss_name: str) -> None:
@@ -119,6 +148,27 @@ def _check_num_classes(num_classes: int, num_classes_per_batch: int) -> None:
         raise ConfigError(
             f"sampler: num_classes_per_batch is {num_classes_per_batch}, the training set has {num_classes} classes: lower it"
         )
+
+
+def _members(labels_N: Indices, num_classes_per_batch: int) -> list[Indices]:
+    """The images of each class."""
+    classes, counts = np.unique(labels_N, return_counts=True)
+    _check_num_classes(len(classes), num_classes_per_batch)
+    return np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _round(members: list[Indices], num_classes_per_batch: int, num_samples_per_class: int, random: np.random.Generator) -> list[Indices]:
+    """One round of `size_weighted_batches`, at least one batch."""
+    n = num_samples_per_class
+    queues = [random.permutation(own if len(own) >= n else random.choice(own, n)) for own in members]
+    num_groups = np.array([len(queue) // n for queue in queues])
+    num_taken = np.zeros_like(num_groups)
+    batches = []
+    while np.count_nonzero(num_taken < num_groups) >= num_classes_per_batch:
+        chosen = random.choice(np.flatnonzero(num_taken < num_groups), num_classes_per_batch, replace=False)
+        batches.append(np.concatenate([queues[c][num_taken[c] * n : (num_taken[c] + 1) * n] for c in chosen]))
+        num_taken[chosen] += 1
+    return batches
 
 
 def _next_classes(waiting: list[int], num_classes: int, num_wanted: int, random: np.random.Generator) -> list[int]:

@@ -33,6 +33,7 @@ class TransformConfig(Config):
         padding: pixels on every side for "padded".
         flip: mirror a training view left to right every other time.
         jitter: colour jitter of training views.
+        jitter_first: before the crop, so that its contrast is that of the whole image (SGSL's released code, Boudiaf's); else last.
         scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128).
     """
 
@@ -47,6 +48,7 @@ class TransformConfig(Config):
     padding: int = Field(default=0, ge=0)
     flip: bool = False
     jitter: Jitter = Jitter()
+    jitter_first: bool = False
     scaling: Scaling = "rgb-imagenet"
 
     @model_validator(mode="after")

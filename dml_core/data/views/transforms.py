@@ -1,6 +1,6 @@
 """From decoded pixels to the network's input: the views that the papers' protocols use.
 
-Every random draw of a training view derives from (seed, epoch, index) by a counter-based generator (Philox), so a view is the same
+Every random draw of a training view derives from (seed, epoch, index, copy) by a counter-based generator (Philox), so a view is the same
 in whatever process, order or batch it is made. Geometry works on uint8 pixels, as the published pipelines (Pillow) do; resizing is
 antialiased.
 
@@ -27,19 +27,24 @@ _CAFFE_MEAN_BGR = (104.0, 117.0, 128.0)
 _NUM_CROP_ATTEMPTS = 10
 
 
-def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None) -> Tensor:
+def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0) -> Tensor:
     """One training view of uint8 `image` (C, H, W) as float32 (C, H', W').
 
     Args:
-        seed, epoch, index: all that the draws depend on; `index` is the image's index in its dataset.
+        seed, epoch, index, copy: all that the draws depend on; `index` is the image's index in its dataset, `copy` how often it came
+            before in the epoch.
         box: of the image, used where the configuration crops to it.
     """
-    rng = view_generator(seed, epoch, index)
+    rng = view_generator(seed, epoch, index, copy)
     image = _resize(_cut_to_box(image, config, box), config.train_resize, config)
+    if config.jitter_first:
+        image = _jitter(image, config.jitter, rng)
     image = _random_crop(image, config, rng)
     if config.flip and rng.random() < 0.5:
         image = image.flip(2)
-    return scale(_jitter(image, config.jitter, rng), config.scaling)
+    if not config.jitter_first:
+        image = _jitter(image, config.jitter, rng)
+    return scale(image, config.scaling)
 
 
 def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
@@ -50,10 +55,10 @@ def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) ->
     return scale(image, config.scaling)
 
 
-def view_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of one view's draws: (seed, epoch) is Philox's key, the index its counter's high word."""
+def view_generator(seed: int, epoch: int, index: int, copy: int = 0) -> np.random.Generator:
+    """The generator of one view's draws: (seed, epoch) is Philox's key, copy and index its counter's high words."""
     key = np.array([seed, epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, index], dtype=np.uint64)))
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, copy, index], dtype=np.uint64)))
 
 
 def scale(image: Tensor, scaling: Scaling) -> Tensor:

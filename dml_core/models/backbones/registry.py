@@ -13,6 +13,7 @@ TIMM_PREFIX = "timm:"
 BACKBONES: dict[str, str] = {
     "small_cnn": "dml_core.models.backbones.small:build_small",
     "lenet": "dml_core.models.backbones.small:build_small",
+    "lenet_released": "dml_core.models.backbones.small:build_small",
     "five_layer_cnn": "dml_core.models.backbones.small:build_small",
     "resnet18": "dml_core.models.backbones.resnet:ResNet",
     "resnet34": "dml_core.models.backbones.resnet:ResNet",

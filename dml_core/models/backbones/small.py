@@ -1,4 +1,4 @@
-"""Networks for small images: the comparison's `small_cnn` and the two of the papers' figures. None has published weights.
+"""Networks for small images: the comparison's `small_cnn` and those of the papers' figures. None has published weights.
 
 `small_cnn` normalises by groups of channels, not by batch, so that it gives the same features whatever the number of workers without any
 communication.
@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from dml_core.initial_weights import start_as_slim
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.weights import start_from
 
@@ -36,7 +37,7 @@ class LeNet(nn.Module):
     """LeNet's two convolutions, 20 and 50 of 5x5, each pooled by 2 (heated-up softmax, Figures 3 and 4).
 
     The head is its second-last layer: `linear` with `embedding_dim: 2` in the figures; the loss has the last one. Which LeNet the paper
-    means is not stated: Caffe's for MNIST, assumed.
+    means is not stated: Caffe's for MNIST, assumed; `lenet_released` is the one of its released code.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,31 @@ class LeNet(nn.Module):
         """All positions as features, (N, 800, 1, 1), of images (N, 3, H, W)."""
         maps: Tensor = self.grid(self.pool(self.conv2(self.pool(self.conv1(images)))))
         return maps.flatten(1)[:, :, None, None]
+
+
+class ReleasedLeNet(nn.Module):
+    """LeNet as heated-up softmax's released `nets/lenet.py` has it: 5x5 convolutions of 32 and 64 channels, then a layer of 500, all ReLU.
+
+    Convolutions keep the size, each is pooled by 2; weights start as TensorFlow's (He et al., normal), biases at 0. Its one input channel
+    is the mean of the image's three, which are equal for digits.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.pool = nn.MaxPool2d(2)
+        self.grid = nn.AdaptiveAvgPool2d(7)  # what 28x28 pixels come to; the identity for them
+        self.linear = nn.Linear(64 * 7 * 7, 500)
+        self.num_features = 500
+        for layer in (self.conv1, self.conv2, self.linear):
+            start_as_slim(layer)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The last layer's outputs, (N, 500, 1, 1), of images (N, 3, H, W)."""
+        grey = images.mean(dim=1, keepdim=True)
+        maps = self.grid(self.pool(torch.relu(self.conv2(self.pool(torch.relu(self.conv1(grey)))))))
+        return torch.relu(self.linear(maps.flatten(1)))[:, :, None, None]
 
 
 class FiveLayerCNN(nn.Module):
@@ -77,7 +103,12 @@ class FiveLayerCNN(nn.Module):
 
 def build_small(config: BackboneConfig) -> nn.Module:
     """One of this file's networks by its name."""
-    builders = {"small_cnn": lambda: SmallCNN(config.width), "lenet": LeNet, "five_layer_cnn": FiveLayerCNN}
+    builders = {
+        "small_cnn": lambda: SmallCNN(config.width),
+        "lenet": LeNet,
+        "lenet_released": ReleasedLeNet,
+        "five_layer_cnn": FiveLayerCNN,
+    }
     network: nn.Module = builders[config.name]()
     start_from(network, config, imagenet=None)
     return network

@@ -33,7 +33,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("size", [40, (48, 40)])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 def test_views_are_bit_identical(raw: Path, tmp_path: Path, size: Any, interpolation: Any) -> None:
     config = TransformConfig(train_resize=size, test_resize=size, crop="random", crop_size=32, flip=True, interpolation=interpolation)
     views = {}

@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views import batches as batches_module
-from dml_core.data.views.batches import iterate_batches
+from dml_core.data.views.batches import count_copies, iterate_batches
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import train_view
 from dml_core.errors import ConfigError
@@ -58,3 +60,23 @@ def test_box_reaches_the_view(packed_synthetic: Path) -> None:
     ((images, _),) = iterate_batches(dataset, [np.array([4])], view, 0)
     left, top, right, bottom = dataset.box(4) or (0, 0, 0, 0)
     assert images.shape[2:] == (bottom - top, right - left)
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=5))
+def test_copies_are_counted_over_the_epoch(epoch: list[list[int]]) -> None:
+    found = count_copies([np.array(batch, dtype=np.int64) for batch in epoch])
+    flat = [index for batch in epoch for index in batch]
+    assert [len(copies) for copies in found] == [len(batch) for batch in epoch]
+    assert [copy for copies in found for copy in copies] == [flat[:place].count(index) for place, index in enumerate(flat)]
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 2])
+def test_an_image_that_comes_again_has_another_view(packed_synthetic: Path, num_loader_workers: int) -> None:
+    dataset = PackedDataset(packed_synthetic, "train")
+    batches = [np.array([3, 1, 3]), np.array([3, 7])]
+    (first, _), (second, _) = iterate_batches(dataset, batches, VIEW, num_loader_workers, count_copies(batches))
+    views = [first[0], first[2], second[0]]
+    assert not any(torch.equal(views[i], views[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    assert torch.equal(second[0], train_view(dataset.image(3), VIEW.config, 1, 2, 3, copy=2))
+    once = [first[0], first[1], second[1]]  # what comes for the first time has the view that its index alone gives
+    assert all(torch.equal(view, train_view(dataset.image(i), VIEW.config, 1, 2, i)) for view, i in zip(once, (3, 1, 7), strict=True))

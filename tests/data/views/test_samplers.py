@@ -13,6 +13,7 @@ from dml_core.data.views.samplers import (
     epoch_batches,
     first_batch_size,
     shuffled_batches,
+    size_weighted_batches,
 )
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Needs
@@ -50,6 +51,8 @@ def test_the_configuration_chooses_the_sampler():
     balanced = SamplerConfig(kind="k_by_n", num_classes_per_batch=3, num_samples_per_class=4)
     assert same(epoch_batches(shuffled, LABELS, 5, 2), shuffled_batches(41, 6, 5, 2, drop_last=True))
     assert same(epoch_batches(balanced, LABELS, 5, 2), class_balanced_batches(LABELS, 3, 4, 5, 2))
+    by_size = balanced.model_copy(update={"class_frequency": "by_size"})
+    assert same(epoch_batches(by_size, LABELS, 5, 2), size_weighted_batches(LABELS, 3, 4, 5, 2))
 
 
 @pytest.mark.parametrize(("num_samples", "size"), [(5, 5), (6, 6), (70, 6)])
@@ -137,3 +140,62 @@ def test_a_loss_over_pairs_refuses_a_shuffled_sampler():
 def test_bad_sampler_settings_are_refused(values):
     with pytest.raises(ConfigError, match=r"^sampler: "):
         parse(SamplerConfig, values, "sampler")
+
+
+def fast_reids_round(random, k=3, n=4):
+    """NaiveIdentitySampler told again with plain lists: the batches of one round, as lists of (class, images)."""
+    left = {c: np.flatnonzero(c == LABELS).tolist() for c in range(7)}
+    for c, images in left.items():
+        left[c] = random.permutation(images if len(images) >= n else random.choice(images, n)).tolist()
+    available, batches = list(left), []
+    while len(available) >= k:
+        batch = []
+        for c in random.choice(available, k, replace=False):
+            batch.append((int(c), [left[c].pop(0) for _ in range(n)]))
+            if len(left[c]) < n:
+                available.remove(c)
+        batches.append(batch)
+    return batches
+
+
+def test_batches_by_size_come_as_often_as_fast_reids():
+    """Mean share of each class in an epoch, which is one round and its beginning: 41 images make 3 batches of 12."""
+    theirs, ours = np.zeros(7), np.zeros(7)
+    for draw in range(2000):
+        random, batches = np.random.default_rng(draw), []
+        while len(batches) < 3:
+            batches += fast_reids_round(random)
+        for batch in batches[:3]:
+            theirs[[c for c, _ in batch]] += 1
+        for batch in size_weighted_batches(LABELS, 3, 4, seed=1, epoch=draw):
+            ours[LABELS[batch[::4]]] += 1
+    assert ours.sum() == theirs.sum() == 2000 * 9
+    assert ours / ours.sum() == pytest.approx(theirs / theirs.sum(), abs=0.01)
+    assert ours[6] > 1.3 * ours[:6].mean()  # the class of 20 has five groups, each other one
+
+
+@pytest.mark.parametrize("epoch", range(20))
+def test_a_batch_by_size_is_k_groups_and_a_round_uses_no_image_twice(epoch):
+    labels = np.repeat(np.arange(7), [1, 2, 3, 8, 9, 10, 20])
+    batches = size_weighted_batches(labels, 3, 4, seed=2, epoch=epoch)
+    assert len(batches) == 53 // 12
+    for batch in batches:
+        assert [len(set(labels[group])) for group in batch.reshape(3, 4)] == [1, 1, 1]
+        assert len(set(labels[batch])) == 3
+    first_round = np.concatenate(batches[:2])  # 13 groups of 7 classes make two batches at least
+    large = first_round[labels[first_round] >= 3]
+    assert len(set(large)) == len(large)
+
+
+def test_batches_by_size_derive_from_seed_and_epoch_alone():
+    assert same(size_weighted_batches(LABELS, 3, 4, 5, 2), size_weighted_batches(LABELS, 3, 4, 5, 2))
+    for other in ((5, 3), (6, 2)):
+        assert not same(size_weighted_batches(LABELS, 3, 4, 5, 2), size_weighted_batches(LABELS, 3, 4, *other))
+
+
+def test_a_few_images_still_make_a_batch_by_size_and_too_few_classes_are_refused():
+    assert len(size_weighted_batches(np.array([0, 1]), 2, 8, 0, 0)) == 1
+    with pytest.raises(ConfigError, match="has 7 classes: lower it"):
+        size_weighted_batches(LABELS, 8, 4, 0, 0)
+    with pytest.raises(ConfigError, match="belongs to k_by_n, not to shuffled"):
+        parse(SamplerConfig, {"class_frequency": "by_size"}, "sampler")

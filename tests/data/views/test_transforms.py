@@ -27,7 +27,7 @@ def config(**options: Any) -> transforms.TransformConfig:
     return parse(transforms.TransformConfig, options, "transform")
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 def test_test_view_is_the_usual_pillow_pipeline(interpolation: str) -> None:
     image = picture()
     mode = classic.InterpolationMode(interpolation)
@@ -127,6 +127,17 @@ def test_random_resized_parts_have_torchvisions_statistics() -> None:
 def test_part_that_cannot_fit_is_the_central_one() -> None:
     views = config(crop="random_resized", crop_size=8, crop_area=[1.0, 1.0], crop_ratio=[1.0, 1.0])
     assert transforms._random_part(20, 60, views, transforms.view_generator(0, 0, 0)) == (0, 20, 20, 20)
+
+
+@pytest.mark.parametrize(("first", "constant"), [(True, False), (False, True)])
+def test_contrast_is_of_the_whole_image_or_of_the_part(first: bool, constant: bool) -> None:
+    """An image half black, half white: a part within one half is as it was under contrast of its own, and moves under the whole's."""
+    halves = torch.zeros(3, 8, 16, dtype=torch.uint8)
+    halves[:, :, 8:] = 255
+    views = config(crop="random", crop_size=2, jitter={"contrast": 0.5}, jitter_first=first, scaling="zero-one")
+    parts = [transforms.train_view(halves, views, 0, 0, index) for index in range(200)]
+    levels = {round(float(part[0, 0, 0]), 2) for part in parts if len(part.unique()) == 1}  # those within one half
+    assert (levels == {0.0, 1.0}) == constant
 
 
 def test_jitter_moves_colours_within_its_strength() -> None:
