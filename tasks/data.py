@@ -1,7 +1,8 @@
 """Datasets: raw files brought into place, prepared, and kept up to date through DVC. The only module that knows DVC.
 
 DVC is called as a command in a process of its own with the project as working directory (its Python interface depends on the calling
-process's own), and with `--wait-for-lock`, because several flows may ask at once. What decodes images is imported where it is used.
+process's own), and with `--wait-for-lock`; several flows may ask at once, and wait for each other, because DVC's wait is for its repository
+and not for the files that another DVC is making. What decodes images is imported where it is used.
 """
 
 import os
@@ -17,6 +18,7 @@ from dml_core.config import unknown_name
 from dml_core.data.store.info import INFO_FILE, read_info
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
+from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params
 from tasks.storage import copy_objects
@@ -124,7 +126,8 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     """
     if "DVC_STAGE" not in os.environ:
         without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
-        run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
+        with alone(project.packed(name).parent / ".lock"):
+            run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
     return read_dataset(project, name)
 
 

@@ -6,6 +6,8 @@ group anew, the board hands out the unfinished job again, and it goes on from it
 """
 
 import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from dml_core.errors import DmlError
 from dml_core.training.history import Progress
 from dml_core.training.parallel import rank, world_size
-from tasks.storage import enable_s3_weights
+from tasks.locks import alone
+from tasks.storage import Store, enable_s3_weights
 from tasks.workers.jobs import Job, Outcome
 from tasks.workers.work import WORK
 
@@ -97,7 +100,8 @@ def _do(job: Job, device: torch.device, board: Any) -> None:
     """Do one job and say how it went; a fault ends this worker, and with it the group, which Ray Train then starts anew."""
     started = time.monotonic()
     try:
-        WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), ray.train.get_context().get_local_rank())
+        with _folder_to_itself(job):
+            WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), ray.train.get_context().get_local_rank())
     except DmlError as error:
         ray.get(board.fail.remote(job.id, f"{job.spec.title}: {error}"))
         raise
@@ -107,6 +111,14 @@ def _do(job: Job, device: torch.device, board: Any) -> None:
     if rank() == 0:
         facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3)}
         ray.get(board.finish.remote(job.id, facts))
+
+
+def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
+    """What rank 0 works under: workers of a flow that was killed may live for some seconds, and write where this one is to write."""
+    if rank() != 0:
+        return nullcontext()
+    name = job.train_key if job.step == "train" else job.embed_key
+    return alone(Store(job.store, Path(job.cache)).folder(".locks") / f".worker-{name.replace('/', '-')}")
 
 
 def _next_job(board: Any) -> Job | str | None:
