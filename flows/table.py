@@ -21,7 +21,7 @@ from tasks.environment import open_project
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport, DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
-from tasks.tables.file import load_table
+from tasks.tables.file import label_parts, load_table
 from tasks.tables.report import as_markdown
 from tasks.tables.result import MeasuredRun, load_result, save_result
 from tasks.tables.runs import table_runs
@@ -117,8 +117,9 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
     """Add what was measured to the table's result."""
     runs = tuple(
         MeasuredRun(
-            row=outcome.spec.variant.partition(" ")[0],
-            variant=outcome.spec.variant.partition(" ")[2],
+            row=label_parts(outcome.spec.variant)[0],
+            variant=label_parts(outcome.spec.variant)[1],
+            epoch=outcome.spec.evaluation.epoch,
             dataset=params.datasets[outcome.spec.dataset].reader,
             project_dataset=outcome.spec.dataset,
             seed=outcome.spec.seed,

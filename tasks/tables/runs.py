@@ -1,6 +1,6 @@
 """Which runs a table's rows are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dml_core.config import merge, parse, unknown_name
 from dml_core.errors import ConfigError
@@ -8,6 +8,7 @@ from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.protocols import Protocol, load_protocol
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.file import Row, TableFile, load_table, run_label
@@ -24,13 +25,14 @@ def table_runs(
     variant: str | None = None,
     seeds: Sequence[int] | None = None,
     smoke: bool = False,
+    epochs: Sequence[Epoch] | None = None,
 ) -> dict[str, list[RunSpec]]:
     """A table's runs by the dataset's name in its columns, each run on the project's dataset of that kind.
 
     Raises:
         ConfigError: as `runs_of`, or the project has not the dataset.
     """
-    runs = runs_of(name, load_table(name), rows, datasets, variant, seeds or (0,), smoke)
+    runs = runs_of(name, load_table(name), rows, datasets, variant, seeds or (0,), smoke, epochs)
     for dataset in () if smoke else runs:
         own = project_dataset(params, dataset)
         runs[dataset] = [spec.model_copy(update={"dataset": own}) for spec in runs[dataset]]
@@ -45,6 +47,7 @@ def runs_of(
     variant: str | None = None,
     seeds: Sequence[int] = (0,),
     smoke: bool = False,
+    epochs: Sequence[Epoch] | None = None,
 ) -> dict[str, list[RunSpec]]:
     """A table's runs by dataset.
 
@@ -55,9 +58,11 @@ def runs_of(
         variant: of the protocol, for every row that has it; each row's first where none is given.
         seeds: every row runs once with each.
         smoke: the same systems on a few drawn images, without trained weights and for one epoch.
+        epochs: whose weights are scored of each run; those of the row or of its protocol where none are given.
 
     Raises:
-        ConfigError: an unknown row or dataset, a row that is not run, or settings that do not fit.
+        ConfigError: an unknown row or dataset, a row that is not run, the best epoch on held-out classes where the row holds none out, or
+            settings that do not fit.
     """
     for kind, chosen, known in (("row", rows, list(table.rows)), ("dataset", datasets, list(datasets_of(table)))):
         for one in chosen or ():
@@ -70,15 +75,19 @@ def runs_of(
         for row, entry in wanted.items():
             if rows is None and not _belongs(table, entry, dataset):
                 continue
-            chosen_variant = variant if variant in entry.variants else None
-            training = row_training(name, entry, dataset, chosen_variant)
-            label = run_label(row, chosen_variant or entry.variants[0])
+            chosen_variant = variant if variant in entry.variants else entry.variants[0]
+            protocol = load_protocol(entry.protocol or name.partition("/")[0])
+            listed = entry.epochs or protocol.epochs
+            training = row_training(name, entry, dataset, chosen_variant, protocol)
+            training = _keeping(training, {*listed, *(epochs or ())}, f"{name}: {entry.label}, {dataset}, {chosen_variant}")
             measured = merge(table.measurements, entry.measurements)
-            spec = RunSpec(
-                dataset=dataset, variant=label, seed=0, training=training, evaluation=evaluation, table=name, measurements=measured
-            )
-            spec = make_small(spec) if smoke else spec
-            found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in seeds)
+            for epoch in [epoch for epoch in EPOCHS if epoch in (epochs or listed)]:
+                label, scored = run_label(row, chosen_variant, epoch), evaluation.model_copy(update={"epoch": epoch})
+                spec = RunSpec(
+                    dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
+                )
+                spec = make_small(spec) if smoke else spec
+                found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in seeds)
     if not found:
         raise ConfigError(
             f"{name} has no row that can be run yet: {next((row.lacks for row in table.rows.values() if row.lacks), 'all quoted')}"
@@ -112,6 +121,12 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     config = parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
     parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
     return config
+
+
+def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
+    """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
+    kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
 
 
 def is_run(row: Row) -> bool:
