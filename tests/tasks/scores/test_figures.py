@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dml_core.data.store.packed import PackedDataset
+from tasks.scores import figures
 from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Found, Side, choose_queries, draw_curves, look_up, rows_to_draw
 
 
