@@ -130,6 +130,8 @@ def fit(
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
+    assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
+    assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
     checkpoint = _take_up(folder, identity, config, report)
     if checkpoint is None:

@@ -126,6 +126,8 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
     """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
     kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    if kept == list(training.keep_epochs):
+        return training
     return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
 
 
