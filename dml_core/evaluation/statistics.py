@@ -122,7 +122,7 @@ class RankComparison:
     num_blocks: int
 
 
-def compare_ranks(scores_BK: NDArray[np.floating]) -> RankComparison:  # type: ignore[type-arg]
+def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
     """Rank K systems in each of B blocks, the highest score first.
 
     Raises:

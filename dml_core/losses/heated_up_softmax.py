@@ -89,7 +89,7 @@ class HeatedUpSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 2."""
-        bias_C = self.classifier.bias
+        bias_C: Tensor | None = self.classifier.bias
         if bias_C is not None and self.config.bias_inside_alpha:
             bias_C = self.alpha * bias_C
         logits_NC = functional.linear(self.alpha * embeddings_ND, functional.normalize(self.classifier.weight), bias_C)

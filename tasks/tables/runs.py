@@ -1,6 +1,6 @@
 """Which runs a table's rows are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dml_core.config import merge, parse, unknown_name
@@ -9,6 +9,7 @@ from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.protocols import COMMON, Protocol, load_protocol
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice, narrowed
@@ -99,11 +100,14 @@ def runs_of(
             if why_not is not None:
                 said[why_not] = None
             elif is_run(entry) or choice.rows:
-                variant, training = _training(name, entry, dataset, choice)
-                label, measured = run_label(row, variant), merge(table.measurements, entry.measurements)
-                settings = {"training": training, "evaluation": evaluation, "table": name, "measurements": measured}
-                specs = [RunSpec(dataset=dataset, variant=label, seed=seed, **settings) for seed in choice.seeds]
-                found.setdefault(dataset, []).extend(specs)
+                measured = merge(table.measurements, entry.measurements)
+                variant, training, epochs = _training(name, entry, dataset, choice)
+                for epoch in epochs:
+                    label, scored = run_label(row, variant, epoch), evaluation.model_copy(update={"epoch": epoch})
+                    spec = RunSpec(
+                        dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
+                    )
+                    found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds)
     if left_out is not None:
         left_out += said
     return found
@@ -121,13 +125,16 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     return None if loss in load_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
-def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig]:
-    """What a row is called on the chosen track, and how it is trained there."""
+def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
+    """What a row is called on the chosen track, how it is trained there, and which epochs' weights are scored."""
     if choice.track == "common":
-        return COMMON, common_training(name, row, dataset)
-    variant = choice.variant if choice.variant in row.variants else None
-    training = row_training(name, row, dataset, variant)
-    return variant or row.variants[0], training
+        return COMMON, common_training(name, row, dataset), ["last"]
+    variant = choice.variant if choice.variant in row.variants else row.variants[0]
+    protocol = load_protocol(row.protocol or name.partition("/")[0])
+    listed = row.epochs or protocol.epochs
+    training = row_training(name, row, dataset, variant, protocol)
+    training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
+    return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
@@ -172,6 +179,14 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     config = parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
     parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
     return config
+
+
+def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
+    """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
+    kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    if kept == list(training.keep_epochs):
+        return training
+    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
 
 
 def is_run(row: Row) -> bool:

@@ -22,7 +22,8 @@ def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
     """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
     target, mode = [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation)
     if interpolation == "lanczos":  # Pillow's alone
-        return tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
+        of_pillow: Tensor = tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
+        return of_pillow
     resized: Tensor = tv.resize(image, target, mode, antialias=True)
     return resized
 
