@@ -26,13 +26,16 @@ class Columns(Config):
 
     Attributes:
         dataset: which one (`dml data list`).
-        metrics: the evaluator's names, in the paper's order.
-        unit: of the printed figures; "share" is a fraction, per cent its hundredfold, anything else is no score of a run.
+        metrics: the evaluator's and the measurements' names, in the paper's order.
+        unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: they are
+            shown, and not compared.
+        tolerance: of these columns, where the table's is not meant for them.
     """
 
     dataset: str
     metrics: tuple[str, ...] = Field(min_length=1)
     unit: Literal["per cent", "share", "minutes", "distance", "count"] = "per cent"
+    tolerance: "Tolerance | None" = None
 
 
 class Tolerance(Config):
@@ -119,11 +122,12 @@ def run_label(row: str, variant: str) -> str:
 
 
 class Column(NamedTuple):
-    """One column: what it measures, on what, in which unit."""
+    """One column: what it measures, on what, in which unit, and its own tolerance where it has one."""
 
     dataset: str
     metric: str
     unit: str
+    tolerance: Tolerance | None = None
 
 
 class TableFile(Config):
@@ -154,7 +158,11 @@ class TableFile(Config):
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
         """The columns one by one."""
-        return tuple(Column(block.dataset, metric, block.unit) for block in self.columns for metric in block.metrics)
+        return tuple(Column(block.dataset, metric, block.unit, block.tolerance) for block in self.columns for metric in block.metrics)
+
+    def tolerance_of(self, row: Row, column: Column) -> Tolerance | None:
+        """By how much a cell may differ from its published figure: the row's, the column's or the table's; None where nothing is judged."""
+        return None if column.unit == "minutes" else row.tolerance or column.tolerance or self.tolerance
 
     @model_validator(mode="after")
     def _consistent(self) -> "TableFile":
@@ -167,7 +175,8 @@ class TableFile(Config):
             for dataset in row.datasets:
                 if dataset not in datasets:
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
-            if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None:
+            judged = [column for column in self.flat_columns if column.unit != "minutes"]
+            if row.kind != "quoted" and not row.lacks and any(self.tolerance_of(row, column) is None for column in judged):
                 raise ValueError(f"row '{name}' has no tolerance, nor has the table")
         for claim in self.claims:
             for named in (claim.row, claim.reference):
