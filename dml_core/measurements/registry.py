@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 MEASUREMENTS: dict[str, str] = {
     "centroid_distances": "dml_core.measurements.centroid_distances:measure",
-    "distance_histograms": "dml_core.measurements.distance_histograms:measure",
     "retrieved_images": "dml_core.measurements.retrieved_images:measure",
     "training_time": "dml_core.measurements.training_time:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",

@@ -15,7 +15,7 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import from_rank_zero, rank, world_size
@@ -24,10 +24,10 @@ from tasks.storage import Store
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
 
-Work = Callable[[Job, torch.device, Report, int], None]
+Work = Callable[[Job, torch.device, Report, int], dict[str, object]]
 
 
-def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
     """Train the job's run into its folder of the store, from its last whole checkpoint if there is one.
 
     Args:
@@ -35,11 +35,15 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         device: this worker's.
         tell: given every progress message, on rank 0.
         local_rank: this worker's number among those of its machine.
+
+    Returns:
+        Facts beside the step's time: `taken_up`, whether a checkpoint was there, so that the time is not of the whole training.
     """
     store = Store(job.store, Path(job.cache))
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     dataset = open_role(packed, "train", validation)
     folder = from_rank_zero(lambda: store.pull(job.train_key))
+    taken_up = (folder / CHECKPOINT_FILE).exists()
     if validation is not None and rank() == 0:
         save_split(split_classes(packed, validation), folder)
 
@@ -54,9 +58,10 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     fit(job.spec.training, dataset, job.spec.seed, folder, device, job.num_loader_workers, report, _identity(job), validate)
     if rank() == 0:
         store.push(job.train_key)
+    return {"taken_up": taken_up}
 
 
-def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
     """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
 
     Raises:
@@ -76,6 +81,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         dist.barrier()
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     store.push(job.embed_key)
+    return {}
 
 
 def _identity(job: Job) -> str:
