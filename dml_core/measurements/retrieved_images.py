@@ -60,8 +60,9 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     right_Qk = gallery.labels[found_Qk] == queries.labels[:, None]
     asked, searched = (open_role(run.dataset, side.role, run.training.validation) for side in (queries, gallery))
     rows = [_row(asked, searched, query, found_Qk[query], similarities_Qk[query], right_Qk[query]) for query in shown_S]
-    shares = right_Qk[shown_S].mean(), right_Qk.mean()
-    note = f"{RULE}\n{right_Qk[shown_S].sum()} of the {right_Qk[shown_S].size} images shown are right, {100 * shares[1]:.1f} % over all queries"
+    right_Sk = right_Qk[shown_S]
+    shares = right_Sk.mean(), right_Qk.mean()
+    note = f"{RULE}\n{right_Sk.sum()} of the {right_Sk.size} images shown are right, {100 * shares[1]:.1f} % over all queries"
     plot_retrieval_gallery(rows, folder / "retrieved.png", run.title, note)
     record = [
         {
@@ -77,9 +78,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     return dict(zip(METRICS, map(float, shares), strict=True))
 
 
-def fixed_queries(
-    labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int64], same: bool, num_queries: int
-) -> NDArray[np.int64]:
+def fixed_queries(labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int64], same: bool, num_queries: int) -> NDArray[np.int64]:
     """(S,) places of the queries that are shown, by the module's rule.
 
     Args:

@@ -1,4 +1,4 @@
-"""Hard negatives from the whole training set, as smart mining takes them (Harwood et al., "Smart Mining for Deep Metric Learning", ICCV 2017).
+"""Hard negatives from the whole training set (Harwood et al., "Smart Mining for Deep Metric Learning", ICCV 2017).
 
 Written from its description only ("fast nearest neighbour search for mining triplets", discriminative loss, sections 2 and 4.4): at the
 start of an epoch all training images are embedded and each one's nearest images of other classes are found. The search here is exact,

@@ -16,7 +16,16 @@ SEEDS = st.integers(0, 10**6)
 FIXED = [case for case in CASES if case[0] != "tuplet_margin" or case[1].get("negatives") == "all"]
 # One-hot centroids are tied to the axes: they permute with the classes and do not rotate.
 ROTATING = [case for case in FIXED if case != ("discriminative", {})]
-COSINE = ["normalised_softmax", "softtriple", "hardtriple", "tuplet_margin", "triplet_semi_hard", "triplet_global", "contrastive", "proxy_nca"]
+COSINE = [
+    "normalised_softmax",
+    "softtriple",
+    "hardtriple",
+    "tuplet_margin",
+    "triplet_semi_hard",
+    "triplet_global",
+    "contrastive",
+    "proxy_nca",
+]
 OVER_PAIRS = [case for case in CASES if build(case).needs.sampler == "k_by_n" and case[0] != "combined"]
 
 

@@ -1,7 +1,7 @@
 """Which images form which global batch: seeded, and the same whatever the number of workers.
 
-A sampler knows no workers and no images: it returns the index arrays of the global batches of one epoch, and each worker takes its contiguous
-shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
+A sampler knows no workers and no images: it returns the index arrays of the global batches of one epoch, and each worker takes its
+contiguous shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
 """
 
 from typing import TYPE_CHECKING, Literal, Self
@@ -47,9 +47,7 @@ class SamplerConfig(Config):
         return self
 
 
-def epoch_batches(
-    config: SamplerConfig, labels_N: Indices, seed: int, epoch: int, negatives_Nk: Indices | None = None
-) -> list[Indices]:
+def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int, negatives_Nk: Indices | None = None) -> list[Indices]:
     """The global batches of one epoch as the configuration asks for them.
 
     Args:
@@ -138,7 +136,7 @@ def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, s
         seed, epoch: of the draws.
     """
     random = np.random.default_rng((seed, epoch))
-    classes, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
+    _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
     anchors = random.permutation(np.flatnonzero(counts[class_N] > 1))
     negatives = negatives_Nk[anchors, random.integers(0, negatives_Nk.shape[1], len(anchors))]

@@ -218,7 +218,10 @@ def test_every_image_with_a_fellow_is_once_the_first_of_a_triplet(batch_size, ep
 
 
 def test_mined_triplets_are_what_the_configuration_asks_for_and_hold_pairs_of_a_class():
-    config, negatives = SamplerConfig(kind="mined_triplets", batch_size=8), np.array([np.flatnonzero(label != LABELS)[:4] for label in LABELS])
+    config, negatives = (
+        SamplerConfig(kind="mined_triplets", batch_size=8),
+        np.array([np.flatnonzero(label != LABELS)[:4] for label in LABELS]),
+    )
     assert same(epoch_batches(config, LABELS, 3, 1, negatives), triplet_batches(LABELS, negatives, 8, 3, 1))
     assert first_batch_size(config, len(LABELS), 7) == 6
     check_sampler(config, Needs(sampler="k_by_n"), "tuplet_margin")
