@@ -18,11 +18,11 @@ class DiscriminativeConfig(LossConfig):
 
     Attributes:
         centroids: "one_hot" (published; all distances sqrt 2) or "kmeans" (Table 3).
-        centroid_seed: seed of the K-means centroids.
+        centroid_seed: seed of the K-means centroids; None draws other ones in each run, from its own seed.
     """
 
     centroids: Literal["one_hot", "kmeans"] = "one_hot"
-    centroid_seed: int = 0
+    centroid_seed: int | None = 0
 
 
 class Discriminative(Loss):
@@ -43,7 +43,8 @@ class Discriminative(Loss):
                 f"the head's output has {embedding_dim}: use head kind 'two_layer'"
             )
         if config.centroids == "kmeans":
-            self.register_buffer("centroids_CD", kmeans_centroids(num_classes, embedding_dim, config.centroid_seed))
+            seed = int(torch.randint(2**31, ())) if config.centroid_seed is None else config.centroid_seed  # torch's is the run's seed here
+            self.register_buffer("centroids_CD", kmeans_centroids(num_classes, embedding_dim, seed))
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 8."""
@@ -52,6 +53,10 @@ class Discriminative(Loss):
         else:
             total = centroid_terms(embeddings_ND, labels_N, self.get_buffer("centroids_CD")).mean()
         return LossOutput(total, {"discriminative": total.detach()})
+
+    def fixed_centroids(self) -> Tensor:
+        """The centroids, (C, D): of Table 3's distances."""
+        return torch.eye(self.num_classes) if self.config.centroids == "one_hot" else self.get_buffer("centroids_CD")
 
 
 def centroid_terms(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor) -> Tensor:

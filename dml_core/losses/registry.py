@@ -23,6 +23,7 @@ LOSSES: dict[str, str] = {
     "sgsl": "dml_core.losses.sgsl:SGSL",
     "triplet_semi_hard": "dml_core.losses.triplet_semi_hard:TripletSemiHard",
     "triplet_batch_hard": "dml_core.losses.triplet_batch_hard:TripletBatchHard",
+    "triplet_global": "dml_core.losses.triplet_global:TripletGlobal",
     "contrastive": "dml_core.losses.contrastive:Contrastive",
     "proxy_nca": "dml_core.losses.proxy_nca:ProxyNCA",
     "center_loss": "dml_core.losses.center_loss:CenterLoss",

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from dml_core.measurements.contract import Measure
 
 MEASUREMENTS: dict[str, str] = {
+    "centroid_distances": "dml_core.measurements.centroid_distances:measure",
+    "retrieved_images": "dml_core.measurements.retrieved_images:measure",
+    "training_time": "dml_core.measurements.training_time:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",
 }
 

@@ -7,6 +7,7 @@ import numpy as np
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.separability import num_unique_centres
+from dml_core.figures.counts import plot_counts
 from dml_core.losses.multi_centre import MultiCentre
 from dml_core.measurements.contract import FinishedRun
 
@@ -24,7 +25,7 @@ class Options(Config):
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Mean over the training classes; the count of each is left in `unique_centres.npy`, (C,).
+    """Mean over the training classes; how many classes keep how many is drawn, and the count of each left in `unique_centres.npy`, (C,).
 
     Raises:
         EvaluationError: the run's loss has not several centres a class.
@@ -34,4 +35,5 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no centres to count")
     counts_C = num_unique_centres(loss.centres_CKD.detach().numpy(), options.max_distance)
     np.save(folder / "unique_centres.npy", counts_C)
+    plot_counts(counts_C, loss.config.num_centres, folder / "unique_centres.png", run.title, "unique centres of a class", "classes")
     return {METRICS[0]: float(counts_C.mean())}

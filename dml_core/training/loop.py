@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
-from dml_core.data.views.samplers import check_sampler, epoch_batches
+from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
@@ -33,6 +33,7 @@ from dml_core.training.checkpoint import save_checkpoint, take_up
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.history import Progress, Report, write_history
+from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.optim import build_optimiser, set_learning_rates
 from dml_core.training.parallel import TrainingSystem, from_rank_zero, rank, shard_sizes, world_size
 from dml_core.training.schedules import learning_rate_factor
@@ -188,9 +189,10 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.A
 
 def _train_epoch(run: _Run, epoch: int) -> None:
     config = run.config
+    negatives_Nk = from_rank_zero(lambda: _mine(run)) if config.sampler.kind == "mined_triplets" else None
     run.system.train()
     run.system.loss.start_epoch(epoch, config.num_epochs)
-    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch)
+    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, negatives_Nk)
     if len(batches[0]) < world_size():
         raise ConfigError(f"a batch of {len(batches[0])} images cannot be spread over {world_size()} workers: lower scale.num_workers")
     values: list[dict[str, Tensor]] = []
@@ -209,6 +211,12 @@ def _train_epoch(run: _Run, epoch: int) -> None:
     if saved:
         _save(run, epoch + 1)
     clock.epoch_ended(metrics, run.folder if saved else None)
+
+
+def _mine(run: _Run) -> np.ndarray:
+    """Hard negatives of every training image, as the network embeds them now; found by one worker, so that all train on the same."""
+    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.device, run.num_loader_workers)
+    return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
 
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], generator: torch.Generator) -> dict[str, Tensor]:
@@ -365,7 +373,7 @@ def _warm_up_batchnorm(
 ) -> None:
     """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
     system.train()
-    size = len(epoch_batches(config.sampler, dataset.labels, seed=0, epoch=0)[0])
+    size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
     batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
     shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
     for images, _ in iterate_batches(dataset, shards, TestView(config.transform), num_loader_workers):

@@ -27,8 +27,9 @@ class Columns(Config):
 
     Attributes:
         dataset: which one (`dml data list`).
-        metrics: the evaluator's names, in the paper's order.
-        unit: of the printed figures; "share" is a fraction, per cent its hundredfold, anything else is no score of a run.
+        metrics: the evaluator's and the measurements' names, in the paper's order.
+        unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
+            table of nothing else needs no tolerance, and is not judged.
     """
 
     dataset: str
@@ -147,6 +148,7 @@ class TableFile(Config):
         columns: from left to right.
         rows: name -> row, from above.
         tolerance: of verdicts, where a row has none.
+        tolerances: of single metrics, in the place of the table's.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
         note: what a reader has to know of the whole.
@@ -158,9 +160,14 @@ class TableFile(Config):
     columns: tuple[Columns, ...] = Field(min_length=1)
     rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
+    tolerances: dict[str, Tolerance] = {}
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
     note: str | None = None
+
+    def tolerance_of(self, row: Row, metric: str) -> Tolerance | None:
+        """Of the verdict on a cell: the row's own, else the metric's, else the table's."""
+        return row.tolerance or self.tolerances.get(metric) or self.tolerance
 
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
@@ -170,6 +177,10 @@ class TableFile(Config):
     @model_validator(mode="after")
     def _consistent(self) -> "TableFile":
         datasets = {block.dataset for block in self.columns}
+        in_minutes = {block.unit for block in self.columns} == {"minutes"}
+        for metric in self.tolerances:
+            if metric not in {column.metric for column in self.flat_columns}:
+                raise ValueError(f"tolerances: no column is of metric '{metric}'")
         for name, row in self.rows.items():
             for kind in ("published", "released", "independent"):
                 values = getattr(row, kind)
@@ -178,7 +189,7 @@ class TableFile(Config):
             for dataset in row.datasets:
                 if dataset not in datasets:
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
-            if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None:
+            if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None and not in_minutes:
                 raise ValueError(f"row '{name}' has no tolerance, nor has the table")
         for claim in self.claims:
             for named in (claim.row, claim.reference):

@@ -58,7 +58,7 @@ def _cell(table: TableFile, row: Row, column: Column, index: int, seeds: Sequenc
     if not values:
         return Cell(published)
     mean, half_width = mean_over_seeds(values)
-    tolerance = row.tolerance or table.tolerance
+    tolerance = table.tolerance_of(row, column.metric)
     verdict = judge(values, published, tolerance.value) if published is not None and tolerance is not None else None
     return Cell(published, mean, half_width if len(values) > 1 else None, verdict)
 

@@ -15,7 +15,7 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoint import load_checkpoint, weights_of
+from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import from_rank_zero, rank, world_size
@@ -25,10 +25,10 @@ from tasks.storage import Store
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
 
-Work = Callable[[Job, torch.device, Report, int], None]
+Work = Callable[[Job, torch.device, Report, int], dict[str, object]]
 
 
-def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
     """Train the job's run into its folder of the store, from its last whole checkpoint if there is one.
 
     Args:
@@ -37,6 +37,9 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         tell: given every progress message, on rank 0.
         local_rank: this worker's number among those of its machine.
 
+    Returns:
+        Facts beside the step's time: `taken_up`, whether a checkpoint was there, so that the time is not of the whole training.
+
     Raises:
         ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images.
     """
@@ -44,6 +47,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     dataset = open_role(packed, "train", validation)
     folder = from_rank_zero(lambda: store.pull(job.train_key))
+    taken_up = (folder / CHECKPOINT_FILE).exists()
     if validation is not None and rank() == 0:
         save_split(split_classes(packed, validation), folder)
 
@@ -57,9 +61,10 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     fit(training, dataset, job.spec.seed, folder, device, num_loaders, report, _identity(job), validate, score_test)
     if rank() == 0:
         store.push(job.train_key)
+    return {"taken_up": taken_up}
 
 
-def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> None:
+def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
     """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
 
     Raises:
@@ -82,6 +87,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     store.push(job.embed_key)
+    return {}
 
 
 def _identity(job: Job) -> str:

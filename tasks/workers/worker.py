@@ -100,8 +100,9 @@ def _do(job: Job, device: torch.device, board: Any) -> None:
     """Do one job and say how it went; a fault ends this worker, and with it the group, which Ray Train then starts anew."""
     started = time.monotonic()
     try:
+        local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job):
-            WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), ray.train.get_context().get_local_rank())
+            found = WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), local_rank)
     except DmlError as error:
         ray.get(board.fail.remote(job.id, f"{job.spec.title}: {error}"))
         raise
@@ -109,7 +110,7 @@ def _do(job: Job, device: torch.device, board: Any) -> None:
         ray.get(board.note_fault.remote(f"{type(error).__name__}: {error}"))
         raise
     if rank() == 0:
-        facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3)}
+        facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3), **found}
         ray.get(board.finish.remote(job.id, facts))
 
 

@@ -14,6 +14,7 @@ from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
+from dml_core.measurements.registry import MEASUREMENTS, measured_by, parse_measurement
 from dml_core.models.backbones.registry import BACKBONES
 from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.specs import load_params
@@ -54,7 +55,10 @@ def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
     assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
 
 
-@pytest.mark.parametrize(("registry", "folder"), [(LOSSES, "losses"), (DATASETS, "data/readers"), (BACKBONES, "models/backbones")])
+@pytest.mark.parametrize(
+    ("registry", "folder"),
+    [(LOSSES, "losses"), (DATASETS, "data/readers"), (BACKBONES, "models/backbones"), (MEASUREMENTS, "measurements")],
+)
 def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: dict[str, str], folder: str) -> None:
     assert registry
     for name, target in registry.items():
@@ -63,6 +67,15 @@ def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: di
         assert path.parent == ROOT / "dml_core" / folder, name
         defined = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         assert class_name in defined, name
+
+
+def test_every_measurement_is_a_file_with_options_and_metrics_that_no_other_has() -> None:
+    files = {path.stem for path in (ROOT / "dml_core" / "measurements").glob("*.py")} - {"__init__", "contract", "registry"}
+    assert files == set(MEASUREMENTS)
+    metrics = [metric for name in MEASUREMENTS for metric in measured_by(name)]
+    assert len(metrics) == len(set(metrics)) >= len(MEASUREMENTS)
+    for name in MEASUREMENTS:
+        parse_measurement(name, {})
 
 
 def test_every_source_file_says_what_it_is() -> None:

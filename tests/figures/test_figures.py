@@ -15,6 +15,7 @@ from PIL import Image
 
 from dml_core.errors import EvaluationError
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG
+from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
@@ -213,3 +214,21 @@ def test_what_cannot_be_drawn_is_refused_and_nothing_is_written(case: str, tmp_p
     with pytest.raises(EvaluationError):
         REFUSALS[case](tmp_path / "figure.png")
     assert not list(tmp_path.iterdir())
+
+
+def test_charts_of_counts_have_the_same_bars_whatever_was_counted(tmp_path: Path) -> None:
+    left, right = (
+        is_colour(plot_counts(counts, 9, tmp_path / name, "a", "b", "c"), COLOURS[0]).any(axis=0).nonzero()[0]
+        for name, counts in (("few", [1, 1, 2]), ("many", [8, 9, 9]))
+    )
+    width = pixels(tmp_path / "few").shape[1]
+    assert left.max() < 0.4 * width
+    assert right.min() > 0.7 * width
+    taller = is_colour(tmp_path / "few", COLOURS[0]).sum(axis=0)[left]
+    assert taller[: len(left) // 3].mean() == pytest.approx(2 * taller[-len(left) // 3 :].mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("counts", [[], [0, 1], [10]])
+def test_counts_without_a_bar_are_refused(counts: list[int], tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="a chart of counts needs one or more of 1 to 9"):
+        plot_counts(np.array(counts, dtype=int), 9, tmp_path / "counts.png", "a", "b", "c")

@@ -18,6 +18,7 @@ VARIANTS = {
     "tuplet_margin": [{}, {"negatives": "all"}, {"negatives": "all", "scale": 8.0, "slack_margin": 0.0, "variance_weight": 0.0}],
     "sgsl": [{}, {"gate": 0.0}, {"gamma": 5.0, "label_smoothing": 0.0, "weight": 2.0}],
     "triplet_batch_hard": [{}, {"margin": 0.3}],
+    "triplet_global": [{}, {"margin": 0.3, "global_margin": 0.0, "mean_weight": 2.0, "global_weight": 0.5}],
     "proxy_nca": [{}, {"scale": 9.0}],
     "l2_constrained_softmax": [{}, {"learn_radius": True, "radius": 10.0, "label_smoothing": 0.1}],
     "combined": [

@@ -194,6 +194,21 @@ def triplet_semi_hard(loss, embeddings, labels):
     return mean(terms) if terms else 0.0
 
 
+def triplet_global(loss, embeddings, labels):
+    positive, negative, options = [], [], loss.config
+    for a, p in pairs(labels, True):
+        far = [distance(unit(embeddings[a]), unit(embeddings[n])) ** 2 / 4 for n in negatives(labels, a)]
+        if far:
+            positive.append(distance(unit(embeddings[a]), unit(embeddings[p])) ** 2 / 4)
+            negative.append(min(far))
+    if not positive:
+        return 0.0
+    triplet = mean(relu(near - far + options.margin) for near, far in zip(positive, negative, strict=True))
+    variances = [mean((d - mean(side)) ** 2 for d in side) for side in (positive, negative)]
+    gap = relu(mean(positive) - mean(negative) + options.global_margin)
+    return triplet + options.global_weight * (sum(variances) + options.mean_weight * gap)
+
+
 def triplet_batch_hard(loss, embeddings, labels):
     terms = []
     for a, y in enumerate(labels):
@@ -258,6 +273,7 @@ REFERENCES = {
     "sgsl": sgsl,
     "triplet_semi_hard": triplet_semi_hard,
     "triplet_batch_hard": triplet_batch_hard,
+    "triplet_global": triplet_global,
     "contrastive": contrastive,
     "proxy_nca": proxy_nca,
     "center_loss": center_loss,

@@ -95,6 +95,7 @@ PARTS = {  # what curves show, and the option that weighs it in the total
     "sgsl": {"softmax": None, "sgsl": "weight"},
     "triplet_semi_hard": {"triplet": None},
     "triplet_batch_hard": {"triplet": None},
+    "triplet_global": {"triplet": None, "global": "global_weight"},
     "contrastive": {"contrastive": None},
     "proxy_nca": {"proxy_nca": None},
     "center_loss": {"center": None},

@@ -16,7 +16,16 @@ SEEDS = st.integers(0, 10**6)
 FIXED = [case for case in CASES if case[0] != "tuplet_margin" or case[1].get("negatives") == "all"]
 # One-hot centroids are tied to the axes: they permute with the classes and do not rotate.
 ROTATING = [case for case in FIXED if case != ("discriminative", {})]
-COSINE = ["normalised_softmax", "softtriple", "hardtriple", "tuplet_margin", "triplet_semi_hard", "contrastive", "proxy_nca"]
+COSINE = [
+    "normalised_softmax",
+    "softtriple",
+    "hardtriple",
+    "tuplet_margin",
+    "triplet_semi_hard",
+    "triplet_global",
+    "contrastive",
+    "proxy_nca",
+]
 OVER_PAIRS = [case for case in CASES if build(case).needs.sampler == "k_by_n" and case[0] != "combined"]
 
 
@@ -79,7 +88,7 @@ def test_lengths_of_embeddings_do_not_matter_to_cosine_losses(case, labels, seed
 
 
 def test_there_are_losses_over_pairs():
-    assert {name for name, _ in OVER_PAIRS} == {"tuplet_margin", "triplet_semi_hard", "triplet_batch_hard", "contrastive"}
+    assert {name for name, _ in OVER_PAIRS} == {"tuplet_margin", "triplet_semi_hard", "triplet_batch_hard", "triplet_global", "contrastive"}
 
 
 @pytest.mark.parametrize("labels", [[3], [0, 1, 2, 3], [2, 2, 2]])

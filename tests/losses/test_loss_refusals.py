@@ -36,6 +36,7 @@ from dml_core.losses.registry import LOSSES, build_loss
         ("tuplet_margin", {"negatives": "hard"}, "negatives"),
         ("contrastive", {"margin": 2.5}, "margin"),
         ("triplet_semi_hard", {"margin": 0.0}, "margin"),
+        ("triplet_global", {"global_margin": -0.1}, "global_margin"),
         ("sgsl", {"gamma": -30.0}, "gamma"),
         ("sgsl", {"label_smoothing": 0.9}, r"^loss 'sgsl': label_smoothing 0.9 favours the wrong of 5 classes: lower it$"),
         ("combined", {"terms": []}, "terms"),

@@ -27,6 +27,9 @@ RUNS = {
         sampler={"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2},
         optimiser={"learning_rate": 1e-4},
     ),
+    "mined triplets, GroupNorm": small_training(
+        "triplet_global", sampler={"kind": "mined_triplets"}, optimiser={"learning_rate": 1e-4}, num_epochs=2
+    ),
     "centres, BatchNorm": small_training(model=RESNET, num_epochs=1),
     # BatchNorm's averages of the training images, then the classifier at the classes' means: no step is trained.
     "before the first epoch": small_training(model=RESNET, num_epochs=0, warm_up_batchnorm=True).model_copy(update={"loss": BETTER_INIT}),

@@ -1,7 +1,7 @@
 """Which images form which global batch: seeded, and the same whatever the number of workers.
 
-A sampler knows no workers: it returns the index arrays of the global batches of one epoch, and each worker takes its contiguous
-shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
+A sampler knows no workers and no images: it returns the index arrays of the global batches of one epoch, and each worker takes its
+contiguous shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
 """
 
 from typing import TYPE_CHECKING, Literal, Self
@@ -23,8 +23,9 @@ class SamplerConfig(Config):
     """Options.
 
     Attributes:
-        kind: "shuffled", or "k_by_n": k classes with n images of each in every batch.
-        batch_size: images of a shuffled global batch.
+        kind: "shuffled", "k_by_n": k classes with n images of each in every batch, or "mined_triplets": an image, another of its class
+            and one of its nearest of other classes as the network embeds them at the epoch's start (`training.mining`).
+        batch_size: images of a shuffled global batch; of mined triplets as many whole ones as it holds.
         drop_last: leave out the incomplete last batch of a shuffled epoch.
         num_classes_per_batch: k.
         num_samples_per_class: n.
@@ -32,7 +33,7 @@ class SamplerConfig(Config):
             fast-reid's NaiveIdentitySampler draws (SGSL's released code).
     """
 
-    kind: Literal["shuffled", "k_by_n"] = "shuffled"
+    kind: Literal["shuffled", "k_by_n", "mined_triplets"] = "shuffled"
     batch_size: int = Field(default=32, ge=1)
     drop_last: bool = False
     num_classes_per_batch: int = Field(default=32, ge=2)
@@ -46,12 +47,19 @@ class SamplerConfig(Config):
         return self
 
 
-def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int) -> list[Indices]:
+def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int, negatives_Nk: Indices | None = None) -> list[Indices]:
     """The global batches of one epoch as the configuration asks for them.
+
+    Args:
+        config, labels_N, seed, epoch: what they derive from.
+        negatives_Nk: for mined triplets, the hard negatives of each image.
 
     Raises:
         ConfigError: a "k_by_n" sampler over fewer than k classes, or a shuffled one that would drop every image.
     """
+    if config.kind == "mined_triplets":
+        assert negatives_Nk is not None
+        return triplet_batches(labels_N, negatives_Nk, config.batch_size, seed, epoch)
     if config.kind == "shuffled":
         return shuffled_batches(len(labels_N), config.batch_size, seed, epoch, config.drop_last)
     draw = class_balanced_batches if config.class_frequency == "equal" else size_weighted_batches
@@ -115,13 +123,36 @@ def size_weighted_batches(
     return batches[:num_batches]
 
 
+def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
+    """Batches of whole triplets, one behind the other: an image, another of its class, one of its negatives.
+
+    Every image of a class of two or more is the first of one triplet, in random order; its positive and its negative are drawn at random.
+    The last batch holds what is left.
+
+    Args:
+        labels_N: class indices.
+        negatives_Nk: of each image.
+        batch_size: a batch has batch_size // 3 triplets, at least one.
+        seed, epoch: of the draws.
+    """
+    random = np.random.default_rng((seed, epoch))
+    _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
+    members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
+    anchors = random.permutation(np.flatnonzero(counts[class_N] > 1))
+    negatives = negatives_Nk[anchors, random.integers(0, negatives_Nk.shape[1], len(anchors))]
+    positives = [random.choice(members[class_N[anchor]][members[class_N[anchor]] != anchor]) for anchor in anchors]
+    triplets_T3 = np.stack([anchors, np.array(positives, dtype=np.int64), negatives], axis=1)
+    per_batch = max(1, batch_size // 3)
+    return [part.reshape(-1) for part in np.split(triplets_T3, range(per_batch, len(anchors), per_batch))]
+
+
 def check_sampler(config: SamplerConfig, needs: "Needs", loss_name: str) -> None:
     """Refuse a sampler that cannot give a loss the batches it needs; called before training.
 
     Raises:
         ConfigError: the loss compares images of one class and the sampler does not put several into a batch.
     """
-    if needs.sampler == "k_by_n" and config.kind != "k_by_n":
+    if needs.sampler == "k_by_n" and config.kind == "shuffled":
         raise ConfigError(f"loss '{loss_name}' needs several images of a class in a batch, sampler.kind is '{config.kind}': set 'k_by_n'")
 
 
@@ -134,6 +165,8 @@ def first_batch_size(config: SamplerConfig, num_samples: int, num_classes: int) 
     if config.kind == "shuffled":
         _check_drop_last(num_samples, config.batch_size, config.drop_last)
         return min(num_samples, config.batch_size)
+    if config.kind == "mined_triplets":
+        return 3 * min(num_samples, max(1, config.batch_size // 3))
     _check_num_classes(num_classes, config.num_classes_per_batch)
     return config.num_classes_per_batch * config.num_samples_per_class
 

@@ -14,6 +14,7 @@ from dml_core.data.views.samplers import (
     first_batch_size,
     shuffled_batches,
     size_weighted_batches,
+    triplet_batches,
 )
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Needs
@@ -199,3 +200,28 @@ def test_a_few_images_still_make_a_batch_by_size_and_too_few_classes_are_refused
         size_weighted_batches(LABELS, 8, 4, 0, 0)
     with pytest.raises(ConfigError, match="belongs to k_by_n, not to shuffled"):
         parse(SamplerConfig, {"class_frequency": "by_size"}, "sampler")
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(batch_size=st.integers(1, 20), epoch=st.integers(0, 3))
+def test_every_image_with_a_fellow_is_once_the_first_of_a_triplet(batch_size, epoch):
+    negatives = np.array([np.flatnonzero(label != LABELS)[:4] for label in LABELS])
+    batches = triplet_batches(LABELS, negatives, batch_size, 0, epoch)
+    assert {len(batch) for batch in batches[:-1]} <= {3 * max(1, batch_size // 3)}
+    anchors, positives, others = np.concatenate(batches).reshape(-1, 3).T
+    assert sorted(anchors) == list(range(1, len(LABELS)))  # class 0 has a single image
+    assert (LABELS[anchors] == LABELS[positives]).all()
+    assert (anchors != positives).all()
+    assert all(other in negatives[anchor] for anchor, other in zip(anchors, others, strict=True))
+    assert same(batches, triplet_batches(LABELS, negatives, batch_size, 0, epoch))
+    assert not same(batches, triplet_batches(LABELS, negatives, batch_size, 0, epoch + 1))
+
+
+def test_mined_triplets_are_what_the_configuration_asks_for_and_hold_pairs_of_a_class():
+    config, negatives = (
+        SamplerConfig(kind="mined_triplets", batch_size=8),
+        np.array([np.flatnonzero(label != LABELS)[:4] for label in LABELS]),
+    )
+    assert same(epoch_batches(config, LABELS, 3, 1, negatives), triplet_batches(LABELS, negatives, 8, 3, 1))
+    assert first_batch_size(config, len(LABELS), 7) == 6
+    check_sampler(config, Needs(sampler="k_by_n"), "tuplet_margin")

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dml_core.config import merge
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
+from dml_core.measurements.registry import measured_by, parse_measurement
 from tasks.runs.protocols import load_protocol
 from tasks.tables import file
 from tasks.tables.file import Row, TableFile, Value, load_table, table_names
@@ -83,13 +85,17 @@ def test_what_a_table_claims_its_own_printed_figures_show():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_row_to_be_run_is_a_training_that_the_evaluator_can_score(name, known_metrics):
+def test_every_row_to_be_run_is_a_training_that_can_be_scored_or_measured(name, known_metrics):
     table = load_table(name)
     for key, row in table.rows.items():
         if not is_run(row):
             continue
-        assert {column.metric for column in filled(table, row)} <= known_metrics, key
+        measured = {metric for one in merge(table.measurements, row.measurements) for metric in measured_by(one)}
+        assert {column.metric for column in filled(table, row) or table.flat_columns} <= known_metrics | measured, key
+        assert not measured & known_metrics, "a measurement would take the place of a score"
         protocol = load_protocol(row.protocol or name.partition("/")[0])
+        for one, options in merge(table.measurements, row.measurements).items():
+            parse_measurement(one, options)
         for dataset in datasets_run(table, row):
             for variant in row.variants:
                 row_training(name, row, dataset, variant, protocol)
@@ -318,6 +324,18 @@ def test_a_table_that_is_not_there_is_named_with_the_nearest():
     assert "unknown table 'discriminative/tabel4'; did you mean 'discriminative/table4'" in refused("discriminative/tabel4")
 
 
-def test_a_row_that_is_not_run_says_why():
+def test_a_row_that_is_not_run_says_why(altered):
     assert "'Histogram' is not run: the paper quotes it from elsewhere" in refused(key="histogram")
-    assert "'Discrim.' is not run: minutes of training" in refused("discriminative/table7")
+    altered(r"(?s)(kind: own.*)as_published\]", r"\g<0>\n    lacks: a loss that nobody has written")
+    assert "'Discriminative' is not run: a loss that nobody has written" in refused()
+
+
+def test_a_metric_s_own_tolerance_goes_before_the_table_s_and_minutes_have_none():
+    table = load_table("discriminative/table3")
+    row = table.rows["k-means"]
+    assert table.tolerance_of(row, "recall@1") == table.tolerance
+    assert table.tolerance_of(row, "std_centroid_distance").value < table.tolerance_of(row, "min_centroid_distance").value < 0.1
+    of_its_own = row.model_copy(update={"tolerance": table.tolerance})
+    assert table.tolerance_of(of_its_own, "min_centroid_distance") == table.tolerance
+    table = load_table("discriminative/table7")
+    assert {table.tolerance_of(row, column.metric) for row in table.rows.values() for column in table.flat_columns} == {None}

@@ -1,0 +1,64 @@
+"""Triplet loss with a global loss on the distances of the batch: what smart mining trains (Harwood et al., ICCV 2017).
+
+Written from descriptions only: "combines the triplet model and the global structure of the embedding space" (that paper's abstract), "a
+global loss function that uses the first and second order statistics of sample distance distribution" (discriminative loss, section 2, of
+Kumar et al., CVPR 2016). The constants are assumed. Distances are squared, of unit-length embeddings, over 4: from 0 to 1.
+
+Shapes: N samples, D embedding dimensions, P positive pairs (ordered).
+"""
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+from torch.nn import functional
+
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+
+
+class TripletGlobalConfig(LossConfig):
+    """Options; all assumed.
+
+    Attributes:
+        margin: of the triplets.
+        global_margin: by which the mean negative distance is to exceed the mean positive one.
+        mean_weight: of the means beside the variances in the global loss.
+        global_weight: of the global loss beside the triplets.
+    """
+
+    margin: float = Field(default=0.01, gt=0.0)
+    global_margin: float = Field(default=0.4, ge=0.0)
+    mean_weight: float = Field(default=0.8, ge=0.0)
+    global_weight: float = Field(default=1.0, ge=0.0)
+
+
+class TripletGlobal(Loss):
+    """Mean of [d+ - d- + margin]_+, and var d+ + var d- + mean_weight [mean d+ - mean d- + global_margin]_+.
+
+    The triplets are the positive pairs of the batch, each with the anchor's nearest negative: of mined triplets the mined one, or one of
+    another triplet that is nearer still.
+    """
+
+    Config = TripletGlobalConfig
+    config: TripletGlobalConfig
+
+    @property
+    def needs(self) -> Needs:
+        """Pairs of one class within the global batch."""
+        return Needs(sampler="k_by_n", global_batch=True)
+
+    def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
+        """Over the positive pairs whose anchor has a negative; exactly 0 where there is none."""
+        same_NN = labels_N[:, None] == labels_N
+        pair_NN = same_NN.clone().fill_diagonal_(False) & (~same_NN).any(dim=1, keepdim=True)
+        if not pair_NN.any():
+            return LossOutput(embeddings_ND.sum() * 0.0, {})
+        unit_ND = functional.normalize(embeddings_ND)
+        distance_NN = (1.0 - unit_ND @ unit_ND.T) / 2
+        nearest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
+        positive_P = distance_NN[pair_NN]
+        negative_P = nearest_negative_N[pair_NN.nonzero()[:, 0]]
+        triplet = functional.relu(positive_P - negative_P + self.config.margin).mean()
+        spread = positive_P.var(correction=0) + negative_P.var(correction=0)
+        gap = functional.relu(positive_P.mean() - negative_P.mean() + self.config.global_margin)
+        whole = spread + self.config.mean_weight * gap
+        return LossOutput(triplet + self.config.global_weight * whole, {"triplet": triplet.detach(), "global": whole.detach()})

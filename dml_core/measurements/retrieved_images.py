@@ -1,0 +1,113 @@
+"""What is retrieved for the same queries by every system (SoftTriple, Figure 5; tuplet margin, Figure 6): the pictures and their record.
+
+No paper names its queries. Here they follow from the dataset alone, by a rule, so that rows of a table can be laid side by side and nobody
+has chosen what looks good: of all classes in which a query has something to find, in the dataset's order, so many evenly spaced ones; of
+each the image in the middle.
+
+Shapes: Q queries, S of them shown, k neighbours.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import Field
+
+from dml_core.config import Config
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.splits import open_role
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.config import Metric
+from dml_core.evaluation.neighbours import nearest
+from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
+from dml_core.measurements.contract import FinishedRun
+
+METRICS = ("right_among_shown", "right_among_nearest")
+RULE = "queries: the middle image of evenly spaced classes, the same for every system"
+
+
+class Options(Config):
+    """What is shown.
+
+    Attributes:
+        num_queries: S; fewer where there are fewer classes.
+        num_neighbours: k.
+        metric: of the similarities.
+    """
+
+    num_queries: int = Field(default=8, ge=1)
+    num_neighbours: int = Field(default=4, ge=1)
+    metric: Metric = "cosine"
+
+
+def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+    """The share of right images among the neighbours shown, and among as many neighbours of every query.
+
+    `retrieved.png` shows them, `retrieved.json` names them by their places in the role.
+
+    Raises:
+        EvaluationError: no query has an image of its class to find.
+    """
+    queries, gallery = run.queries, run.gallery
+    same = queries is gallery
+    shown_S = fixed_queries(queries.labels, gallery.labels, same, options.num_queries)
+    if len(shown_S) == 0:
+        raise EvaluationError(f"{run.title}: no query has another image of its class to find")
+    num_neighbours = min(options.num_neighbours, len(gallery.labels) - same)
+    found_Qk, similarities_Qk = nearest(gallery.embeddings, queries.embeddings, num_neighbours, same, options.metric)
+    right_Qk = gallery.labels[found_Qk] == queries.labels[:, None]
+    asked, searched = (open_role(run.dataset, side.role, run.training.validation) for side in (queries, gallery))
+    rows = [_row(asked, searched, query, found_Qk[query], similarities_Qk[query], right_Qk[query]) for query in shown_S]
+    right_Sk = right_Qk[shown_S]
+    shares = right_Sk.mean(), right_Qk.mean()
+    note = f"{RULE}\n{right_Sk.sum()} of the {right_Sk.size} images shown are right, {100 * shares[1]:.1f} % over all queries"
+    plot_retrieval_gallery(rows, folder / "retrieved.png", run.title, note)
+    record = [
+        {
+            "query": int(query),
+            "class": asked.class_names[queries.labels[query]],
+            "found": found_Qk[query].tolist(),
+            "classes": [searched.class_names[label] for label in gallery.labels[found_Qk[query]]],
+            "right": right_Qk[query].tolist(),
+        }
+        for query in shown_S
+    ]
+    (folder / "retrieved.json").write_text(json.dumps({"rule": RULE, "queries": record}, indent=1) + "\n")
+    return dict(zip(METRICS, map(float, shares), strict=True))
+
+
+def fixed_queries(labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int64], same: bool, num_queries: int) -> NDArray[np.int64]:
+    """(S,) places of the queries that are shown, by the module's rule.
+
+    Args:
+        labels_Q, gallery_labels_N: of those that ask and those that are searched.
+        same: they are one role, in which an image does not find itself.
+        num_queries: S, or as many as there are classes to ask of.
+    """
+    classes, sizes = np.unique(gallery_labels_N, return_counts=True)
+    findable = np.intersect1d(classes[sizes > same], labels_Q)
+    num_shown = min(num_queries, len(findable))
+    chosen = findable[(2 * np.arange(num_shown) + 1) * len(findable) // (2 * max(num_shown, 1))]
+    members = [np.flatnonzero(labels_Q == label) for label in chosen]
+    return np.array([places[len(places) // 2] for places in members], dtype=np.int64)
+
+
+def _row(
+    asked: PackedDataset,
+    searched: PackedDataset,
+    query: int,
+    found_k: NDArray[np.int64],
+    similarities_k: NDArray[np.float32],
+    right_k: NDArray[np.bool_],
+) -> GalleryRow:
+    neighbours = [
+        Neighbour(_image(searched, index), searched.class_names[searched.labels[index]], float(similarity), bool(is_right))
+        for index, similarity, is_right in zip(found_k, similarities_k, right_k, strict=True)
+    ]
+    return GalleryRow(_image(asked, query), asked.class_names[asked.labels[query]], neighbours)
+
+
+def _image(dataset: PackedDataset, index: int) -> Image.Image:
+    return Image.fromarray(dataset.image(int(index)).permute(1, 2, 0).numpy())

@@ -1,0 +1,65 @@
+"""Mined negatives against a search by hand; and a run that mines, interrupted, ends as if it had not been."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.training import mining
+from dml_core.training.history import Progress, read_history
+from dml_core.training.loop import fit
+from dml_core.training.mining import nearest_of_other_classes
+from tests.conftest import small_training
+
+CPU = torch.device("cpu")
+MINED = small_training("triplet_global", sampler={"kind": "mined_triplets", "batch_size": 9})
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 7, 1024])
+def test_the_nearest_of_other_classes(rows_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mining, "ROWS_AT_ONCE", rows_at_once)
+    embeddings = np.random.default_rng(0).standard_normal((30, 4))
+    labels = np.arange(30) % 5
+    found = nearest_of_other_classes(torch.from_numpy(embeddings), torch.from_numpy(labels), 3)
+    unit = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    for row in range(30):
+        others = [other for other in np.argsort(-(unit @ unit[row])) if labels[other] != labels[row]]
+        assert found[row].tolist() == others[:3]
+
+
+def test_no_more_negatives_than_the_largest_class_leaves() -> None:
+    labels = torch.tensor([0, 0, 0, 0, 1, 2])
+    found = nearest_of_other_classes(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), labels, 10)
+    assert found.shape == (6, 2)
+    assert (labels.numpy()[found] != labels.numpy()[:, None]).all()
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_a_run_that_mines_ends_as_if_it_had_not_been_interrupted(packed: Path, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.epoch_ended and progress.epoch == 1:
+            raise StoppedError
+
+    dataset = PackedDataset(packed, "train")
+    undisturbed = fit(MINED, dataset, 0, tmp_path / "undisturbed", CPU).state_dict()
+    with pytest.raises(StoppedError):
+        fit(MINED, dataset, 0, tmp_path / "resumed", CPU, report=interrupt)
+    resumed = fit(MINED, dataset, 0, tmp_path / "resumed", CPU).state_dict()
+    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+    assert len(read_history(tmp_path / "resumed")) == 3 * 12  # 36 images, each once an anchor: 12 batches of 3 triplets
+
+
+def test_mining_finds_harder_triplets_than_chance(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_loss(name: str) -> float:
+        fit(MINED.model_copy(update={"num_epochs": 1}), PackedDataset(packed, "train"), 0, tmp_path / name, CPU)
+        return float(np.mean([row["triplet"] for row in read_history(tmp_path / name)]))
+
+    mined = first_loss("mined")
+    monkeypatch.setattr(mining, "NUM_NEAREST", 10**6)
+    monkeypatch.setattr("dml_core.training.loop.nearest_of_other_classes", lambda emb, labels: nearest_of_other_classes(emb, labels, 10**6))
+    assert mined > first_loss("any")
