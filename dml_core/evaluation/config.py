@@ -40,7 +40,8 @@ class EvaluationConfig(Config):
 
     Attributes:
         role: "test" scores the dataset's test classes (query against gallery where it has those), "validation" the training classes
-            that the run held out, for choosing settings without a look at the test classes.
+            that the run held out, for choosing settings without a look at the test classes, "train" the images that it trained on, which
+            says what the network has learned and not how well it finds unseen classes.
         recall_at: the K of Recall@K.
         metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
         clustering: run k-means and report NMI, AMI and F1.
@@ -50,7 +51,7 @@ class EvaluationConfig(Config):
         device: where the similarities are computed; a device that is absent is an error.
     """
 
-    role: Literal["test", "validation"] = "test"
+    role: Literal["test", "validation", "train"] = "test"
     recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
     metric: Metric = "cosine"
     clustering: bool = True

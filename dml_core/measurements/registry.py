@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from dml_core.measurements.contract import Measure
 
 MEASUREMENTS: dict[str, str] = {
+    "embedding_map": "dml_core.measurements.embedding_map:measure",
+    "gradient_over_alpha": "dml_core.measurements.gradient_over_alpha:measure",
+    "gradient_over_norm": "dml_core.measurements.gradient_over_norm:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",
 }
 

@@ -18,6 +18,7 @@ from tasks.runs.protocols import TABLES
 
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
+ImageRole = Literal["test", "train"]
 RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
 
 
@@ -28,11 +29,15 @@ class Columns(Config):
         dataset: which one (`dml data list`).
         metrics: the evaluator's names, in the paper's order.
         unit: of the printed figures; "share" is a fraction, per cent its hundredfold, anything else is no score of a run.
+        options: those that the project's dataset has to have, as `split: images`; without any it is split by class.
+        note: what a reader has to know of these columns, as that they are not in the paper.
     """
 
     dataset: str
     metrics: tuple[str, ...] = Field(min_length=1)
-    unit: Literal["per cent", "share", "minutes", "distance", "count"] = "per cent"
+    unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
+    options: dict[str, Any] = {}
+    note: str | None = None
 
 
 class Tolerance(Config):
@@ -57,6 +62,7 @@ class Row(Config):
         training: changes to the protocol for this row; datasets: for one dataset of it.
         tolerance: of the verdict; the table's where none is given.
         measurements: of this row's runs, beside the table's.
+        role: the images that are scored and measured, in the place of the table's.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
     """
@@ -74,6 +80,7 @@ class Row(Config):
     datasets: dict[str, dict[str, Any]] = {}
     tolerance: Tolerance | None = None
     measurements: dict[str, dict[str, Any]] = {}
+    role: ImageRole | None = None
     lacks: str | None = None
     note: str | None = None
 
@@ -138,6 +145,7 @@ class TableFile(Config):
         tolerance: of verdicts, where a row has none.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
+        role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
         note: what a reader has to know of the whole.
     """
 
@@ -149,7 +157,12 @@ class TableFile(Config):
     tolerance: Tolerance | None = None
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
+    role: ImageRole = "test"
     note: str | None = None
+
+    def dataset_options(self, dataset: str) -> dict[str, Any]:
+        """The options that the project's dataset has to have; the blocks of one dataset agree."""
+        return next((block.options for block in self.columns if block.dataset == dataset), {})
 
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
@@ -159,6 +172,9 @@ class TableFile(Config):
     @model_validator(mode="after")
     def _consistent(self) -> "TableFile":
         datasets = {block.dataset for block in self.columns}
+        for block in self.columns:
+            if block.options != self.dataset_options(block.dataset):
+                raise ValueError(f"columns of dataset '{block.dataset}' ask for different options")
         for name, row in self.rows.items():
             for kind in ("published", "released", "independent"):
                 values = getattr(row, kind)
