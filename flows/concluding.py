@@ -12,7 +12,7 @@ from flows.services import Services
 from tasks.environment import Project
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
-from tasks.tables.file import load_table
+from tasks.tables.file import label_parts, load_table
 from tasks.tables.report import as_markdown
 from tasks.tables.result import MeasuredRun, load_result, save_result
 
@@ -90,8 +90,9 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
     """Add what was measured to the table's result."""
     runs = tuple(
         MeasuredRun(
-            row=outcome.spec.variant.partition(" ")[0],
-            variant=outcome.spec.variant.partition(" ")[2],
+            row=label_parts(outcome.spec.variant)[0],
+            variant=label_parts(outcome.spec.variant)[1],
+            epoch=outcome.spec.evaluation.epoch,
             dataset=params.datasets[outcome.spec.dataset].reader,
             project_dataset=outcome.spec.dataset,
             seed=outcome.spec.seed,

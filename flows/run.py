@@ -312,7 +312,8 @@ def _evaluate(
     if spec.measurements:
         from tasks.scores.measuring import measure_run
 
-        measured = measure_run(spec.measurements, training, spec.seed, spec.title, packed, trained, extracted, checkpoint.facts, folder)
+        facts, epoch = checkpoint.facts, spec.evaluation.epoch
+        measured = measure_run(spec.measurements, training, spec.seed, spec.title, packed, trained, extracted, facts, folder, epoch)
     history = read_history(trained)
     evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, training.validation, measured)
     store.push(key)

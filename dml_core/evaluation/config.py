@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from dml_core.config import Config
+from dml_core.training.epochs import Epoch
 
 Positive = Annotated[int, Field(ge=1)]
 Metric = Literal["cosine", "euclidean"]
@@ -41,6 +42,7 @@ class EvaluationConfig(Config):
     Attributes:
         role: "test" scores the dataset's test classes (query against gallery where it has those), "validation" the training classes
             that the run held out, for choosing settings without a look at the test classes.
+        epoch: whose weights are scored: those of the last epoch, or of one that the run keeps beside it (`training.keep_epochs`).
         recall_at: the K of Recall@K.
         metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
         clustering: run k-means and report NMI, AMI and F1.
@@ -51,6 +53,7 @@ class EvaluationConfig(Config):
     """
 
     role: Literal["test", "validation"] = "test"
+    epoch: Epoch = "last"
     recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
     metric: Metric = "cosine"
     clustering: bool = True
@@ -65,3 +68,9 @@ class EvaluationConfig(Config):
         if not recall_at or list(recall_at) != sorted(set(recall_at)):
             raise ValueError(f"must be increasing and not empty, found {list(recall_at)}")
         return recall_at
+
+    @model_validator(mode="after")
+    def _no_oracle_beside_validation(self) -> "EvaluationConfig":
+        if self.role == "validation" and self.epoch == "oracle":
+            raise ValueError("epoch 'oracle' is the best on the test classes, which role 'validation' does not look at; use role: test")
+        return self

@@ -2,7 +2,8 @@
 
 A checkpoint is the zip file that `torch.save` writes, with the SHA-256 of all other bytes in the archive's comment (`unzip -z` shows it).
 State and proof are one file and one rename, so no crash can leave them at odds, and `torch.load` reads it as any other. It also says which
-run it is of and holds the run's history so far. What does not prove itself is never gone on from.
+run it is of, and holds the run's history so far and the weights of the earlier epochs that it keeps. What does not prove itself is never
+gone on from.
 """
 
 import hashlib
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from dml_core.errors import StoreError
+from dml_core.training.epochs import Epoch
 
 CHECKPOINT_FILE = "checkpoint.pt"
 SET_ASIDE_FILE = ".damaged-checkpoint.pt"  # the dot keeps it out of a step's records; one generation is kept
@@ -74,6 +77,24 @@ def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any]
     if identity not in (None, state.get("identity")):
         raise UnprovenError(f"{path}: the checkpoint is another run's ({state.get('identity')})")
     return state
+
+
+def weights_of(checkpoint: dict[str, Any], epoch: Epoch) -> tuple[dict[str, Tensor], int]:
+    """A trained system's weights, and after how many epochs they were reached.
+
+    Args:
+        checkpoint: of a run that has ended.
+        epoch: the last, or one that was kept beside it.
+
+    Raises:
+        StoreError: the run kept no such epoch.
+    """
+    if epoch == "last":
+        return checkpoint["system"], int(checkpoint["num_epochs_done"])
+    kept = checkpoint.get("kept", {}).get(epoch)
+    if kept is None:
+        raise StoreError(f"the checkpoint of run {checkpoint['identity']} has no '{epoch}' epoch; train with keep_epochs: [{epoch}]")
+    return kept["weights"], int(kept["num_epochs_done"])
 
 
 class UnprovenError(StoreError):

@@ -10,6 +10,7 @@ from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
+from dml_core.training.epochs import KeptEpoch
 from dml_core.training.optim_config import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig
 
@@ -31,6 +32,9 @@ class TrainingConfig(Config):
             softmax's released code, whose new head would start from averages of nothing).
         precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
         checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
+        keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
+            classes. The last epoch's weights are the same with and without.
+        keep_every_epochs: after how many epochs these are looked for; the last is always looked at.
     """
 
     model: ModelConfig
@@ -44,11 +48,21 @@ class TrainingConfig(Config):
     warm_up_batchnorm: bool = False
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_every_epochs: int = Field(default=1, ge=1)
+    keep_epochs: tuple[KeptEpoch, ...] = ()
+    keep_every_epochs: int = Field(default=1, ge=1)
 
     def without_weights(self) -> "TrainingConfig":
         """The same system, its backbone's published weights left out: for whoever loads a checkpoint into it."""
         backbone = self.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
         return self.model_copy(update={"model": self.model.model_copy(update={"backbone": backbone})})
+
+    @model_validator(mode="after")
+    def _kept_epochs_can_be_told(self) -> "TrainingConfig":
+        if len(set(self.keep_epochs)) != len(self.keep_epochs):
+            raise ValueError(f"keep_epochs names one twice: {', '.join(self.keep_epochs)}")
+        if "best_validation" in self.keep_epochs and self.validation is None:
+            raise ValueError("keep_epochs: 'best_validation' needs classes that are held out; set validation: {share: 0.2}")
+        return self
 
     @model_validator(mode="after")
     def _pixels_fit_the_weights(self) -> "TrainingConfig":

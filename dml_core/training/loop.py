@@ -2,7 +2,7 @@
 
 A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
 (seed, epoch, step, sample, how often it came before), so neither the worker count nor an interruption changes what is trained on.
-Sections: the run and its parts, the epoch, history and checkpoints, before the first epoch.
+Sections: the run and its parts, the epoch, history and checkpoints, the epochs that are kept, before the first epoch.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from dml_core.models.embedder import Embedder
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.checkpoint import save_checkpoint, take_up
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.optim import build_optimiser, set_learning_rates
 from dml_core.training.parallel import TrainingSystem, from_rank_zero, rank, shard_sizes, world_size
@@ -44,9 +45,23 @@ EMBEDDING_BATCH = 256
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """The weights of the best epoch so far of a kind, on the CPU: after how many epochs they were reached, and their Recall@1."""
+
+    num_epochs_done: int
+    score: float
+    weights: dict[str, Tensor]
+
+
 @dataclass
 class _Run:
-    """The parts of one run, as the sections below share them. `history` has a line for each step that is done."""
+    """The parts of one run, as the sections below share them.
+
+    Attributes:
+        history: a line for each step that is done.
+        kept: the epochs that are kept beside the last; on rank 0 alone.
+    """
 
     config: TrainingConfig
     dataset: PackedDataset
@@ -60,7 +75,9 @@ class _Run:
     autocast: Callable[[], contextlib.AbstractContextManager[Any]]
     identity: str
     validate: Validate | None
+    score_test: Validate | None
     history: list[str] = field(default_factory=list)
+    kept: dict[KeptEpoch, _Kept] = field(default_factory=dict)
     parallel: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +100,7 @@ def fit(
     report: Report = lambda progress: None,
     identity: str = "",
     validate: Validate | None = None,
+    score_test: Validate | None = None,
 ) -> TrainingSystem:
     """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
 
@@ -99,6 +117,7 @@ def fit(
         identity: says what is trained; a checkpoint of another identity is not gone on from.
         validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
             row of the history. It must leave the model and the random streams as they are.
+        score_test: the same on the test classes, after epochs that `config.keep_epochs` looks at. Nothing but the oracle is chosen by it.
 
     Returns:
         The trained model and loss, the same on every worker.
@@ -106,11 +125,13 @@ def fit(
     Raises:
         ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
         DataError: the dataset's labels are not class indices.
-        TrainingError: the loss is not finite.
+        TrainingError: the loss is not finite, or no epoch of a kind that is to be kept could be scored.
         StoreError: the folder cannot be written, or its checkpoint not be opened.
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
+    assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
+    assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
     checkpoint = _take_up(folder, identity, config, report)
     if checkpoint is None:
@@ -119,18 +140,23 @@ def fit(
         system.load_state_dict(checkpoint["system"])
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
-    run = _Run(config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate)
+    run = _Run(
+        config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate, score_test
+    )
     start = 0
     if checkpoint is not None:
         optimiser.load_state_dict(checkpoint["optimiser"])
         start = int(checkpoint["num_epochs_done"])
         run.history = checkpoint["history"].splitlines()
+        run.kept = {kind: _Kept(**checkpoint["kept"][kind]) for kind in config.keep_epochs if kind in checkpoint["kept"]}
     if rank() == 0:
         write_history(folder, run.history)  # what the file holds of epochs that will run again, or that damaged it, is gone
     if config.num_epochs == 0:
+        _keep_best(run, 0, _score(run, 0) if config.keep_epochs else {})
         _save(run, 0)
     for epoch in range(start, config.num_epochs):
         _train_epoch(run, epoch)
+    from_rank_zero(lambda: _check_kept(run))
     return system.eval()
 
 
@@ -177,6 +203,7 @@ def _train_epoch(run: _Run, epoch: int) -> None:
         values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
         clock.tick(step, sum(sizes), values[-1])
     metrics = _record_epoch(run, epoch, values, rates)
+    _keep_best(run, epoch + 1, metrics)
     last = epoch + 1 == config.num_epochs
     saved = last or (epoch + 1) % config.checkpoint_every_epochs == 0
     if saved:
@@ -253,17 +280,17 @@ def _record_epoch(run: _Run, epoch: int, values: list[dict[str, Tensor]], rates:
                 f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({found}): "
                 "lower the learning rate or the loss's scale"
             )
-    held_out = run.validate(run.system.model) if run.validate is not None else {}
+    unseen = _score(run, epoch + 1)
     if rank() == 0:
         run.history += [
             json.dumps(
                 {"epoch": epoch, "step": epoch * len(rows) + step, "learning_rate_factor": rate, **dict(zip(names, row, strict=True))}
-                | (held_out if step == len(rows) - 1 else {})
+                | (unseen if step == len(rows) - 1 else {})
             )
             for step, (row, rate) in enumerate(zip(rows, rates, strict=True))
         ]
         write_history(run.folder, run.history)
-    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)} | held_out
+    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)} | unseen
 
 
 def _save(run: _Run, num_epochs_done: int) -> None:
@@ -274,8 +301,41 @@ def _save(run: _Run, num_epochs_done: int) -> None:
             "history": "\n".join(run.history),
             "system": run.system.state_dict(),
             "optimiser": run.optimiser.state_dict(),
+            "kept": {kind: vars(run.kept[kind]) for kind in run.config.keep_epochs if kind in run.kept},
         }
         save_checkpoint(run.folder, state)
+
+
+# ---------------------------------------------------------------- the epochs that are kept
+
+
+def _is_looked_at(run: _Run, num_epochs_done: int) -> bool:
+    return num_epochs_done == run.config.num_epochs or num_epochs_done % run.config.keep_every_epochs == 0
+
+
+def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
+    """What is measured of the weights as they are now on classes that training does not see."""
+    found = run.validate(run.system.model) if run.validate is not None else {}
+    if run.score_test is not None and _is_looked_at(run, num_epochs_done):
+        found = found | run.score_test(run.system.model)
+    return found
+
+
+def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:
+    """Take a copy of the weights where they are the best yet; it goes into the next checkpoint, so that the two are never at odds."""
+    if rank() != 0 or not _is_looked_at(run, num_epochs_done):
+        return
+    for kind in run.config.keep_epochs:
+        score = metrics.get(RECALL[kind])
+        if score is not None and (kind not in run.kept or score > run.kept[kind].score):
+            weights = {name: value.detach().to("cpu", copy=True) for name, value in run.system.state_dict().items()}
+            run.kept[kind] = _Kept(num_epochs_done, score, weights)
+
+
+def _check_kept(run: _Run) -> None:
+    for kind in run.config.keep_epochs:
+        if kind not in run.kept:
+            raise TrainingError(f"no epoch's {RECALL[kind]} could be told (its embeddings are not finite): lower the learning rate")
 
 
 # ---------------------------------------------------------------- before the first epoch

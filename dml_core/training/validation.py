@@ -1,29 +1,70 @@
-"""Recall@1 on the held-out training classes after each epoch: the curve that tells learning from learning by heart.
+"""Recall@1 on classes that training does not see, after an epoch: the curve that tells learning from learning by heart, and the best epoch.
 
-The loop is handed `HeldOutRecall` and does not import it, so that what scores an epoch is no part of what a trained system depends on.
+The loop is handed `HeldOutRecall` and does not import it, so that what scores an epoch is no part of what a trained system depends on,
+unless the run keeps its best epoch (`tasks.runs.identity`).
+
+Shapes: N images, Q queries, G gallery images, D dimensions.
 """
 
+import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import TestView, iterate_batches
 from dml_core.data.views.transform_config import TransformConfig
+from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
 from dml_core.evaluation.tiles import usable_device
 from dml_core.models.embedder import Embedder
+from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import RECALL
 from dml_core.training.parallel import rank, world_size
 
-METRIC = "validation_recall_at_1"
+METRIC = RECALL["best_validation"]
 MAX_IMAGES = 10_000  # what an epoch's validation may cost; of more, whole classes are left out
 BATCH_SIZE = 256
+
+
+Scorers = tuple["HeldOutRecall | None", "HeldOutRecall | None"]
+
+
+def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0) -> Scorers:
+    """What scores an epoch on the held-out classes, and what does on the test classes; each where the run has a use for it.
+
+    The oracle is told by what papers print: every test image, and where the test has queries and a gallery, these.
+
+    Args:
+        folder: of the packed dataset.
+        config: of the run.
+        device: this worker's.
+        num_loader_workers: processes that load images; 0 loads in this one.
+
+    Raises:
+        ConfigError: an epoch is to be kept that cannot be told from others, as no image has another of its class to find.
+    """
+    held_out = tested = None
+    if config.validation is not None:
+        held_out = HeldOutRecall(open_role(folder, "validation", config.validation), config.transform, device, num_loader_workers)
+    if "oracle" in config.keep_epochs:
+        has_queries = "query" in read_info(folder).roles
+        images = open_role(folder, "query" if has_queries else "test", None)
+        gallery = open_role(folder, "gallery", None) if has_queries else None
+        tested = HeldOutRecall(images, config.transform, device, num_loader_workers, gallery, math.inf, RECALL["oracle"])
+    for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
+        if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
+            raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told, as no class that it is scored on has two images")
+    return held_out, tested
 
 
 @dataclass(frozen=True)
@@ -31,35 +72,53 @@ class HeldOutRecall:
     """Scores a model as it is now; every worker of the process group calls it alike and gets the same answer.
 
     Attributes:
-        dataset: the held-out classes' images.
+        dataset: the images of classes that are not trained on.
         transform: as in training; the plain view is taken.
         device: this worker's.
         num_loader_workers: processes that load images; 0 loads in this one.
+        gallery: what the images are compared with; each other where it is None.
+        max_images: of the dataset; infinity for all, as the evaluator takes them.
+        metric: what the score is called.
     """
 
     dataset: PackedDataset
     transform: TransformConfig
     device: torch.device
     num_loader_workers: int = 0
+    gallery: PackedDataset | None = None
+    max_images: float = MAX_IMAGES
+    metric: str = METRIC
+
+    @property
+    def can_score(self) -> bool:
+        """Whether an image has another of its class to find."""
+        labels_Q = self.dataset.labels[bounded_rows(self.dataset.labels, self.max_images)]
+        if self.gallery is not None:
+            return bool(np.isin(labels_Q, self.gallery.labels).any())
+        return bool((np.bincount(labels_Q) > 1).any())
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Recall@1 by cosines among the held-out images, exact; nothing where no class has two images or embeddings are not finite.
+        """Recall@1 by cosines, exact; nothing where no image has another of its class to find, or embeddings are not finite.
 
         Neither weights nor BatchNorm's averages nor random streams are touched.
         """
         assert isinstance(model, Embedder)
-        rows_N = bounded_rows(self.dataset.labels)
-        labels_N = self.dataset.labels[rows_N]
-        embeddings_ND = self._embed(model, rows_N)
-        if not (np.bincount(labels_N) > 1).any() or not np.isfinite(embeddings_ND).all():
+        rows_Q = bounded_rows(self.dataset.labels, self.max_images)
+        labels_Q = self.dataset.labels[rows_Q]
+        queries_QD = self._embed(model, self.dataset, rows_Q)
+        gallery_GD, labels_G = queries_QD, labels_Q
+        if self.gallery is not None:
+            gallery_GD, labels_G = self._embed(model, self.gallery, np.arange(len(self.gallery))), self.gallery.labels
+        own_Q = np.arange(len(labels_Q)) if self.gallery is None else None
+        if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
             return {}
         # The evaluator's own sweep, called past the module that imports FAISS: that must not share a process with torch's CUDA.
-        points = as_points(embeddings_ND, "cosine")
+        queries, gallery = as_points(queries_QD, "cosine"), as_points(gallery_GD, "cosine")
         resources = Resources(EvaluationConfig().max_block_bytes, usable_device("cpu"))
-        scores = score_queries([Shard(lambda: points, labels_N, 0)], points, labels_N, np.arange(len(labels_N)), resources)
-        return {METRIC: float(per_query_metrics(scores, (1,))["recall@1"].mean())}
+        scores = score_queries([Shard(lambda: gallery, labels_G, 0)], queries, labels_Q, own_Q, resources)
+        return {self.metric: float(per_query_metrics(scores, (1,))["recall@1"].mean())}
 
-    def _embed(self, model: Embedder, rows_N: np.ndarray) -> np.ndarray:
+    def _embed(self, model: Embedder, dataset: PackedDataset, rows_N: np.ndarray) -> np.ndarray:
         """(N, D): batches go round the workers, so that each is computed as it would be by one worker."""
         batches = np.split(np.arange(len(rows_N)), range(BATCH_SIZE, len(rows_N), BATCH_SIZE))
         mine = batches[rank() :: world_size()]
@@ -68,7 +127,7 @@ class HeldOutRecall:
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=self.device)
         with torch.no_grad(), torch.random.fork_rng(devices):  # a DataLoader draws from torch's stream
             model.eval()
-            loaded = iterate_batches(self.dataset, [rows_N[batch] for batch in mine], TestView(self.transform), self.num_loader_workers)
+            loaded = iterate_batches(dataset, [rows_N[batch] for batch in mine], TestView(self.transform), self.num_loader_workers)
             for (images, _), batch in zip(loaded, mine, strict=True):
                 embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images.to(self.device)).float()
             model.train(was_training)
@@ -77,7 +136,7 @@ class HeldOutRecall:
         return embeddings_ND.cpu().numpy()
 
 
-def bounded_rows(labels_N: np.ndarray, max_images: int = MAX_IMAGES) -> np.ndarray:
+def bounded_rows(labels_N: np.ndarray, max_images: float = MAX_IMAGES) -> np.ndarray:
     """Rising indices of the images of as many whole classes, first to last, as stay within the bound; at least the first two classes."""
     classes, sizes = np.unique(labels_N, return_counts=True)
     num_kept = max(2, int((np.cumsum(sizes) <= max_images).sum()))

@@ -33,6 +33,7 @@ STEP_MODULES = {
     "embed": ("tasks.workers.embedding",),
     "evaluate": ("tasks.scores.evaluation",),
 }
+CHOOSING_MODULES = ("dml_core.training.validation",)  # what finds the best epoch, where the run keeps one
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,26 @@ class StepIdentity:
 
 
 def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
-    """A trained system; its loss's and its backbone's files count, others' do not."""
+    """A trained system; its loss's and its backbone's files count, others' do not. Which of its epochs is scored is no part of it."""
     backbone = backbone_module(spec.training.model.backbone.name)
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
     reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
-    return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses)))
+    choosing = CHOOSING_MODULES if spec.training.keep_epochs else ()
+    return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses), *choosing))
 
 
 def embed_step(spec: RunSpec, trained: str) -> StepIdentity:
     """A run's embeddings, by the system of the identity `trained`."""
-    return _step("embed", {"role": spec.evaluation.role}, trained, STEP_MODULES["embed"])
+    reads: dict[str, object] = {"role": spec.evaluation.role}
+    if spec.evaluation.epoch != "last":
+        reads["epoch"] = spec.evaluation.epoch
+    return _step("embed", reads, trained, STEP_MODULES["embed"])
 
 
 def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
     """A run's scores and figures, of the embeddings of the identity `embedded`."""
-    reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json"), "seed": spec.seed}
+    # The epoch is in the identity of the embeddings.
+    reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json", exclude={"epoch"}), "seed": spec.seed}
     if not spec.measurements:
         return _step("evaluate", reads, embedded, STEP_MODULES["evaluate"])
     modules = {*STEP_MODULES["evaluate"], "tasks.scores.measuring", *map(measurement_module, spec.measurements)}

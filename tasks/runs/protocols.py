@@ -12,6 +12,7 @@ from dml_core.config import Config, merge, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import Epoch
 
 TABLES = Path(__file__).parents[2] / "flows" / "tables"
 COMMON = "common"
@@ -38,10 +39,12 @@ class Protocol(Config):
         datasets: dataset -> its changes.
         variants: variant -> its changes.
         evaluation: how its tables are scored, beside the columns' own K: k-means as the paper ran it.
+        epochs: whose weights its tables score of each run: the last's, and what the paper's own figures are of where that is another.
     """
 
     paper: str
     evaluation: dict[str, Any] = {}
+    epochs: tuple[Epoch, ...] = Field(default=("last",), min_length=1)
     training: dict[str, Any]
     datasets: dict[str, dict[str, Any]] = Field(min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)

@@ -17,6 +17,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import Epoch
 
 
 class DatasetSpec(Config):
@@ -216,7 +217,15 @@ def _training(params: Params, dataset: str, variant: str) -> TrainingConfig:
         backbone_module(training.model.backbone.name)
         if params.evaluation.role == "validation" and training.validation is None:
             raise ConfigError("evaluation.role is 'validation', but no classes are held out; set validation: {share: 0.2}")
+        _check_epoch(training, params.evaluation.epoch)
     return training
+
+
+def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
+    if epoch == "oracle":
+        raise ConfigError("evaluation.epoch: the comparison looks for the better loss, so no epoch of it is chosen on the test classes")
+    if epoch != "last" and epoch not in training.keep_epochs:
+        raise ConfigError(f"evaluation.epoch is '{epoch}', which the run does not keep; set keep_epochs: [{epoch}]")
 
 
 def _override(values: dict[str, Any], override: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
 from tasks.scores.figures import Side, draw_figures
 
 METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
@@ -53,7 +53,7 @@ def evaluate_run(
     same = query_role == gallery_role
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
     metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
-    metrics |= measured or {}
+    metrics |= kept_epoch(embeddings) | dict(measured or {})
     try:
         (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
         (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")

@@ -27,7 +27,7 @@ MAX_QUERIES, MIN_PER_CLASS = 1000, 25
 NUM_ROWS_OF_A_KIND, NUM_NEIGHBOURS = 4, 8
 NUM_NAMED_OF_A_KIND = 5
 NOT_DRAWN = ("epoch", "step", "learning_rate_factor")
-VALIDATION = "validation_"  # what the names of a history's metrics on held-out classes begin with
+UNSEEN = {"validation_": "held-out classes", "oracle_": "the test classes"}  # how the names of a history's metrics on them begin
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
     curves: dict[bool, dict[str, Any]] = {False: {}, True: {}}
     for name in sorted(names, key=lambda name: name != "loss"):
         points = [((row["step"] + 1) / steps_per_epoch, row[name]) for row in history if name in row]
-        curves[name.startswith(VALIDATION)][_readable(name)] = tuple(zip(*points, strict=True))
+        curves[name.startswith(tuple(UNSEEN))][_readable(name)] = tuple(zip(*points, strict=True))
     plot_training_curves(_without_repetition(curves[False]), path, title, curves[True])
 
 
@@ -191,6 +191,7 @@ def _without_repetition(curves: dict[str, Any]) -> dict[str, Any]:
 
 def _readable(name: str) -> str:
     """A history's name of a metric as a panel's title."""
-    if not name.startswith(VALIDATION):
-        return name
-    return f"{name.removeprefix(VALIDATION).replace('_at_', '@').capitalize()} on held-out classes"
+    for prefix, classes in UNSEEN.items():
+        if name.startswith(prefix):
+            return f"{name.removeprefix(prefix).replace('_at_', '@').capitalize()} on {classes}"
+    return name

@@ -10,8 +10,9 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import StoreError
 from dml_core.measurements.contract import FinishedRun, Scored
 from dml_core.measurements.registry import measure_function, parse_measurement
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import Epoch
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.parallel import TrainingSystem
@@ -30,6 +31,7 @@ def measure_run(
     embeddings: Path,
     facts: dict[str, Any],
     folder: Path,
+    epoch: Epoch = "last",
 ) -> dict[str, float]:
     """Every measurement of a run, each in a folder of its own below `folder/measurements`.
 
@@ -40,6 +42,7 @@ def measure_run(
         trained, embeddings: folders of the run's checkpoint and of its embeddings.
         facts: of the training.
         folder: of the run's scores.
+        epoch: whose weights embedded and are loaded.
 
     Raises:
         ConfigError: no such measurement or option.
@@ -51,7 +54,7 @@ def measure_run(
     queries = gallery if query_role == gallery_role else Scored(query_role, *load_embeddings(embeddings, query_role))
     history = read_history(trained)
     run = FinishedRun(
-        title, training, seed, dataset, queries, gallery, history, facts, lambda: load_system(training, seed, dataset, trained)
+        title, training, seed, dataset, queries, gallery, history, facts, lambda: load_system(training, seed, dataset, trained, epoch)
     )
     scores: dict[str, float] = {}
     for name, options in measurements.items():
@@ -61,16 +64,16 @@ def measure_run(
     return scores
 
 
-def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Path) -> TrainingSystem:
-    """The trained model and loss of a run on the CPU, in evaluation mode.
+def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Path, epoch: Epoch = "last") -> TrainingSystem:
+    """The model and loss of a run as they were after an epoch, on the CPU, in evaluation mode.
 
     Raises:
-        StoreError: there is no whole checkpoint in `trained`.
+        StoreError: there is no whole checkpoint in `trained`, or it has no such epoch.
     """
     checkpoint = load_checkpoint(trained)
     if checkpoint is None:
         raise StoreError(f"{trained}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
     num_classes = len(open_role(dataset, "train", training.validation).class_names)
     system = build_system(training.without_weights(), num_classes, seed, torch.device("cpu"))
-    system.load_state_dict(checkpoint["system"])
+    system.load_state_dict(weights_of(checkpoint, epoch)[0])
     return system.eval()

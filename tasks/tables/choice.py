@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dml_core.config import unknown_name
+from dml_core.training.epochs import Epoch
 
 Track = Literal["paper", "common"]
 TRACKS: tuple[Track, ...] = get_args(Track)
@@ -20,6 +21,7 @@ class Choice:
         track: "paper", each system as its authors ran it, or "common", every loss on the common track's protocol.
         seeds: every row runs once with each.
         smoke: the same systems on a few drawn images, without trained weights and for one epoch.
+        epochs: whose weights are scored of each run; those of the row or of its protocol where none are given.
         prepared_only: leave out datasets that are not prepared.
     """
 
@@ -30,6 +32,7 @@ class Choice:
     seeds: tuple[int, ...] = (0,)
     smoke: bool = False
     prepared_only: bool = False
+    epochs: tuple[Epoch, ...] = ()
 
 
 def narrowed(kind: str, asked: Sequence[str], known: dict[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

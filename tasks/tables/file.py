@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
+from dml_core.training.epochs import Epoch
 from tasks.runs.protocols import TABLES
 
 PROJECT = "project"  # the folder of the project's own tables
@@ -56,6 +57,7 @@ class Row(Config):
         loss: in the place of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
         tolerance: of the verdict; the table's where none is given.
+        epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
@@ -73,6 +75,7 @@ class Row(Config):
     training: dict[str, Any] = {}
     datasets: dict[str, dict[str, Any]] = {}
     tolerance: Tolerance | None = None
+    epochs: tuple[Epoch, ...] | None = Field(default=None, min_length=1)
     measurements: dict[str, dict[str, Any]] = {}
     lacks: str | None = None
     note: str | None = None
@@ -81,8 +84,10 @@ class Row(Config):
     def _consistent(self) -> "Row":
         if (self.kind == "quoted") != (self.source is not None):
             raise ValueError("a quoted row, and no other, names its source")
-        if self.kind == "quoted" and (self.variants or self.protocol or self.loss or self.training or self.datasets or self.lacks):
-            raise ValueError("a quoted row is never run: it has no protocol, variants, changes or lacks")
+        if self.kind == "quoted" and (
+            self.variants or self.protocol or self.loss or self.training or self.datasets or self.epochs or self.lacks
+        ):
+            raise ValueError("a quoted row is never run: it has no protocol, variants, changes, epochs or lacks")
         if self.kind != "quoted" and not self.lacks and not self.variants:
             raise ValueError("a row to be run names the protocol's variants, or what it lacks")
         return self
@@ -113,9 +118,15 @@ class Claim(Config):
     history: str | None = None
 
 
-def run_label(row: str, variant: str) -> str:
-    """How the runs of a row in a variant of its protocol are called; no row's name has a space."""
-    return f"{row} {variant}"
+def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:
+    """How the runs of a row in a variant of its protocol are called, and which epoch's if it is not the last; no name has a space."""
+    return f"{row} {variant}" if epoch == "last" else f"{row} {variant} {epoch}"
+
+
+def label_parts(label: str) -> tuple[str, str]:
+    """Row and variant of what `run_label` made."""
+    row, variant = label.split(" ")[:2]
+    return row, variant
 
 
 class Column(NamedTuple):

@@ -2,12 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.tables.file import Column, Row, TableFile, run_label
 from tasks.tables.verdicts import Verdict, judge
 
 FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
+CHOSEN: dict[Epoch, str] = {
+    "last": "",
+    "best_validation": ", best epoch on held-out training classes",
+    "oracle": ", oracle epoch (chosen on the test classes)",
+}
 Scores = Mapping[str, float]
 Measured = Mapping[tuple[str, str], Sequence[Scores]]
 
@@ -66,12 +73,12 @@ def lines(table: TableFile, measured: Measured) -> list[list[str]]:
         for what in ("released", "independent"):
             if (values := getattr(row, what)) is not None:
                 found.append(["", what, *map(_figure, values)])
-        for variant in row.variants:
-            label = run_label(row_name, variant)
+        for variant, epoch in product(row.variants, EPOCHS):
+            label = run_label(row_name, variant, epoch)
             seeds = max((len(measured.get((label, column.dataset), ())) for column in table.flat_columns), default=0)
             if seeds:
                 cells = measured_cells(table, row, label, measured)
-                found.append(["", f"{variant}, {seeds} seed{'s' if seeds > 1 else ''}", *map(str, cells)])
+                found.append(["", f"{variant}{CHOSEN[epoch]}, {seeds} seed{'s' if seeds > 1 else ''}", *map(str, cells)])
         if row.lacks is not None:
             found.append(["", f"not run: {row.lacks}", *([""] * len(table.flat_columns))])
     return found

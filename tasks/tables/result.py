@@ -9,17 +9,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dml_core.training.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.records import Record, seal, unseal
+from tasks.tables.file import run_label
 
 
 class MeasuredRun(Record):
     """One run of a table.
 
     Attributes:
-        row, variant: of the table's file and of the protocol; together the run's label.
+        row, variant: of the table's file and of the protocol; with the epoch the run's label.
         dataset: as the table's columns name it; project_dataset: as the project does.
         seed: of the run.
+        epoch: whose weights were scored; an oracle's were chosen on the test classes.
         identity: of its evaluation, as it was when it was measured.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
@@ -40,11 +43,17 @@ class MeasuredRun(Record):
     evaluation: dict[str, Any]
     seconds: float | None = None
     older_code: tuple[str, ...] = ()
+    epoch: Epoch = "last"
 
     @property
-    def place(self) -> tuple[str, str, str, int]:
+    def label(self) -> str:
+        """How the run is called, with others of its row, variant and epoch."""
+        return run_label(self.row, self.variant, self.epoch)
+
+    @property
+    def place(self) -> tuple[str, str, str, str, int]:
         """Which run of the table it is: a later one in the same place takes over from it."""
-        return self.row, self.variant, self.dataset, self.seed
+        return self.row, self.variant, self.epoch, self.dataset, self.seed
 
 
 class TableResult(Record):
@@ -53,7 +62,7 @@ class TableResult(Record):
     Attributes:
         name: `<paper>/<file>`.
         runs: one for each place.
-        failures: "row variant, dataset, seed" -> why, of the last time it was run.
+        failures: "label, dataset, seed" -> why, of the last time it was run.
         made: git commit (with "-dirty" where files were changed) of the last run.
     """
 
@@ -65,7 +74,7 @@ class TableResult(Record):
     def updated(self, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> "TableResult":
         """With these runs in their places, the others as they were."""
         found = {run.place: run for run in (*self.runs, *runs)}
-        ran = {f"{run.row} {run.variant}, {run.dataset}, seed {run.seed}" for run in runs}
+        ran = {f"{run.label}, {run.dataset}, seed {run.seed}" for run in runs}
         kept = {name: why for name, why in self.failures.items() if name not in ran}
         return TableResult(name=self.name, runs=tuple(found[place] for place in sorted(found)), failures=kept | failures, made=made)
 

@@ -1,6 +1,6 @@
 """Which runs a table's rows are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dml_core.config import merge, parse, unknown_name
@@ -9,6 +9,7 @@ from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.protocols import COMMON, Protocol, load_protocol
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice, narrowed
@@ -86,7 +87,8 @@ def runs_of(
         left_out: gets a line for every row that has no run.
 
     Raises:
-        ConfigError: a row that is named and not run, or settings that do not fit.
+        ConfigError: a row that is named and not run, the best epoch on held-out classes where the row holds none out, or settings that do
+            not fit.
     """
     found: dict[str, list[RunSpec]] = {}
     said: dict[str, None] = {}
@@ -100,10 +102,13 @@ def runs_of(
                 said[why_not] = None
             elif is_run(entry) or choice.rows:
                 variant, training = _training(name, entry, dataset, choice)
-                label, measured = run_label(row, variant), merge(table.measurements, entry.measurements)
-                settings = {"training": training, "evaluation": evaluation, "table": name, "measurements": measured}
-                specs = [RunSpec(dataset=dataset, variant=label, seed=seed, **settings) for seed in choice.seeds]
-                found.setdefault(dataset, []).extend(specs)
+                listed = _epochs(name, entry, choice)
+                training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {entry.label}, {dataset}, {variant}")
+                settings = {"training": training, "table": name, "measurements": merge(table.measurements, entry.measurements)}
+                for epoch in [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]:
+                    label, scored = run_label(row, variant, epoch), evaluation.model_copy(update={"epoch": epoch})
+                    specs = [RunSpec(dataset=dataset, variant=label, seed=seed, evaluation=scored, **settings) for seed in choice.seeds]
+                    found.setdefault(dataset, []).extend(specs)
     if left_out is not None:
         left_out += said
     return found
@@ -128,6 +133,21 @@ def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, T
     variant = choice.variant if choice.variant in row.variants else None
     training = row_training(name, row, dataset, variant)
     return variant or row.variants[0], training
+
+
+def _epochs(name: str, row: Row, choice: Choice) -> tuple[Epoch, ...]:
+    """Whose weights a row's runs are scored with where the choice says nothing."""
+    if choice.track == "common":
+        return load_protocol(COMMON).epochs
+    return row.epochs or load_protocol(row.protocol or name.partition("/")[0]).epochs
+
+
+def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
+    """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
+    kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    if kept == list(training.keep_epochs):
+        return training
+    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:

@@ -18,7 +18,8 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 
 import dml_core
 from dml_core.config import parse
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from tasks.runs.identity import source_files
 from tasks.runs.records import RunReport
@@ -61,13 +62,14 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
 
     state = load_checkpoint(checkpoint)
     assert state is not None
+    weights, _ = weights_of(state, parse(EvaluationConfig, report.parameters["evaluation"], "published run").epoch)
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
     with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id, log_system_metrics=False):
         network, code = Path(folder) / "network", Path(folder) / "code"
         network.mkdir()
-        description = packaged_model.save(network, report.parameters["training"], len(dataset.class_names), state["system"])
+        description = packaged_model.save(network, report.parameters["training"], len(dataset.class_names), weights)
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,

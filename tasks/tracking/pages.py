@@ -25,6 +25,7 @@ VIEW_PARAMETERS = ("loss.name", "seed")
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
 WORKFLOW = "workflowType=machine_learning"  # else the page's menu speaks of agents and prompts
 DEFAULTS_TAG = "dml.defaults"
+ORACLE_NOTE = "**Oracle**: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
 SOURCE_FACTS = ("command", "user")  # shown by MLflow itself, from tags of its own
 
 
@@ -114,9 +115,10 @@ def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float
     return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
 
 
-def describe_run(dataset: str, variant: str, seed: int, parent_link: str) -> str:
+def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str = "last") -> str:
     """The description of one run, Markdown."""
     return (
+        f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
         f"**{variant}** trained on *{dataset}* with seed {seed}, scored on classes that training did not see; "
         f"part of the [{dataset} comparison]({parent_link}).\n\n"
         "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "

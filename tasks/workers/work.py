@@ -15,11 +15,12 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.history import Progress, Report
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import from_rank_zero, rank, world_size
-from dml_core.training.validation import HeldOutRecall
+from dml_core.training.validation import scorers
+from tasks.runs.embeddings import save_kept_epoch
 from tasks.storage import Store
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
@@ -35,6 +36,9 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         device: this worker's.
         tell: given every progress message, on rank 0.
         local_rank: this worker's number among those of its machine.
+
+    Raises:
+        ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images.
     """
     store = Store(job.store, Path(job.cache))
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
@@ -48,10 +52,9 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
             store.push(job.train_key)
         tell(message)
 
-    validate = None
-    if validation is not None:
-        validate = HeldOutRecall(open_role(packed, "validation", validation), job.spec.training.transform, device, job.num_loader_workers)
-    fit(job.spec.training, dataset, job.spec.seed, folder, device, job.num_loader_workers, report, _identity(job), validate)
+    training, num_loaders = job.spec.training, job.num_loader_workers
+    validate, score_test = scorers(packed, training, device, num_loaders)
+    fit(training, dataset, job.spec.seed, folder, device, num_loaders, report, _identity(job), validate, score_test)
     if rank() == 0:
         store.push(job.train_key)
 
@@ -69,11 +72,14 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
     num_classes = len(open_role(folder, "train", validation).class_names)
     system = build_system(job.spec.training.without_weights(), num_classes, job.spec.seed, device)
-    system.load_state_dict(checkpoint["system"])
+    weights, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
+    system.load_state_dict(weights)
     assert isinstance(system.model, Embedder)
     store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
     if world_size() > 1:
         dist.barrier()
+    if rank() == 0 and job.spec.evaluation.epoch != "last":
+        save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     store.push(job.embed_key)
 

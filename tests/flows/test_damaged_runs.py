@@ -44,8 +44,8 @@ SPEC = RunSpec(
     dataset="d",
     variant="v",
     seed=0,
-    training=small_training(num_epochs=2, validation={"share": 0.5}),
-    evaluation=EvaluationConfig(recall_at=(1,), clustering=False),
+    training=small_training(num_epochs=2, validation={"share": 0.5}, keep_epochs=["best_validation"]),
+    evaluation=EvaluationConfig(recall_at=(1,), clustering=False, epoch="best_validation"),
 )
 STEPS = ("train", "embed", "evaluate")
 

@@ -9,6 +9,7 @@ from torch import nn
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training import loop, validation
 from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
 from dml_core.training.parallel import shard_sizes
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
 BETTER_INIT = LossChoice(name="heated_up_softmax", options={"better_init": True})
 RUNS = {
-    "centres, GroupNorm": small_training("softtriple", num_epochs=2),
+    "centres, GroupNorm": small_training("softtriple", num_epochs=2, keep_epochs=["oracle"]),
     "pairs, GroupNorm": small_training(
         "tuplet_margin",
         sampler={"kind": "k_by_n", "num_classes_per_batch": 3, "num_samples_per_class": 2},
@@ -39,9 +40,11 @@ def fit_all(rank: int, packed: Path, folder: Path) -> None:
     loop.iterate_batches = lambda *arguments: ((images.double(), indices) for images, indices in load(*arguments))
     validation.iterate_batches, validation.BATCH_SIZE = loop.iterate_batches, 8  # 36 images: a part for each worker
     for name, config in RUNS.items():
-        held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if name == "centres, GroupNorm" else None
-        state = loop.fit(config, PackedDataset(packed, "train"), 0, folder / name / f"rank{rank}", CPU, validate=held_out).state_dict()
-        torch.save(state, folder / f"{name}-{rank}.pt")
+        held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if config.keep_epochs else None
+        _, tested = validation.scorers(packed, config, CPU)
+        own = folder / name / f"rank{rank}"
+        system = loop.fit(config, PackedDataset(packed, "train"), 0, own, CPU, validate=held_out, score_test=tested)
+        torch.save(system.state_dict(), folder / f"{name}-{rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +74,16 @@ def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path
     ]
     assert recalls[0] == recalls[1]
     assert len(recalls[0]) == 2
+    (alone, best), (together, same_best) = (kept_by(folder / "centres, GroupNorm/rank0") for folder in (one_worker, tmp_path))
+    assert best == same_best
+    for key, value in alone.items():
+        torch.testing.assert_close(together[key], value, rtol=1e-7, atol=1e-9)
+
+
+def kept_by(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    checkpoint = load_checkpoint(folder)
+    assert checkpoint is not None
+    return weights_of(checkpoint, "oracle")
 
 
 def normalise(rank: int, folder: Path, num_workers: int) -> None:

@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.transforms import test_view as plain_view
+from dml_core.training import validation
 from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit
-from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows
-from tests.conftest import MODEL, small_training
+from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows, scorers
+from tests.conftest import MODEL, SYNTHETIC_OPTIONS, small_training
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model={**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}, num_epochs=2)
@@ -70,3 +74,24 @@ def test_an_epoch_s_validation_is_bounded_by_whole_classes() -> None:
     assert bounded_rows(labels, 8).tolist() == list(range(8))
     assert bounded_rows(labels, 7).tolist() == [0, 1, 2, 3, 4, 5, 7]
     assert bounded_rows(labels, 1).tolist() == [0, 1, 3, 5]
+
+
+def test_a_test_with_queries_is_scored_against_its_gallery_all_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the evaluator does in the end; the bound on an epoch's validation is not for it."""
+    monkeypatch.setattr(validation, "MAX_IMAGES", 3)
+    options = {**SYNTHETIC_OPTIONS, "layout": "inshop"}
+    materialise("synthetic", options, tmp_path / "raw")
+    prepare("synthetic", tmp_path / "raw", tmp_path / "packed", options)
+    config = CONFIG.model_copy(update={"keep_epochs": ("oracle",)})
+    _, tested = scorers(tmp_path / "packed", config, CPU)
+    assert tested is not None
+    model = build_system(config, 4, 0, CPU).eval().model
+    queries, gallery = (PackedDataset(tmp_path / "packed", role) for role in ("query", "gallery"))
+    points = []
+    with torch.no_grad():
+        for role in (queries, gallery):
+            views = [plain_view(role.image(index), config.transform) for index in range(len(role))]
+            points.append(model.embed(torch.stack(views)).double())
+    hits = gallery.labels[(points[0] @ points[1].T).argmax(dim=1)] == queries.labels
+    assert tested(model) == {RECALL["oracle"]: pytest.approx(hits.mean())}
+    assert 0 < hits.mean() < 1

@@ -34,6 +34,7 @@ def identities(spec: RunSpec = SPEC, dataset: DatasetRecord = DATASET) -> list[s
         changed(training={"optimiser": {"learning_rate": 0.1}}),
         changed(training={"model": {"head": {"embedding_dim": 16}}}),
         changed(training={"validation": {"share": 0.2}}),
+        changed(training={"keep_epochs": ("oracle",)}),
     ],
 )
 def test_training_settings_change_every_step(spec: RunSpec) -> None:
@@ -51,6 +52,22 @@ def test_scoring_validation_classes_embeds_them_and_trains_nothing() -> None:
     assert before[0] == after[0]
     assert before[1] != after[1]
     assert before[2] != after[2]
+
+
+@pytest.mark.parametrize("epoch", ["best_validation", "oracle"])
+def test_another_epoch_of_a_run_is_embedded_and_trains_nothing(epoch: str) -> None:
+    before, after = identities(), identities(changed(evaluation={"epoch": epoch}))
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+    assert before[2] != after[2]
+
+
+def test_what_finds_the_best_epoch_counts_where_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[set[str]] = []
+    monkeypatch.setattr(identity, "source_digest", lambda modules: counted.append(set(modules)) or "code")
+    for keeping in ((), ("oracle",)):
+        identity.train_identity(changed(training={"keep_epochs": keeping}), DATASET)
+    assert counted[1] - counted[0] == {"dml_core.training.validation"}
 
 
 def test_the_dataset_s_content_changes_every_step_and_its_place_and_name_none() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dml_core.data.store.packed import PackedDataset
+from tasks.scores import figures
 from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Found, Side, choose_queries, draw_curves, look_up, rows_to_draw
 
 
@@ -57,10 +58,14 @@ def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -
     assert np.array_equal(seen.right, dataset.labels[seen.indices] == dataset.labels[:, None])
 
 
-def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path) -> None:
+def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = [{"epoch": step // 2, "step": step, "learning_rate_factor": 1.0, "loss": 1.0} for step in range(4)]
-    history[3] |= {"late": 2.0, "validation_recall_at_1": 0.5}
+    history[3] |= {"late": 2.0, "validation_recall_at_1": 0.5, "oracle_recall_at_1": 0.6}
     draw_curves(history, tmp_path / "all.png", "run")
     draw_curves(history[:3], tmp_path / "loss.png", "run")
     sizes = [int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in ("all.png", "loss.png")]
-    assert sizes[0] > 1.5 * sizes[1]  # three panels and one
+    assert sizes[0] > 1.5 * sizes[1]  # four panels and one
+    drawn: list[dict[str, object]] = []
+    monkeypatch.setattr(figures, "plot_training_curves", lambda training, path, title, unseen: drawn.extend([training, unseen]))
+    draw_curves(history, tmp_path / "all.png", "run")
+    assert [list(curves) for curves in drawn] == [["loss", "late"], ["Recall@1 on held-out classes", "Recall@1 on the test classes"]]

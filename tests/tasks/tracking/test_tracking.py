@@ -23,9 +23,12 @@ from werkzeug.serving import make_server
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.checkpoint import weights_of
+from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
-from tasks.runs.embeddings import load_embeddings
+from dml_core.training.validation import scorers
+from tasks.runs.embeddings import load_embeddings, save_kept_epoch
 from tasks.runs.records import (
     CheckpointRecord,
     ComparisonReport,
@@ -37,6 +40,7 @@ from tasks.runs.records import (
 )
 from tasks.runs.specs import RunSpec
 from tasks.scores.evaluation import evaluate_run
+from tasks.scores.measuring import load_system
 from tasks.storage import Store
 from tasks.tracking.outbox import keep_report
 from tasks.tracking.published import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, experiment_name, published_runs
@@ -45,6 +49,7 @@ from tasks.tracking.tracker import Tracker
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE
+from tests.training.test_kept_epochs import KEEPING, checkpoint_of
 
 pytestmark = pytest.mark.slow
 COMPARISON = "comparison on d"
@@ -60,15 +65,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def report(packed: Path, store: Store) -> RunReport:
     """A small run, made by the real steps."""
-    spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
-    system = fit(spec.training, PackedDataset(packed, "train"), 0, store.folder("train/x"), CPU)
-    extract(system.model, spec.training.transform, {"test": PackedDataset(packed, "test")}, store.folder("embed/x"), CPU)
-    history = read_history(store.folder("train/x"))
-    metrics = evaluate_run(spec.evaluation, 0, "title", history, packed, store.folder("embed/x"), store.folder("evaluate/x"))
-    files = {step: describe_folder(store.folder(f"{step}/x")) for step in ("train", "embed", "evaluate")}
+    return made(packed, store, "x", small_training("softtriple"), EvaluationConfig())
+
+
+def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluation: EvaluationConfig) -> RunReport:
+    spec = RunSpec(dataset="d", variant="softtriple", seed=0, training=training, evaluation=evaluation)
+    folders = {step: store.folder(f"{step}/{key}") for step in ("train", "embed", "evaluate")}
+    fit(training, PackedDataset(packed, "train"), 0, folders["train"], CPU, score_test=scorers(packed, training, CPU)[1])
+    system = load_system(training, 0, packed, folders["train"], evaluation.epoch)
+    if evaluation.epoch != "last":
+        save_kept_epoch(folders["embed"], weights_of(checkpoint_of(folders["train"]), evaluation.epoch)[1])
+    extract(system.model, training.transform, {"test": PackedDataset(packed, "test")}, folders["embed"], CPU)
+    metrics = evaluate_run(evaluation, 0, "title", read_history(folders["train"]), packed, folders["embed"], folders["evaluate"])
+    files = {step: describe_folder(folder) for step, folder in folders.items()}
     return RunReport(
         comparison=COMPARISON,
-        identity="identity-of-x",
+        identity=f"identity-of-{key}",
         dataset=DatasetRecord(name="d", folder=str(packed), digest="0123456789abcdef", counts={"train": 36}, source="synthetic"),
         variant=spec.variant,
         seed=0,
@@ -76,10 +88,12 @@ def report(packed: Path, store: Store) -> RunReport:
         tags={"git_commit": "abc", "git_dirty": "false"},
         dvc_digest="ffff.dir",
         checkpoint=CheckpointRecord(
-            step="train", identity="t", key="train/x", files=files["train"], facts={"device": "cpu", "num_workers": 1}
+            step="train", identity="t", key=f"train/{key}", files=files["train"], facts={"device": "cpu", "num_workers": 1}
         ),
-        embeddings=EmbeddingRecord(step="embed", identity="e", key="embed/x", files=files["embed"]),
-        scores=MetricRecord(step="evaluate", identity="identity-of-x", key="evaluate/x", files=files["evaluate"], metrics=metrics),
+        embeddings=EmbeddingRecord(step="embed", identity="e", key=f"embed/{key}", files=files["embed"]),
+        scores=MetricRecord(
+            step="evaluate", identity=f"identity-of-{key}", key=f"evaluate/{key}", files=files["evaluate"], metrics=metrics
+        ),
     )
 
 
@@ -165,6 +179,22 @@ def test_a_published_run_holds_everything_once(
     assert points(tracker, run_id) == counted
     assert len(client.search_runs([run.info.experiment_id])) == 2
     assert not list((tmp_path / "outbox").iterdir())
+
+
+def test_an_oracle_is_published_with_its_own_weights_and_says_what_it_is(
+    tracker: Tracker, packed: Path, store: Store, tmp_path: Path
+) -> None:
+    report = made(packed, store, "oracle", KEEPING, EvaluationConfig(epoch="oracle"))
+    weights, num_epochs = weights_of(checkpoint_of(store.folder("train/oracle")), "oracle")
+    assert num_epochs < KEEPING.num_epochs
+    run = client_of(tracker).get_run(tracker.publish(report))
+    assert run.data.metrics["detail/kept_epoch"] == num_epochs
+    assert (run.data.tags["dml.epoch"], run.data.params["evaluation.epoch"]) == ("oracle", "oracle")
+    assert run.data.tags["mlflow.note.content"].startswith("**Oracle**: ")
+    (packaged,) = tmp_path.rglob("network.pt")
+    model = {f"model.{name}": value for name, value in torch.load(packaged).items()}
+    assert model.keys() == {name for name in weights if name.startswith("model.")}
+    assert all(torch.equal(value, weights[name]) for name, value in model.items())
 
 
 def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_the_parameters(tracker: Tracker, report: RunReport) -> None:

@@ -1,0 +1,111 @@
+"""Which epochs of its runs a table scores, and that one training serves all of them."""
+
+import pytest
+
+from dml_core.config import merge, parse
+from dml_core.errors import ConfigError
+from tasks.runs import identity
+from tasks.runs.protocols import load_protocol
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec, load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import TableFile, load_table, table_names
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import is_run, runs_of
+from tasks.tables.smoke import make_small
+from tests.conftest import ROOT
+
+DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={}, source="s")
+NAMES = [name for name in table_names() if any(is_run(row) for row in load_table(name).rows.values())]
+TML = "tuplet_margin/table2"
+
+
+def changed_table(**row_changes: object) -> TableFile:
+    values = load_table(TML).model_dump(mode="json", exclude_defaults=True)
+    return parse(TableFile, merge(values, {"rows": {"tml": row_changes}}), TML)
+
+
+def labels(**choice: object) -> list[str]:
+    table = choice.pop("table", load_table(TML))
+    return [spec.variant for spec in tml_runs(table, **choice)]  # type: ignore[arg-type]
+
+
+def tml_runs(table: TableFile, **choice: object) -> list[RunSpec]:
+    return runs_of(TML, table, Choice(**choice), ["tml"], ["cars196"])["cars196"]  # type: ignore[arg-type]
+
+
+def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_paper_s_does() -> None:
+    assert {name.partition("/")[0] for name in NAMES} == {"tuplet_margin", "softtriple", "heated_up_softmax", "discriminative", "sgsl"}
+    for name in NAMES:
+        for specs in runs_of(name, load_table(name)).values():
+            shown = {spec.evaluation.epoch for spec in specs}
+            assert shown == ({"last", "oracle"} if name.startswith("tuplet_margin/") else {"last"}), name
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_last_and_oracle_are_one_training(smoke: bool) -> None:
+    last, oracle = (make_small(spec) if smoke else spec for spec in tml_runs(load_table(TML)))
+    assert (last.variant.endswith("tml as_published"), oracle.variant.endswith("tml as_published oracle")) == (True, True)
+    assert smoke or oracle.title == "cars196 / tml as_published oracle / seed 0"
+    assert identity.train_identity(last, DATASET) == identity.train_identity(oracle, DATASET)
+    for step in (identity.embed_identity, identity.evaluate_identity):
+        assert step(last, DATASET) != step(oracle, DATASET)
+    if smoke:
+        assert (last.training.num_epochs, last.training.keep_epochs) == (1, ("oracle",))
+
+
+def test_a_choice_scores_those_epochs_and_trains_what_it_would_without() -> None:
+    assert labels(seeds=(0, 1)) == ["tml as_published", "tml as_published", "tml as_published oracle", "tml as_published oracle"]
+    assert labels(epochs=("last",)) == ["tml as_published"]
+    assert labels(epochs=("oracle",)) == ["tml as_published oracle"]
+    (chosen,) = tml_runs(load_table(TML), epochs=("last",))
+    assert chosen == tml_runs(load_table(TML))[0]
+
+
+def test_a_row_may_list_its_own_and_a_best_one_on_validation_needs_classes_for_it() -> None:
+    assert labels(table=changed_table(epochs=["last"])) == ["tml as_published"]
+    held_out = changed_table(training={"validation": {"share": 0.2}}, epochs=["best_validation", "last"])
+    assert labels(table=held_out) == ["tml as_published", "tml as_published best_validation"]
+    with pytest.raises(ConfigError, match=r"table2: .*, cars196, as_published: .*'best_validation' needs classes that are held out"):
+        labels(epochs=("best_validation",))
+
+
+def test_a_protocol_names_epochs_that_there_are() -> None:
+    assert load_protocol("tuplet_margin").epochs == ("last", "oracle")
+    assert load_protocol("sgsl").epochs == ("last",)
+    with pytest.raises(ConfigError, match="epochs"):
+        changed_table(epochs=["best"])
+    with pytest.raises(ConfigError, match="epochs"):
+        changed_table(epochs=[])
+
+
+def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
+    last = MeasuredRun(
+        row="tml", variant="as_published", dataset="cars196", project_dataset="c", seed=0, identity="1", scores={}, figures="f",
+        training={}, evaluation={},
+    )  # fmt: skip
+    oracle = last.model_copy(update={"epoch": "oracle", "identity": "2"})
+    failures = {"tml as_published oracle, cars196, seed 0": "a reason", "tml as_published, cars196, seed 0": "another"}
+    result = TableResult(name=TML, failures=failures).updated((last,), {}, None)
+    assert result.failures == {"tml as_published oracle, cars196, seed 0": "a reason"}
+    result = result.updated((oracle,), {}, None)
+    assert [(run.epoch, run.identity) for run in result.runs] == [("last", "1"), ("oracle", "2")]
+    assert result.failures == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["evaluation.epoch=oracle"], "no epoch of it is chosen on the test classes"),
+        (["evaluation.epoch=best_validation"], r"does not keep; set keep_epochs: \[best_validation\]"),
+        (["evaluation.epoch=best"], "evaluation.epoch"),
+    ],
+)
+def test_the_standing_comparison_takes_no_oracle_and_no_epoch_that_it_does_not_keep(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_params(ROOT / "params.yaml", overrides)
+
+
+def test_the_standing_comparison_may_be_scored_at_its_best_epoch_on_held_out_classes() -> None:
+    settings = ["evaluation.epoch=best_validation", "comparison.protocol.validation={share: 0.3}"]
+    load_params(ROOT / "params.yaml", [*settings, "comparison.protocol.keep_epochs=[best_validation]"])
