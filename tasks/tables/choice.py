@@ -21,6 +21,7 @@ class Choice:
         track: "paper", each system as its authors ran it, or "common", every loss on the common track's protocol.
         seeds: every row runs once with each.
         smoke: the same systems on a few drawn images, without trained weights and for one epoch.
+        epochs: whose weights are scored of each run; those of the row or of its protocol where none are given.
         prepared_only: leave out datasets that are not prepared.
         epochs: whose weights are scored of each run; those of the row or of its protocol where none is given.
     """

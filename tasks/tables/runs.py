@@ -105,10 +105,8 @@ def runs_of(
                 measured = merge(table.measurements, entry.measurements)
                 variant, training, epochs = _training(name, entry, dataset, choice)
                 for epoch in epochs:
-                    label, scored = (
-                        run_label(row, variant, epoch),
-                        evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
-                    )
+                    label = run_label(row, variant, epoch)
+                    scored = evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch})
                     spec = RunSpec(
                         dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
                     )

@@ -7,7 +7,7 @@ from dml_core.errors import ConfigError
 from tasks.runs import identity
 from tasks.runs.protocols import load_protocol
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import load_params
+from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table, table_names
 from tasks.tables.result import MeasuredRun, TableResult
@@ -27,7 +27,11 @@ def changed_table(**row_changes: object) -> TableFile:
 
 def labels(**choice: object) -> list[str]:
     table = choice.pop("table", load_table(TML))
-    return [spec.variant for spec in runs_of(TML, table, Choice(**choice), ["tml"], ["cars196"])["cars196"]]  # type: ignore[arg-type]
+    return [spec.variant for spec in tml_runs(table, **choice)]  # type: ignore[arg-type]
+
+
+def tml_runs(table: TableFile, **choice: object) -> list[RunSpec]:
+    return runs_of(TML, table, Choice(**choice), ["tml"], ["cars196"])["cars196"]  # type: ignore[arg-type]
 
 
 def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_paper_s_does() -> None:
@@ -40,11 +44,9 @@ def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_pap
 
 @pytest.mark.parametrize("smoke", [False, True])
 def test_last_and_oracle_are_one_training(smoke: bool) -> None:
-    last, oracle = runs_of(TML, load_table(TML), Choice(), ["tml"], ["cars196"])["cars196"]
-    if smoke:
-        last, oracle = make_small(last), make_small(oracle)
-    assert last.variant.endswith("tml as_published")
-    assert oracle.variant.endswith("tml as_published oracle")
+    last, oracle = (make_small(spec) if smoke else spec for spec in tml_runs(load_table(TML)))
+    assert (last.variant.endswith("tml as_published"), oracle.variant.endswith("tml as_published oracle")) == (True, True)
+    assert smoke or oracle.title.endswith("cars196 / tml as_published oracle / seed 0")
     assert identity.train_identity(last, DATASET) == identity.train_identity(oracle, DATASET)
     for step in (identity.embed_identity, identity.evaluate_identity):
         assert step(last, DATASET) != step(oracle, DATASET)
@@ -56,8 +58,8 @@ def test_a_choice_scores_those_epochs_and_trains_what_it_would_without() -> None
     assert labels(seeds=(0, 1)) == ["tml as_published", "tml as_published", "tml as_published oracle", "tml as_published oracle"]
     assert labels(epochs=("last",)) == ["tml as_published"]
     assert labels(epochs=("oracle",)) == ["tml as_published oracle"]
-    (chosen,) = runs_of(TML, load_table(TML), Choice(epochs=("last",)), ["tml"], ["cars196"])["cars196"]
-    assert chosen == runs_of(TML, load_table(TML), Choice(), ["tml"], ["cars196"])["cars196"][0]
+    (chosen,) = tml_runs(load_table(TML), epochs=("last",))
+    assert chosen == tml_runs(load_table(TML))[0]
 
 
 def test_a_row_may_list_its_own_and_a_best_one_on_validation_needs_classes_for_it() -> None:
