@@ -52,14 +52,3 @@ def test_a_run_that_mines_ends_as_if_it_had_not_been_interrupted(packed: Path, t
     resumed = fit(MINED, dataset, 0, tmp_path / "resumed", CPU).state_dict()
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
     assert len(read_history(tmp_path / "resumed")) == 3 * 12  # 36 images, each once an anchor: 12 batches of 3 triplets
-
-
-def test_mining_finds_harder_triplets_than_chance(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def first_loss(name: str) -> float:
-        fit(MINED.model_copy(update={"num_epochs": 1}), PackedDataset(packed, "train"), 0, tmp_path / name, CPU)
-        return float(np.mean([row["triplet"] for row in read_history(tmp_path / name)]))
-
-    mined = first_loss("mined")
-    monkeypatch.setattr(mining, "NUM_NEAREST", 10**6)
-    monkeypatch.setattr("dml_core.training.loop.nearest_of_other_classes", lambda emb, labels: nearest_of_other_classes(emb, labels, 10**6))
-    assert mined > first_loss("any")
