@@ -103,11 +103,13 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
     # In a role that is searched in itself, a query is not compared with itself.
     num_retrieved = info.roles["gallery"].num_images if "gallery" in info.roles else info.roles["test"].num_images - 1
     if validation is None:
-        return Sizes(train.num_images, train.num_classes, num_retrieved)
+        return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else num_retrieved)
     images = _images_by_class(packed)
     held_out = held_out_classes(list(images), validation)
     num_held_out = sum(images[name] for name in held_out)
-    return Sizes(train.num_images - num_held_out, len(images) - len(held_out), num_held_out - 1 if role == "validation" else num_retrieved)
+    num_trained = train.num_images - num_held_out
+    retrieved = {"test": num_retrieved, "validation": num_held_out - 1, "train": num_trained - 1}
+    return Sizes(num_trained, len(images) - len(held_out), retrieved[role])
 
 
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:

@@ -41,7 +41,8 @@ class EvaluationConfig(Config):
 
     Attributes:
         role: "test" scores the dataset's test classes (query against gallery where it has those), "validation" the training classes
-            that the run held out, for choosing settings without a look at the test classes.
+            that the run held out, for choosing settings without a look at the test classes, "train" the images that it trained on, which
+            says what the network has learned and not how well it finds unseen classes.
         epoch: whose weights are scored: those of the last epoch, or of one that the run keeps beside it (`training.keep_epochs`).
         recall_at: the K of Recall@K.
         metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
@@ -52,7 +53,7 @@ class EvaluationConfig(Config):
         device: where the similarities are computed; a device that is absent is an error.
     """
 
-    role: Literal["test", "validation"] = "test"
+    role: Literal["test", "validation", "train"] = "test"
     epoch: Epoch = "last"
     recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
     metric: Metric = "cosine"

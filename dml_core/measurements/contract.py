@@ -33,6 +33,11 @@ class Scored:
     embeddings: NDArray[np.floating[Any]]
     labels: NDArray[np.int64]
 
+    @property
+    def images(self) -> str:
+        """What a picture calls them."""
+        return "training images" if self.role == "train" else f"{self.role} images"
+
 
 @dataclass(frozen=True)
 class FinishedRun:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 MEASUREMENTS: dict[str, str] = {
     "centroid_distances": "dml_core.measurements.centroid_distances:measure",
+    "embedding_map": "dml_core.measurements.embedding_map:measure",
+    "gradient_over_alpha": "dml_core.measurements.gradient_over_alpha:measure",
+    "gradient_over_norm": "dml_core.measurements.gradient_over_norm:measure",
     "retrieved_images": "dml_core.measurements.retrieved_images:measure",
     "training_time": "dml_core.measurements.training_time:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",

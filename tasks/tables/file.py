@@ -19,6 +19,7 @@ from tasks.runs.protocols import TABLES
 
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
+ImageRole = Literal["test", "train"]
 RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
 
 
@@ -30,11 +31,15 @@ class Columns(Config):
         metrics: the evaluator's and the measurements' names, in the paper's order.
         unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
             table of nothing else needs no tolerance, and is not judged.
+        options: those that the project's dataset has to have, as `split: images`; without any it is split by class.
+        note: what a reader has to know of these columns, as that they are not in the paper.
     """
 
     dataset: str
     metrics: tuple[str, ...] = Field(min_length=1)
-    unit: Literal["per cent", "share", "minutes", "distance", "count"] = "per cent"
+    unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
+    options: dict[str, Any] = {}
+    note: str | None = None
 
 
 class Tolerance(Config):
@@ -60,6 +65,7 @@ class Row(Config):
         tolerance: of the verdict; the table's where none is given.
         epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
+        role: the images that are scored and measured, in the place of the table's.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
     """
@@ -78,6 +84,7 @@ class Row(Config):
     tolerance: Tolerance | None = None
     epochs: tuple[Epoch, ...] | None = Field(default=None, min_length=1)
     measurements: dict[str, dict[str, Any]] = {}
+    role: ImageRole | None = None
     lacks: str | None = None
     note: str | None = None
 
@@ -151,6 +158,7 @@ class TableFile(Config):
         tolerances: of single metrics, in the place of the table's.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
+        role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
         note: what a reader has to know of the whole.
     """
 
@@ -163,11 +171,16 @@ class TableFile(Config):
     tolerances: dict[str, Tolerance] = {}
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
+    role: ImageRole = "test"
     note: str | None = None
 
     def tolerance_of(self, row: Row, metric: str) -> Tolerance | None:
         """Of the verdict on a cell: the row's own, else the metric's, else the table's."""
         return row.tolerance or self.tolerances.get(metric) or self.tolerance
+
+    def dataset_options(self, dataset: str) -> dict[str, Any]:
+        """The options that the project's dataset has to have; the blocks of one dataset agree."""
+        return next((block.options for block in self.columns if block.dataset == dataset), {})
 
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
@@ -181,6 +194,9 @@ class TableFile(Config):
         for metric in self.tolerances:
             if metric not in {column.metric for column in self.flat_columns}:
                 raise ValueError(f"tolerances: no column is of metric '{metric}'")
+        for block in self.columns:
+            if block.options != self.dataset_options(block.dataset):
+                raise ValueError(f"columns of dataset '{block.dataset}' ask for different options")
         for name, row in self.rows.items():
             for kind in ("published", "released", "independent"):
                 values = getattr(row, kind)

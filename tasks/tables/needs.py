@@ -1,6 +1,7 @@
 """What runs of tables need that is not here, and what a person does about it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from dml_core.errors import ConfigError, DataError
 from tasks.checks import check_before, check_parts, prepared_folder
@@ -38,13 +39,23 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
     return checked
 
 
-def not_in_params(datasets: Sequence[str]) -> str:
-    """What is said of datasets that the project has not, with the lines that bring them in."""
-    blocks = ", ".join(f"{name}: {{reader: {name}, raw: data/raw/{name}}}" for name in datasets)
+def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is said of datasets that the project has not with these options, with the lines that bring them in."""
+    blocks = ", ".join(_block(name, options) for name, options in datasets.items())
+    quoted = [f"'{name}'{f' ({_listed(options)})' if options else ''}" for name, options in datasets.items()]
     if len(datasets) == 1:
-        return f"dataset '{datasets[0]}' is not in params.yaml; add below datasets: {blocks}"
-    quoted = [f"'{name}'" for name in datasets]
+        return f"dataset {quoted[0]} is not in params.yaml; add below datasets: {blocks}"
     return f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are not in params.yaml; add below datasets: {blocks}"
+
+
+def _block(dataset: str, options: Mapping[str, Any]) -> str:
+    """A dataset as `params.yaml` has it; one that is split in its own way is called by it."""
+    name = f"{dataset}-by-image" if options.get("split") == "images" else dataset
+    return f"{name}: {{reader: {dataset}, raw: data/raw/{name}{f', options: {{{_listed(options)}}}' if options else ''}}}"
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{option}: {value}" for option, value in options.items())
 
 
 def _is_prepared(project: Project, params: Params, dataset: str) -> bool:

@@ -89,7 +89,8 @@ def as_markdown(name: str, table: TableFile, measured: Measured) -> str:
     rows = lines(table, measured)
     rule = f"|{'|'.join('---' for _ in rows[0])}|"
     body = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    notes = [f"{row.label}: {row.note}." for row in table.rows.values() if row.note]
+    notes = [f"Columns of {block.dataset}: {block.note}." for block in table.columns if block.note]
+    notes += [f"{row.label}: {row.note}." for row in table.rows.values() if row.note]
     tolerance = f"Tolerance: {table.tolerance.value:g} ({table.tolerance.reason})." if table.tolerance is not None else ""
     parts = [f"# {name}: {table.title}", table.states, "\n".join([body[0], rule, *body[1:]]), tolerance, table.note or "", *notes]
     return "\n\n".join(part for part in parts if part) + "\n"

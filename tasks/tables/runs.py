@@ -1,9 +1,11 @@
 """Which runs a table's rows are."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dml_core.config import merge, parse, unknown_name
+from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
@@ -27,12 +29,12 @@ class Chosen:
     Attributes:
         runs: table -> its runs, on the project's datasets, in the order of its columns and rows.
         left_out: table -> why it has none, or why some of its rows have none, a line each.
-        missing: datasets that runs were asked for on and the project has not.
+        missing: datasets that runs were asked for on and the project has not -> the options that they would have to have.
     """
 
     runs: dict[str, list[RunSpec]]
     left_out: dict[str, list[str]]
-    missing: tuple[str, ...]
+    missing: dict[str, dict[str, Any]]
 
     def by_dataset(self) -> list[list[RunSpec]]:
         """The runs of one table on one dataset together."""
@@ -54,19 +56,19 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
     runs: dict[str, list[RunSpec]] = {}
     left_out: dict[str, list[str]] = {}
-    missing: dict[str, None] = {}
+    missing: dict[str, dict[str, Any]] = {}
     for name, table in tables.items():
         runs[name], left_out[name] = [], []
         for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], left_out[name]).items():
-            own = dataset if choice.smoke else project_dataset(params, dataset)
+            own = dataset if choice.smoke else project_dataset(params, dataset, table.dataset_options(dataset))
             if own is None:
-                missing[dataset] = None
+                missing.setdefault(dataset, table.dataset_options(dataset))
                 continue
             runs[name] += [make_small(spec) if choice.smoke else spec.model_copy(update={"dataset": own}) for spec in found]
     if not any(runs.values()) and not missing:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
-    return Chosen({name: found for name, found in runs.items() if found}, {k: v for k, v in left_out.items() if v}, tuple(missing))
+    return Chosen({name: found for name, found in runs.items() if found}, {k: v for k, v in left_out.items() if v}, missing)
 
 
 def runs_of(
@@ -103,7 +105,10 @@ def runs_of(
                 measured = merge(table.measurements, entry.measurements)
                 variant, training, epochs = _training(name, entry, dataset, choice)
                 for epoch in epochs:
-                    label, scored = run_label(row, variant, epoch), evaluation.model_copy(update={"epoch": epoch})
+                    label, scored = (
+                        run_label(row, variant, epoch),
+                        evaluation.model_copy(update={"epoch": epoch, "role": entry.role or table.role}),
+                    )
                     spec = RunSpec(
                         dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
                     )
@@ -213,13 +218,25 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     return parse(EvaluationConfig, merge(load_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
 
 
-def project_dataset(params: Params, dataset: str) -> str | None:
+def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
     """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it; None where none is.
+
+    Args:
+        params: the project's parameters.
+        dataset: as the table's columns name it.
+        options: those that the table asks for. Only one that asks for a split by image gets a dataset whose test classes are trained on.
 
     Raises:
         ConfigError: several are.
     """
-    named = [name for name, spec in params.datasets.items() if spec.reader == dataset]
+    asked = options or {}
+    shares_classes = parse_dataset(dataset, asked).shares_classes
+    read = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
+    named = [
+        name
+        for name, found in read.items()
+        if found.shares_classes == shares_classes and all(getattr(found, option) == value for option, value in asked.items())
+    ]
     if dataset in named or len(named) == 1:
         return dataset if dataset in named else named[0]
     if named:

@@ -12,7 +12,8 @@ from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
 
 SMOKE, SUFFIX = "smoke", "-smoke"
-LAYOUTS = {"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop"}
+LAYOUTS = {"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop", "mnist": "idx", "fashion_mnist": "idx"}
+DIGITS = {"image_size": 28}
 IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
 CHANGES = {
     "num_epochs": 1,
@@ -51,7 +52,8 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
 
     if dataset not in LAYOUTS:
         raise ConfigError(f"--smoke draws no images in the layout of '{dataset}' (known: {', '.join(LAYOUTS)})")
-    folder, options = project.state / "smoke" / dataset, {**IMAGES, "layout": LAYOUTS[dataset]}
+    layout = LAYOUTS[dataset]
+    folder, options = project.state / "smoke" / dataset, {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout}
     materialise("synthetic", options, folder / "raw")
     info = prepare("synthetic", folder / "raw", folder / "packed", options)
     counts = {role: entry.num_images for role, entry in info.roles.items()}

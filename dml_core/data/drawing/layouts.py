@@ -1,6 +1,7 @@
 """Writers of the official on-disk layouts: generated pictures become a tree that the real loaders read.
 
-The first half of the classes is the training part, as in every published DML split. Where the publisher ships a split for
+The first half of the classes is the training part, as in every published DML split; IDX files have a training and a test file.
+Where the publisher ships a split for
 classification (CUB, Cars), the writers plant one that mixes every class over both parts: a loader that read it would be caught.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from dml_core.data.store.rows import Box
 
@@ -120,6 +122,17 @@ def write_inshop(folder: Path, pictures: Iterable[Picture], num_classes: int) ->
     _write_lines(folder / "Anno/list_bbox_inshop.txt", [str(len(boxes)), "image_name clothes_type pose_type x_1 y_1 x_2 y_2", *boxes])
 
 
+def write_idx(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
+    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same of `t10k`, in grey; every other picture of a class tests."""
+    parts: dict[str, list[tuple[int, Any]]] = {"train": [], "t10k": []}
+    for picture in pictures:
+        grey_HW = np.asarray(Image.open(io.BytesIO(picture.jpeg)).convert("L"))
+        parts[("train", "t10k")[picture.number % 2]].append((picture.class_index, grey_HW))
+    for part, found in parts.items():
+        _write(folder / f"{part}-images-idx3-ubyte", _idx(np.stack([grey_HW for _, grey_HW in found])))
+        _write(folder / f"{part}-labels-idx1-ubyte", _idx(np.array([label for label, _ in found], dtype=np.uint8)))
+
+
 WRITERS: dict[str, Writer] = {
     "cub200": write_cub200,
     "cars-annos": write_cars_annos,
@@ -127,6 +140,7 @@ WRITERS: dict[str, Writer] = {
     "cars-folders": write_cars_folders,
     "sop": write_sop,
     "inshop": write_inshop,
+    "idx": write_idx,
 }
 
 
@@ -164,6 +178,11 @@ def _structs(records: list[dict[str, Any]]) -> Any:
 
 def _cells(texts: list[str]) -> Any:
     return np.array(texts, dtype=object)
+
+
+def _idx(array: Any) -> bytes:
+    """Unsigned bytes as IDX has them."""
+    return bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape) + bytes(array.tobytes())
 
 
 def _write_mat(path: Path, values: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 70,000 images of ten kinds of clothing (Xiao et al., 2017), class-disjoint: 0 to 4 train, 5 to 9 test."""
+"""Fashion-MNIST: 70,000 images of ten kinds of clothing (Xiao et al., 2017), split by class (0 to 4 train, 5 to 9 test) or by image."""
 
 from typing import ClassVar
 

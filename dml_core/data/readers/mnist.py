@@ -1,4 +1,4 @@
-"""MNIST: 70,000 handwritten digits (LeCun et al., 1998), class-disjoint: 0 to 4 train, 5 to 9 test."""
+"""MNIST: 70,000 handwritten digits (LeCun et al., 1998), split by class (0 to 4 train, 5 to 9 test) or by image."""
 
 from typing import ClassVar
 

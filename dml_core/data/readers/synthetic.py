@@ -1,6 +1,6 @@
 """`synthetic`, the embedded dataset: drawn pictures in the official layout of a published dataset, so that its real loader runs.
 
-The first half of the classes trains, the second half tests, as in CUB.
+The first half of the classes trains, the second half tests, as in CUB; in IDX files every class has images that train and images that test.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import inspect
 import io
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -21,29 +22,32 @@ from dml_core.data.drawing.layouts import WRITERS, Picture
 from dml_core.data.readers.cars196 import Cars196
 from dml_core.data.readers.cub200 import Cub200
 from dml_core.data.readers.inshop import Inshop
-from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
+from dml_core.data.readers.mnist import Mnist
+from dml_core.data.readers.shared import idx_dataset
+from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.sop import Sop
 from dml_core.data.store.rows import Row
 from dml_core.errors import DataError
 
 STAMP_FILE = "generator.txt"
 _JPEG_QUALITY = 92
-_LOADERS: dict[str, type[OfficialDataset]] = {
+_LOADERS: dict[str, Callable[..., DatasetConfig]] = {
     "cub200": Cub200,
     "cars-annos": Cars196,
     "cars-devkit": Cars196,
     "cars-folders": Cars196,
     "sop": Sop,
     "inshop": Inshop,
+    "idx": partial(Mnist, split="images"),
 }
-Layout = Literal["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "inshop"]
+Layout = Literal["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "inshop", "idx"]
 
 
 class Synthetic(DatasetConfig):
     """What is drawn, and read back by the loader of the layout that it is written in; the same options give the same bytes.
 
     Attributes:
-        num_classes: the first half trains, the rest tests.
+        num_classes: the first half trains, the rest tests; at most ten in the layout "idx", where all do both.
         images_per_class: pictures of each class.
         image_size: side in pixels.
         num_modes: poses, shared by all classes; a picture shows one of them.
@@ -64,6 +68,11 @@ class Synthetic(DatasetConfig):
     seed: int = Field(default=0, ge=0)
     layout: Layout = "cub200"
 
+    @property
+    def shares_classes(self) -> bool:
+        """As the layout's loader."""
+        return self._loader().shares_classes
+
     def rows(self, raw: Path) -> list[Row]:
         """As the layout's loader reads them; the published counts are not this tree's."""
         return self._loader().rows(raw)
@@ -77,7 +86,8 @@ class Synthetic(DatasetConfig):
 
     def _sources_sha256(self) -> str:
         """Hash of the generator's and the loader's source: a tree drawn by a former version, or for a former loader, is not today's."""
-        sources = (__file__, creatures.__file__, layouts.__file__, inspect.getfile(type(self._loader())))
+        loader = idx_dataset.__file__ if self.layout == "idx" else inspect.getfile(type(self._loader()))
+        sources = (__file__, creatures.__file__, layouts.__file__, loader)
         return hashlib.sha256(b"".join(Path(path).read_bytes() for path in sources)).hexdigest()
 
     def materialise(self, raw: Path) -> None:

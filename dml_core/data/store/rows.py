@@ -16,7 +16,8 @@ class Row:
         path: unique name, relative to the raw folder, with forward slashes.
         label: the publisher's class number; only its order matters.
         label_name: the publisher's class name.
-        role: "train", "test" or (In-shop) "query", "gallery"; classes are disjoint between training and the rest.
+        role: "train", "test" or (In-shop) "query", "gallery"; classes are disjoint between training and the
+            rest, unless the dataset is split by image.
         box: (left, top, right, bottom) in pixels of the original image, right and bottom exclusive, or None.
     """
 

@@ -13,9 +13,9 @@ from dml_core.data.prepare import prepare
 from dml_core.data.readers.fashion_mnist import FashionMnist
 from dml_core.data.readers.mnist import Mnist
 from dml_core.data.readers.shared.idx import read_idx
-from dml_core.data.registry import materialise
+from dml_core.data.registry import materialise, parse_dataset
 from dml_core.data.store.packed import PackedDataset
-from dml_core.errors import DataError
+from dml_core.errors import ConfigError, DataError
 
 SMALL = {"images_per_class": 2, "published_counts": False}
 
@@ -58,6 +58,60 @@ def test_images_per_class_keeps_the_first(tiny: Path, tmp_path: Path) -> None:
     (tiny / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
     rows = FashionMnist(published_counts=False, images_per_class=2).read(tiny).rows
     assert [row.path for row in rows] == [f"train/{number:05d}.png" for number in range(20)]
+
+
+BY_IMAGE = {"split": "images", "published_counts": False}
+
+
+def fill(folder: Path, num_train: int, num_test: int) -> None:
+    """Both files with that many images; every class in turn, no two images the same."""
+    for name, first, number in (("train", 0, num_train), ("t10k", num_train, num_test)):
+        pixels = np.zeros((number, 4, 4), dtype=np.uint8)
+        pixels[:, 0, 0], pixels[:, 0, 1] = divmod(np.arange(first, first + number), 256)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(pixels))
+        (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx((np.arange(number) % 10).astype(np.uint8))))
+
+
+@pytest.mark.parametrize(("bounds", "counts"), [({}, (60, 40)), ({"num_train_images": 30, "num_test_images": 20}, (30, 20))])
+def test_a_split_by_image_has_every_class_in_both_roles_and_no_image_twice(
+    bounds: dict[str, int], counts: tuple[int, int], tiny: Path, tmp_path: Path
+) -> None:
+    fill(tiny, 60, 40)
+    prepare("mnist", tiny, tmp_path / "out", {**BY_IMAGE, **bounds})
+    trained, tested = (PackedDataset(tmp_path / "out", role) for role in ("train", "test"))
+    assert (len(trained), len(tested)) == counts
+    assert trained.class_names == tested.class_names == list(Mnist.class_names)
+    assert not {trained.raw_bytes(i) for i in range(counts[0])} & {tested.raw_bytes(i) for i in range(counts[1])}
+    numbers = [256 * int(pixels[0, 0, 0]) + int(pixels[0, 0, 1]) for pixels in map(tested.image, range(counts[1]))]
+    assert numbers == list(range(60, 60 + counts[1])), "the test file's first images"
+    assert tested.labels.tolist() == [number % 10 for number in range(counts[1])]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "images", "images_per_class": 2}, "bounded by num_train_images and num_test_images: remove images_per_class"),
+        ({"num_train_images": 30}, "split 'classes' is bounded by images_per_class: remove num_train_images"),
+        ({"split": "image"}, "split"),
+    ],
+)
+def test_bounds_go_with_their_split(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_dataset("mnist", options)
+
+
+def test_a_split_by_image_leaves_no_class_out(tiny: Path) -> None:
+    fill(tiny, 60, 9)
+    with pytest.raises(DataError, match="class '9' has no image in test; a split by image has every class in both"):
+        Mnist(split="images", published_counts=False).read(tiny)
+
+
+def test_drawn_idx_files_are_grey_and_split_by_image(tmp_path: Path) -> None:
+    options = {"num_classes": 8, "images_per_class": 4, "image_size": 28, "num_modes": 1, "layout": "idx"}
+    materialise("synthetic", options, tmp_path / "raw")
+    assert read_idx(tmp_path / "raw/train-images-idx3-ubyte").shape == (16, 28, 28)
+    info = prepare("synthetic", tmp_path / "raw", tmp_path / "out", options)
+    assert {role: (entry.num_images, entry.num_classes) for role, entry in info.roles.items()} == {"train": (16, 8), "test": (16, 8)}
 
 
 def test_the_real_files_have_the_published_counts_and_lose_nothing(published: Path) -> None:

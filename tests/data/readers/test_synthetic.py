@@ -23,7 +23,7 @@ def pixels(picture: Picture) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(picture.jpeg)).convert("RGB"))
 
 
-@pytest.mark.parametrize("layout", ["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "inshop"])
+@pytest.mark.parametrize("layout", ["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "inshop", "idx"])
 def test_same_options_give_the_same_tree(layout: str, tmp_path: Path) -> None:
     config = parse_dataset("synthetic", {**OPTIONS, "layout": layout})
     assert isinstance(config, Synthetic)

@@ -34,6 +34,11 @@ class DatasetConfig(Config):
     stored_size: Resize | None = None
     stored_interpolation: Interpolation = "bilinear"
 
+    @property
+    def shares_classes(self) -> bool:
+        """Whether train and test have classes in common, because the dataset is split by image; else tested classes are unseen ones."""
+        return False
+
     def rows(self, raw: Path) -> list[Row]:
         """Read the publisher's annotation files under `raw`.
 
@@ -68,7 +73,7 @@ class DatasetConfig(Config):
         if not raw.is_dir():
             raise DataError(f"{raw}: no such folder; {self.how_to_get}")
         rows = self.rows(raw)
-        check_rows(rows, raw, self.single_image_classes)
+        check_rows(rows, raw, self.single_image_classes, self.shares_classes)
         manifest = Manifest(rows, self.reader(raw))
         if self.stored_size is None:
             return manifest

@@ -1,6 +1,7 @@
-"""MNIST-like datasets: four IDX files of 28x28 grayscale images, split by class instead of by the publisher's train and test files.
+"""MNIST-like datasets: four IDX files of 28x28 grayscale images, split by class, or by the publisher's train and test files.
 
-Both parts of the publisher's classification split are pooled; classes 0 to 4 train, 5 to 9 test.
+By class, both parts of the publisher's classification split are pooled, classes 0 to 4 train, 5 to 9 test. By image, as papers draw maps of
+all ten digits, the publisher's parts are the roles, and both have every class.
 """
 
 import fcntl
@@ -12,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.shared.debian import unpack_package
@@ -34,7 +35,9 @@ class IdxDataset(DatasetConfig):
 
     Attributes:
         folder: where the IDX files are ("auto": Debian's installed package, else they are fetched, as `locate_raw` says).
-        images_per_class: keep the first so many of each class, for a quick run; None keeps all.
+        split: "classes" (0 to 4 train, 5 to 9 test) or "images" (the publisher's two files; train and test share their classes).
+        images_per_class: keep the first so many of each class, for a quick run; None keeps all. Of a split by class.
+        num_train_images, num_test_images: keep the first so many of each file; None keeps all. Of a split by image.
         published_counts: the files must hold 70,000 images, 7,000 of each class where the publisher says so.
     """
 
@@ -46,8 +49,24 @@ class IdxDataset(DatasetConfig):
     num_images: ClassVar[int] = 70_000
 
     folder: str = "auto"
+    split: Literal["classes", "images"] = "classes"
     images_per_class: int | None = Field(default=None, ge=2)
+    num_train_images: int | None = Field(default=None, ge=20)
+    num_test_images: int | None = Field(default=None, ge=20)
     published_counts: bool = True
+
+    @model_validator(mode="after")
+    def _bounded_as_it_is_split(self) -> Self:
+        if self.split == "images" and self.images_per_class is not None:
+            raise ValueError("split 'images' is bounded by num_train_images and num_test_images: remove images_per_class")
+        if self.split == "classes" and (self.num_train_images or self.num_test_images):
+            raise ValueError("split 'classes' is bounded by images_per_class: remove num_train_images and num_test_images")
+        return self
+
+    @property
+    def shares_classes(self) -> bool:
+        """Whether it is split by image."""
+        return self.split == "images"
 
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the files' order, the publisher's training file first; paths are `train/00000.png`."""
@@ -60,10 +79,20 @@ class IdxDataset(DatasetConfig):
         rows = []
         for part, number, label in labels:
             kept[label] += 1
-            if self.images_per_class is None or kept[label] <= self.images_per_class:
-                role: Role = "train" if label < _NUM_TRAIN_CLASSES else "test"
-                rows.append(Row(f"{part}/{number:05d}.png", label, self.class_names[label], role))
+            if self._keeps(part, number, kept[label]):
+                rows.append(Row(f"{part}/{number:05d}.png", label, self.class_names[label], self._role(part, label)))
         return rows
+
+    def _keeps(self, part: str, number: int, number_of_class: int) -> bool:
+        """Whether the image with that number in its file, and that number in its class from 1, is kept."""
+        if self.split == "images":
+            most = self.num_train_images if part == "train" else self.num_test_images
+            return most is None or number < most
+        return self.images_per_class is None or number_of_class <= self.images_per_class
+
+    def _role(self, part: str, label: int) -> Role:
+        trains = part == "train" if self.split == "images" else label < _NUM_TRAIN_CLASSES
+        return "train" if trains else "test"
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
         """The raw pixels, losslessly as PNG."""

@@ -8,8 +8,10 @@ from dml_core.data.store.rows import Counts, Row, role_counts
 from dml_core.errors import DataError
 
 
-def check_rows(rows: list[Row], where: Path, single_image_classes: bool) -> None:
+def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_classes: bool = False) -> None:
     """Rules of every dataset: safe unique paths, one name per class, disjoint classes, a positive for every image.
+
+    A dataset that is split by image (`shares_classes`) has the same classes in training and test instead of disjoint ones.
 
     Raises:
         DataError: the first rule that is broken, and by which image or class.
@@ -17,7 +19,8 @@ def check_rows(rows: list[Row], where: Path, single_image_classes: bool) -> None
     if not rows:
         raise DataError(f"{where}: the dataset has no images")
     _check_paths(rows, where)
-    _check_classes(rows, where)
+    _check_names(rows, where)
+    (_check_shared if shares_classes else _check_disjoint)(rows, where)
     _check_positives(rows, where, single_image_classes)
 
 
@@ -56,19 +59,32 @@ def _check_paths(rows: list[Row], where: Path) -> None:
             raise DataError(f"{where}: image path {row.path!r} is not printable UTF-8; rename the file")
 
 
-def _check_classes(rows: list[Row], where: Path) -> None:
+def _check_names(rows: list[Row], where: Path) -> None:
     names: dict[int, str] = {}
     numbers: dict[str, int] = {}
-    parts: dict[int, bool] = {}
     for row in rows:
         if names.setdefault(row.label, row.label_name) != row.label_name:
             raise DataError(f"{where}: class {row.label} has two names, '{names[row.label]}' and '{row.label_name}'")
         if numbers.setdefault(row.label_name, row.label) != row.label:
             raise DataError(f"{where}: two classes have the name '{row.label_name}'; names must tell classes apart")
+
+
+def _check_disjoint(rows: list[Row], where: Path) -> None:
+    parts: dict[int, bool] = {}
+    for row in rows:
         if parts.setdefault(row.label, row.role == "train") != (row.role == "train"):
             raise DataError(
                 f"{where}: class '{row.label_name}' is in train and in {row.role}; classes must be disjoint, tested are unseen ones"
             )
+
+
+def _check_shared(rows: list[Row], where: Path) -> None:
+    """Class numbers of training and test are compared with each other, so no class may be in one of them only."""
+    names = {row.label: row.label_name for row in rows}
+    trained, tested = ({row.label for row in rows if (row.role == "train") == is_train} for is_train in (True, False))
+    for label in sorted(trained ^ tested):
+        lacking = "test" if label in trained else "train"
+        raise DataError(f"{where}: class '{names[label]}' has no image in {lacking}; a split by image has every class in both: keep more")
 
 
 def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -> None:

@@ -1,0 +1,108 @@
+"""The linear classifier of a finished run, and the gradient that it sends to an embedding (heated-up softmax, eq. 1 to 3).
+
+Shapes: N samples, D embedding dimensions, C classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax
+from torch import Tensor
+from torch.nn import functional
+
+from dml_core.errors import EvaluationError
+from dml_core.losses.heated_up_softmax import HeatedUpSoftmax
+from dml_core.losses.sgsl import SGSL
+from dml_core.losses.softmax import Softmax
+from dml_core.measurements.contract import FinishedRun
+
+Floats = NDArray[np.float64]
+Samples = Literal["hard", "easy"]
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """Logits z = W f + b.
+
+    Attributes:
+        weight: W, (C, D), its rows of unit length where the loss has them so.
+        bias: b, (C,); zeros where the loss has none.
+    """
+
+    weight: Floats
+    bias: Floats
+
+    @property
+    def directions(self) -> Floats:
+        """(C, D), W with rows of unit length."""
+        return unit_length(self.weight)
+
+    def margins(self, embeddings_ND: Floats, labels_N: NDArray[np.int64]) -> Floats:
+        """(N,) the own class's logit less the largest other one: above 0 where the classifier is right."""
+        logits_NC = embeddings_ND @ self.weight.T + self.bias
+        rows = np.arange(len(labels_N))
+        own_N = logits_NC[rows, labels_N]
+        logits_NC[rows, labels_N] = -np.inf
+        margins_N: Floats = own_N - logits_NC.max(axis=1)
+        return margins_N
+
+    def gradient_norms(self, embeddings_ND: Floats, labels_N: NDArray[np.int64], alpha: float) -> Floats:
+        """(N,) norm of eq. 3, alpha sum_m (p(m | x, alpha) - q(m | x)) w_m, with p of eq. 1: the softmax of alpha z."""
+        error_NC = softmax(alpha * (embeddings_ND @ self.weight.T + self.bias), axis=1)
+        error_NC[np.arange(len(labels_N)), labels_N] -= 1
+        norms_N: Floats = np.linalg.norm(alpha * error_NC @ self.weight, axis=1)
+        return norms_N
+
+
+def classifier_of(run: FinishedRun) -> Classifier:
+    """The classifier that the run's loss has trained.
+
+    Raises:
+        EvaluationError: the loss has none, or its classes are not those that are scored.
+    """
+    loss = run.system.loss
+    if isinstance(loss, HeatedUpSoftmax):
+        found = _classifier(functional.normalize(loss.classifier.weight), loss.classifier.bias)
+    elif isinstance(loss, Softmax):
+        found = _classifier(loss.classifier.weight, loss.classifier.bias)
+    elif isinstance(loss, SGSL):
+        found = _classifier(loss.weight_CD, None)
+    else:
+        raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no classifier to look at")
+    if int(run.gallery.labels.max()) >= len(found.weight):
+        raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
+    return found
+
+
+def choose_samples(margins_N: Floats, samples: Samples) -> NDArray[np.int64]:
+    """Indices of three hard samples (margin at most 0: not classified as their class) or of three easy ones (section 3.1).
+
+    In the order of their margins, those are taken that 10, 50 and 90 % of the hard or easy samples come before; fewer where there are
+    fewer than three.
+    """
+    of_kind = np.flatnonzero((margins_N > 0) == (samples == "easy"))
+    ordered = of_kind[np.argsort(margins_N[of_kind], kind="stable")]
+    places = sorted({int(quantile * len(ordered)) for quantile in QUANTILES}) if len(ordered) else []
+    return ordered[places]
+
+
+def unit_length(rows_ND: NDArray[Any]) -> Floats:
+    """Each row divided by its norm, in float64.
+
+    Raises:
+        EvaluationError: a row of zeros, which has no direction.
+    """
+    wide_ND = rows_ND.astype(np.float64)
+    norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
+    if not norms_N1.all():
+        raise EvaluationError(f"{int((norms_N1 == 0).sum())} rows of zeros have no direction; mend the network")
+    units_ND: Floats = wide_ND / norms_N1
+    return units_ND
+
+
+def _classifier(weight_CD: Tensor, bias_C: Tensor | None) -> Classifier:
+    weight = weight_CD.detach().numpy().astype(np.float64)
+    return Classifier(weight, np.zeros(len(weight)) if bias_C is None else bias_C.detach().numpy().astype(np.float64))

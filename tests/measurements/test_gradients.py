@@ -1,0 +1,108 @@
+"""Gradients at single embeddings: against autograd through the losses themselves, and against the paper's limits."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.errors import EvaluationError
+from dml_core.losses.registry import build_loss
+from dml_core.measurements import gradient_over_alpha, gradient_over_norm
+from dml_core.measurements.classifier import Classifier, choose_samples, classifier_of, unit_length
+from dml_core.measurements.contract import FinishedRun, Scored
+
+RNG = np.random.default_rng(0)
+LABELS = RNG.integers(0, 5, 40)
+
+
+def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray = LABELS, name: str = "softmax") -> FinishedRun:
+    """A run with this loss and these embeddings; no images."""
+    scored = Scored("train", embeddings.astype(np.float32), labels)
+    training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None)
+    run: Any = FinishedRun("a run", training, 0, Path(), scored, scored, [], {}, lambda: SimpleNamespace(loss=loss))  # type: ignore[return-value, arg-type]
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no images to draw; `tests/figures` draws."""
+    for module in (gradient_over_alpha, gradient_over_norm):
+        monkeypatch.setattr(module, "draw_samples", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "options"),
+    [("heated_up_softmax", alpha, {"alpha": alpha, "bias": False}) for alpha in (0.25, 4.0, 64.0)]
+    + [("softmax", 1.0, {}), ("sgsl", 1.0, {"weight": 0, "label_smoothing": 0})],
+)
+def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, Any]) -> None:
+    loss = build_loss(name, options, 5, 3).double()
+    units_ND = torch.tensor(unit_length(RNG.standard_normal((40, 3))), requires_grad=True)
+    (expected_ND,) = torch.autograd.grad(40 * loss(units_ND, torch.tensor(LABELS)).total, units_ND)
+    classifier = classifier_of(finished(loss, units_ND.detach().numpy()))
+    found = classifier.gradient_norms(units_ND.detach().numpy(), LABELS, alpha)
+    np.testing.assert_allclose(found, expected_ND.norm(dim=1).numpy(), rtol=1e-7, atol=1e-12)
+
+
+def test_two_opposite_classes_by_hand() -> None:
+    """With w = (1, 0) and (-1, 0) and f = (1, 0): p of the other class is 1 / (1 + e^(2 alpha)), the gradient's norm 2 alpha times that."""
+    classifier = Classifier(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.zeros(2))
+    embedding = np.array([[1.0, 0.0]])
+    for alpha in (0.5, 2.0):
+        assert classifier.gradient_norms(embedding, np.array([0]), alpha) == pytest.approx(2 * alpha / (1 + np.exp(2 * alpha)))
+        assert classifier.gradient_norms(embedding, np.array([1]), alpha) == pytest.approx(2 * alpha / (1 + np.exp(-2 * alpha)))
+    assert classifier.margins(embedding, np.array([0])) == pytest.approx(2.0)
+    assert classifier.margins(embedding, np.array([1])) == pytest.approx(-2.0)
+
+
+def test_samples_are_chosen_by_their_margins_alone() -> None:
+    margins = np.array([0.5, -3.0, 0.1, -1.0, 0.0, 0.9, -2.0, 0.3, 0.7, 0.2])
+    assert margins[choose_samples(margins, "hard")].tolist() == [-3.0, -1.0, 0.0]
+    assert margins[choose_samples(margins, "easy")].tolist() == [0.1, 0.5, 0.9]
+    assert choose_samples(np.array([1.0, 2.0]), "hard").tolist() == []
+    assert choose_samples(np.array([1.0, -2.0]), "hard").tolist() == [1]
+
+
+def test_scores_of_a_run_follow_section_3_1(tmp_path: Path) -> None:
+    """Hard samples grow with alpha without end; easy ones vanish at both ends."""
+    loss = build_loss("heated_up_softmax", {"bias": False}, 5, 3)
+    run = finished(loss, RNG.standard_normal((40, 3)), name="heated_up_softmax")
+    hard = gradient_over_alpha.measure(run, gradient_over_alpha.Options(samples="hard"), tmp_path)
+    easy = gradient_over_alpha.measure(run, gradient_over_alpha.Options(samples="easy"), tmp_path)
+    assert set(hard) == set(easy) == set(gradient_over_alpha.METRICS)
+    assert hard["gradient_norm@1024"] > 10 * hard["gradient_norm@64"] > 20 * hard["gradient_norm@16"]
+    assert max(easy["gradient_norm@0.25"], easy["gradient_norm@1024"]) < easy["gradient_norm@4"]
+    kept = np.load(tmp_path / "gradient_over_alpha.npz")
+    assert kept["norms"].shape == (3, len(kept["alphas"]))
+    assert (kept["margins"] > 0).all(), "the easy ones, which were measured last"
+
+
+def test_scores_of_a_run_follow_section_3_4(tmp_path: Path) -> None:
+    """A hard sample tends to a constant, an easy one to 0, as the norm grows."""
+    run = finished(build_loss("softmax", {"bias": False}, 5, 3), 5 * RNG.standard_normal((40, 3)))
+    hard = gradient_over_norm.measure(run, gradient_over_norm.Options(samples="hard"), tmp_path)
+    easy = gradient_over_norm.measure(run, gradient_over_norm.Options(samples="easy"), tmp_path)
+    assert hard["gradient_to_limit@100x"] == pytest.approx(1.0, abs=0.02)
+    assert easy["gradient_norm@100x"] < 0.02 < easy["gradient_norm@0.1x"]
+    assert not any(name.startswith("gradient_to_limit") for name in easy)
+
+
+def test_a_run_without_a_hard_sample_has_no_score(tmp_path: Path) -> None:
+    loss = build_loss("softmax", {"bias": False}, 5, 5)
+    loss.get_parameter("classifier.weight").data = torch.eye(5)
+    run = finished(loss, np.eye(5)[LABELS])
+    for module in (gradient_over_alpha, gradient_over_norm):
+        assert module.measure(run, module.Options(samples="hard"), tmp_path) == {}
+        assert len(module.measure(run, module.Options(samples="easy"), tmp_path)) > 3
+
+
+def test_a_loss_without_a_classifier_and_classes_that_it_does_not_know_are_refused() -> None:
+    with pytest.raises(EvaluationError, match="the loss 'contrastive' has no classifier to look at"):
+        classifier_of(finished(build_loss("contrastive", {}, 5, 3), np.ones((40, 3)), name="contrastive"))
+    with pytest.raises(EvaluationError, match="classes that the classifier was not trained on; score the training images"):
+        classifier_of(finished(build_loss("softmax", {}, 3, 3), np.ones((40, 3))))
+    with pytest.raises(EvaluationError, match="1 rows of zeros"):
+        unit_length(np.array([[0.0, 0.0], [1.0, 0.0]]))
