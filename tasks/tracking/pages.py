@@ -119,7 +119,7 @@ def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch:
     """The description of one run, Markdown."""
     return (
         f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
-        f"**{variant}** trained on *{dataset}* with seed {seed}, scored on classes that training did not see; "
+        f"**{variant}** trained on *{dataset}* with seed {seed}; "
         f"part of the [{dataset} comparison]({parent_link}).\n\n"
         "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
         "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "
@@ -149,7 +149,7 @@ def describe_comparison(
         )
     return "\n".join(
         [
-            f"**{title}**: per cent on {role} classes, unseen in training; mean ± half of the 95 % interval over the seeds, best first.",
+            f"**{title}**: per cent on {role} images; mean ± half of the 95 % interval over the seeds, best first.",
             "",
             *lines,
             "",
