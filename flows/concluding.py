@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from flows.outcomes import Failure, Outcome
 from flows.services import Services
 from tasks.environment import Project
+from tasks.locks import alone
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
 from tasks.tables.file import label_parts, load_table
@@ -110,7 +111,8 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
         f"{failure.spec.variant}, {params.datasets[failure.spec.dataset].reader}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
-    save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
+    with alone(services.project.state / "tables" / ".lock"):  # another shell may end a part of the same table now
+        save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
 
 
 def _measured(outcomes: Sequence[Outcome], params: Params) -> dict[tuple[str, str], list[dict[str, float]]]:
