@@ -5,7 +5,7 @@ import torch
 
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
-from dml_core.training.optim import build_optimiser, set_learning_rates
+from dml_core.training.optim import TensorFlowAdam, build_optimiser, set_learning_rates
 from dml_core.training.parallel import TrainingSystem
 from dml_core.training.schedules import learning_rate_factor
 from tasks.runs.protocols import load_protocol
@@ -75,10 +75,18 @@ def test_heated_up_softmax_as_released():
     assert [at(epoch)[1] for epoch in (0, 60, 61, 79)] == pytest.approx([16, 16, 4, 4])
 
 
+@pytest.mark.parametrize(("variant", "inside"), [("as_published", True), ("as_released", False)])
+def test_heated_up_softmax_starts_as_tf_slim_and_has_its_bias_where_each_reading_has_it(variant, inside):
+    config = load_protocol("heated_up_softmax").training_config("cars196", variant)
+    assert (config.loss.options["bias"], config.loss.options["bias_inside_alpha"]) == (True, inside)
+    assert (config.loss.options["initial"], config.model.head.initial) == ("unit_norm", "slim")
+    assert (config.model.batchnorm_momentum, config.transform.interpolation) == (0.05, "lanczos")
+
+
 @pytest.mark.parametrize(("variant", "eps", "heated", "better"), [("as_published", 1e-8, 38, False), ("as_released", 0.01, 61, True)])
 def test_heated_up_softmax_on_sop_is_adam(variant, eps, heated, better):
     config, optimiser, at = timetable("heated_up_softmax", "sop", variant)
-    assert (type(optimiser), optimiser.defaults["eps"]) == (torch.optim.Adam, eps)
+    assert (type(optimiser), optimiser.defaults["eps"]) == (TensorFlowAdam, eps)
     check(at, [(0, one_rate(1e-2)), (heated - 1, one_rate(1e-2)), (heated, one_rate(1e-3))])
     assert [at(epoch)[1] for epoch in (heated - 1, heated)] == pytest.approx([16, 4])
     assert config.loss.options.get("better_init", False) == better
@@ -104,25 +112,41 @@ def test_tuplet_margin():
 
 @pytest.mark.parametrize(("dataset", "rate", "momentum"), [("cub200", 0.05, 0.0), ("cars196", 0.05, 0.0), ("sop", 3e-3, 0.99)])
 def test_sgsl_as_released(dataset, rate, momentum):
-    """0.1 to 1 over 1000 iterations, cosine by epoch down to a hundredth over 100 epochs; decay 5e-4, none on biases."""
+    """0.1 to 1 over 1000 iterations, then 90 epochs of a cosine by epoch down to a hundredth; decay 5e-4, none on biases."""
     config, optimiser, at = timetable("sgsl", dataset, "as_released")
     assert (config.num_epochs, optimiser.defaults["momentum"], optimiser.defaults["nesterov"]) == (100, momentum, momentum > 0)
     assert at(0)[0]["loss"] == pytest.approx((0.1 * rate, 5e-4))
     assert at(5)[0]["loss"][0] == pytest.approx(0.55 * rate, rel=0.01)  # half of the 1000 iterations
-    assert at(50)[0]["backbone"] == pytest.approx((rate * 0.505, 5e-4))
-    assert at(50, step=99) == at(50)
-    assert at(99)[0]["loss"][0] == pytest.approx(0.01 * rate, rel=0.03)
+    assert at(9, step=99)[0]["loss"][0] == pytest.approx(rate, rel=1e-3)  # the warm-up's last step
+    assert at(54)[0]["backbone"] == pytest.approx((rate * 0.505, 5e-4))  # 45 of 90 epochs after the first at the whole rate
+    assert at(54, step=99) == at(54)
+    assert at(99)[0]["loss"][0] == pytest.approx(0.01 * rate)
     assert "head without decay" not in at(0)[0]  # the shift, its only bias, is frozen; the scale decays
 
 
 def test_sgsl_as_published():
     """Boudiaf's: cosine by iteration down to 0, no decay of one-dimensional parameters."""
     _, optimiser, at = timetable("sgsl", "cub200", "as_published")
-    check(at, [(50, {"backbone": (0.01, 5e-4), "backbone without decay": (0.01, 0.0), "loss": (0.01, 5e-4)})])
-    assert at(0)[0]["loss"][0] == 0.0
-    assert at(1)[0]["loss"][0] == pytest.approx(0.02, rel=1e-3)  # 100 iterations of warm-up are one epoch here
+    free = {"backbone without decay": (0.01, 0.0), "head without decay": (0.01, 0.0)}  # the head's is GeM's learned p
+    check(at, [(50, {"backbone": (0.01, 5e-4), "loss": (0.01, 5e-4), **free})])
+    assert [at(0, step)[0]["loss"][0] for step in (0, 49, 99)] == pytest.approx([0.0002, 0.01, 0.02], rel=1e-3)  # (i + 1) / 100
     assert at(50, step=50)[0]["loss"][0] < at(50)[0]["loss"][0]
-    assert all(parameter.dim() == 1 for group in optimiser.param_groups if "without" in group["name"] for parameter in group["params"])
+    assert all(parameter.dim() < 2 for group in optimiser.param_groups if "without" in group["name"] for parameter in group["params"])
+
+
+def test_cropped_rows_are_whole_where_there_are_no_boxes():
+    protocol = load_protocol("tuplet_margin")
+    boxes = {data: protocol.training_config(data, "as_published_cropped").transform.crop_to_box for data in protocol.datasets}
+    assert boxes == {"cars196": True, "cub200": True, "sop": False}
+
+
+def test_sgsls_two_readings_differ_where_boudiaf_and_the_released_code_do():
+    published, released = (load_protocol("sgsl").training_config("cub200", variant) for variant in ("as_published", "as_released"))
+    assert [config.loss.options.get("dropout", 0) for config in (published, released)] == [0.5, 0]
+    assert [config.model.pooling.learn_gem_power for config in (published, released)] == [True, False]
+    assert [config.loss.options["label_smoothing"] for config in (published, released)] == [0.1, 0.4]
+    assert {config.transform.jitter_first for config in (published, released)} == {True}
+    assert {config.sampler.class_frequency for config in (published, released)} == {"by_size"}
 
 
 def test_frozen_batchnorm_is_as_each_paper_has_it():
@@ -135,7 +159,7 @@ def test_frozen_batchnorm_is_as_each_paper_has_it():
         "none",
     ]
     assert frozen("sgsl", "cub200", "as_released") == "all"
-    assert frozen("heated_up_softmax", "cub200", "as_published") == "none"
+    assert frozen("heated_up_softmax", "cub200", "as_published") == "scale"
 
 
 def test_the_common_track():
