@@ -10,6 +10,12 @@ if TYPE_CHECKING:
     from dml_core.measurements.contract import Measure
 
 MEASUREMENTS: dict[str, str] = {
+    "drawn_centres": "dml_core.measurements.drawn_centres:measure",
+    "drawn_gradients": "dml_core.measurements.drawn_gradients:measure",
+    "last_softmax": "dml_core.measurements.last_softmax:measure",
+    "loss_costs": "dml_core.measurements.loss_costs:measure",
+    "pair_cosines": "dml_core.measurements.pair_cosines:measure",
+    "training_separability": "dml_core.measurements.training_separability:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",
 }
 

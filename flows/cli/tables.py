@@ -136,13 +136,13 @@ def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: 
     project = open_project()
     from tasks.checks import check_places
     from tasks.runs.specs import load_params
-    from tasks.tables.file import chosen_tables
+    from tasks.tables.file import chosen_tables, load_table
     from tasks.tables.needs import check_tables
-    from tasks.tables.runs import chosen_runs
+    from tasks.tables.runs import at_scale, chosen_runs
 
     names = chosen_tables(patterns)
     what = names[0] if len(names) == 1 else f"{len(names)} tables"
-    params = load_params(project.params_file)
+    params = at_scale(load_params(project.params_file), map(load_table, names))
     typer.echo(f"dml reproduce: checking the rows of {what}", err=True)
     chosen = chosen_runs(params, names, choice)
     runs = check_tables(project, params, chosen, choice)
