@@ -14,7 +14,8 @@ from dml_core.training.loop import fit
 from tasks.runs import protocols
 from tasks.runs.protocols import load_protocol, protocol_names
 
-LOADED = {name: load_protocol(name) for name in protocol_names()}
+# The project's own is a small network without trained weights: tests/tasks/tables/test_project_tables.py has it.
+LOADED = {name: load_protocol(name) for name in protocol_names() if name != "project"}
 CELLS = [(name, dataset, variant) for name, protocol in LOADED.items() for variant in protocol.variants for dataset in protocol.datasets]
 # The common track's variants differ by dataset in numbers only: one dataset each is trained.
 TRAINED = [cell for cell in CELLS if cell[0] != "common" or cell[1] == "cub200"]
@@ -40,9 +41,9 @@ def tiny(config):
     return parse(TrainingConfig, merge(values, changes), "tiny")
 
 
-def test_all_five_papers_the_projects_own_and_the_common_track_are_here():
-    assert set(LOADED) == {"softtriple", "heated_up_softmax", "discriminative", "tuplet_margin", "sgsl", "project", "common"}
-    assert len(CELLS) == 8 + 6 + 4 + 6 + 8 + 3 + 44
+def test_all_five_papers_and_the_common_track_are_here():
+    assert set(LOADED) == {"softtriple", "heated_up_softmax", "discriminative", "tuplet_margin", "sgsl", "common"}
+    assert len(CELLS) == 8 + 6 + 4 + 6 + 8 + 44
 
 
 def test_both_readings_are_here_where_code_was_released():
