@@ -7,15 +7,16 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.outcomes import Failure, Outcome
+from flows.outcomes import Failure, Outcome, measured_run
 from flows.services import Services
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
-from tasks.tables.file import label_parts, load_table
+from tasks.tables.file import TableFile, label_parts, load_table
 from tasks.tables.report import as_markdown
-from tasks.tables.result import MeasuredRun, load_result, save_result
+from tasks.tables.result import load_result, save_result
+from tasks.tables.runs import column_dataset
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def conclude(
     else:
         num_waiting = _summarise(outcomes, services)
         _keep(name, outcomes, failures, params, services)
-        page = as_markdown(name, load_table(name), _measured(outcomes, params))
+        page = as_markdown(name, load_table(name), _measured(load_table(name), outcomes, params))
     page = _with_failures(page, failures)
     path = _write(services.project, f"{name}{'-smoke' if smoke else ''}", page)
     num_undelivered = num_waiting + sum(not outcome.delivered for outcome in outcomes)
@@ -89,37 +90,24 @@ def _summarise(outcomes: Sequence[Outcome], services: Services) -> int:
 
 def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services) -> None:
     """Add what was measured to the table's result."""
+    table = load_table(name)
     runs = tuple(
-        MeasuredRun(
-            row=label_parts(outcome.spec.variant)[0],
-            variant=label_parts(outcome.spec.variant)[1],
-            epoch=outcome.spec.evaluation.epoch,
-            dataset=params.datasets[outcome.spec.dataset].reader,
-            project_dataset=outcome.spec.dataset,
-            seed=outcome.spec.seed,
-            identity=outcome.scores.identity,
-            scores=outcome.scores.metrics,
-            figures=outcome.scores.key,
-            training=outcome.spec.training.model_dump(mode="json"),
-            evaluation=outcome.spec.evaluation.model_dump(mode="json"),
-            seconds=outcome.training_seconds,
-            older_code=outcome.older_code,
-        )
+        measured_run(outcome, *label_parts(outcome.spec.variant), column_dataset(params, table, outcome.spec.dataset))
         for outcome in outcomes
     )
     failed = {
-        f"{failure.spec.variant}, {params.datasets[failure.spec.dataset].reader}, seed {failure.spec.seed}": failure.reason
+        f"{failure.spec.variant}, {column_dataset(params, table, failure.spec.dataset)}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
     with alone(services.project.state / "tables" / ".lock"):  # another shell may end a part of the same table now
         save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
 
 
-def _measured(outcomes: Sequence[Outcome], params: Params) -> dict[tuple[str, str], list[dict[str, float]]]:
+def _measured(table: TableFile, outcomes: Sequence[Outcome], params: Params) -> dict[tuple[str, str], list[dict[str, float]]]:
     """(row and variant, the columns' dataset) -> the scores of each seed."""
     found: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     for outcome in outcomes:
-        found[outcome.spec.variant, params.datasets[outcome.spec.dataset].reader].append(outcome.scores.metrics)
+        found[outcome.spec.variant, column_dataset(params, table, outcome.spec.dataset)].append(outcome.scores.metrics)
     return dict(found)
 
 

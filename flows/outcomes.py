@@ -9,6 +9,7 @@ from dml_core.errors import TrainingError
 from flows.services import Services
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
+from tasks.tables.result import MeasuredRun
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,25 @@ class Outcome:
     def first_recall(self) -> float:
         """Recall at the first K of the settings."""
         return self.scores.metrics[f"recall@{self.spec.evaluation.recall_at[0]}"]
+
+
+def measured_run(outcome: Outcome, row: str, variant: str, dataset: str) -> MeasuredRun:
+    """What a run is in a table's result: the table's names for it, and what it came to."""
+    return MeasuredRun(
+        row=row,
+        variant=variant,
+        epoch=outcome.spec.evaluation.epoch,
+        dataset=dataset,
+        project_dataset=outcome.spec.dataset,
+        seed=outcome.spec.seed,
+        identity=outcome.scores.identity,
+        scores=outcome.scores.metrics,
+        figures=outcome.scores.key,
+        training=outcome.spec.training.model_dump(mode="json"),
+        evaluation=outcome.spec.evaluation.model_dump(mode="json"),
+        seconds=outcome.training_seconds,
+        older_code=outcome.older_code,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,18 @@ from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.choices import DatasetName, VariantName
-from flows.outcomes import Failure, Outcome, RunsFailedError, finish
-from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
+from flows.outcomes import Failure, Outcome, RunsFailedError, measured_run
+from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.environment import open_project
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.specs import changes_results, comparison_runs, load_params
+from tasks.tables.file import STANDING
+from tasks.tables.result import load_result, save_result
+from tasks.tables.standing import VARIANT, row_name
 
 
 @dataclass(frozen=True)
@@ -86,18 +89,27 @@ def reproduce(
         check_parts(runs[name], check_before(project, params, runs[name]))
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
-        published = {name: services.tracker.published(runs[name][0].comparison) for name in chosen}
-        chains = [Chain(spec, prepared[name], services, force, published[name], code) for name in chosen for spec in runs[name]]
-        services.announce(len(chains), sum(chain.must_train for chain in chains))
-        outcomes, failures = finish(chains, services, fail_fast)
+        outcomes, failures = run_chains([spec for name in chosen for spec in runs[name]], prepared, services, force, fail_fast, code)
         services.display.say("writing the report")
     partial = bool(variants or seeds or failures)
     by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in chosen}
     failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
+    if not any(changes_results(override) for override in overrides or ()):
+        _keep(outcomes, failures, services)
     comparisons = [_conclude(by_dataset[name], failed[name], services, partial) for name in chosen if by_dataset[name]]
     if failures:
-        raise RunsFailedError(failures, len(chains), comparisons)
+        raise RunsFailedError(failures, sum(map(len, runs.values())), comparisons)
     return comparisons
+
+
+def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
+    """Add what was measured to the result of the standing comparison's table, whose pages are those of every table."""
+    runs = tuple(measured_run(outcome, row_name(outcome.spec.variant), VARIANT, outcome.spec.dataset) for outcome in outcomes)
+    failed = {
+        f"{row_name(failure.spec.variant)} {VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
+        for failure in failures
+    }
+    save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
 
 
 def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, partial: bool) -> Comparison:

@@ -8,7 +8,7 @@ for the same step, and flows of several processes for its lock (`flows.once`).
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
 from flows.kept import SealedJSON, is_finished
 from flows.once import StepLock
-from flows.outcomes import Outcome, RunsFailedError, finish
+from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
@@ -151,6 +151,30 @@ class _Chosen:
     older_code: tuple[str, ...] = ()
 
 
+def run_chains(
+    runs: Sequence[RunSpec],
+    prepared: Mapping[str, DatasetRecord],
+    services: Services,
+    force: bool,
+    fail_fast: bool = False,
+    code: Code = "strict",
+) -> tuple[list[Outcome], list[Failure]]:
+    """Submit every run's chain, and wait for all: what the flows of one run, of the standing comparison and of tables share.
+
+    Args:
+        runs: of any comparisons, on any of the datasets.
+        prepared: dataset -> its record.
+        services: the flow's.
+        force: run every step, done or not.
+        fail_fast: what has not begun when a run fails is left.
+        code: "keep" to reuse finished steps that other code made.
+    """
+    published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs)}
+    chains = [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
+    services.announce(len(chains), sum(chain.must_train for chain in chains))
+    return finish(chains, services, fail_fast)
+
+
 # ---------------------------------------------------------------- the flow
 
 
@@ -179,9 +203,7 @@ def run(
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale)) as services:
         record = prepare_checked(runs, params, services)
-        chain = Chain(runs[0], record, services, force, services.tracker.published(runs[0].comparison), code)
-        services.announce(1, int(chain.must_train))
-        outcomes, failures = finish([chain], services)
+        outcomes, failures = run_chains(runs, {dataset: record}, services, force, code=code)
     if failures:
         raise RunsFailedError(failures, 1, ())
     create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)

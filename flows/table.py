@@ -12,8 +12,8 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
-from flows.outcomes import RunsFailedError, finish
-from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
+from flows.outcomes import RunsFailedError
+from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
@@ -21,9 +21,9 @@ from tasks.runs.made import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
-from tasks.tables.file import paper_tables
+from tasks.tables.file import load_table, paper_tables
 from tasks.tables.needs import check_tables
-from tasks.tables.runs import chosen_runs
+from tasks.tables.runs import at_scale, chosen_runs
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 
 
@@ -72,14 +72,17 @@ def table(
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
-    params = load_params(project.params_file)
+    names = tables or paper_tables()
+    params = at_scale(load_params(project.params_file), map(load_table, names))
     choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only)
-    chosen = chosen_runs(params, tables or paper_tables(), choice)
+    chosen = chosen_runs(params, names, choice)
     runs = check_tables(project, params, chosen, choice)
     with closing(Services(project, params.scale)) as services:
-        chains = _submit(runs, params, services, smoke, force, code)
-        services.announce(len(chains), sum(chain.must_train for chain in chains))
-        outcomes, failures = finish(chains, services, fail_fast)
+        prepared = {
+            dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services, smoke)
+            for dataset in dict.fromkeys(spec.dataset for spec in runs)
+        }
+        outcomes, failures = run_chains(runs, prepared, services, force, fail_fast, code)
         services.display.say("writing the pages")
         concluded = []
         for name in dict.fromkeys(map(table_of, runs)):
@@ -87,18 +90,8 @@ def table(
             own_failures = [failure for failure in failures if table_of(failure.spec) == name]
             concluded.append(conclude(name, own_outcomes, own_failures, params, services, smoke))
     if failures:
-        raise RunsFailedError(failures, len(chains), concluded)
+        raise RunsFailedError(failures, len(runs), concluded)
     return concluded
-
-
-def _submit(runs: Sequence[RunSpec], params: Params, services: Services, smoke: bool, force: bool, code: Code) -> list[Chain]:
-    """Prepare the runs' datasets, and submit every run's chain."""
-    prepared = {
-        dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services, smoke)
-        for dataset in dict.fromkeys(spec.dataset for spec in runs)
-    }
-    published = {comparison: services.tracker.published(comparison) for comparison in {spec.comparison for spec in runs}}
-    return [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services, smoke: bool) -> DatasetRecord:

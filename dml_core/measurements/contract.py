@@ -18,6 +18,8 @@ from dml_core.training.config import TrainingConfig
 if TYPE_CHECKING:
     from dml_core.training.parallel import TrainingSystem
 
+BATCH_SIZE = 256
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -68,6 +70,24 @@ class FinishedRun:
     def system(self) -> "TrainingSystem":
         """The trained model and loss, loaded when first asked for."""
         return self.load()
+
+    @cached_property
+    def training_images(self) -> Scored:
+        """The images that it was trained on, without augmentation, in dataset order; embedded on the CPU when first asked for."""
+        import torch
+
+        from dml_core.data.store.splits import open_role
+        from dml_core.data.views.batches import TestView, iterate_batches
+        from dml_core.models.embedder import Embedder
+
+        model = self.system.model
+        assert isinstance(model, Embedder)
+        dataset = open_role(self.dataset, "train", self.training.validation)
+        batches = np.split(np.arange(len(dataset)), range(BATCH_SIZE, len(dataset), BATCH_SIZE))
+        with torch.no_grad():
+            views = iterate_batches(dataset, batches, TestView(self.training.transform), 0)
+            parts = [model.embed(images).float().numpy() for images, _ in views]
+        return Scored("train", np.concatenate(parts), dataset.labels)
 
 
 Measure = Callable[[FinishedRun, Any, Path], dict[str, float]]

@@ -11,10 +11,16 @@ if TYPE_CHECKING:
 
 MEASUREMENTS: dict[str, str] = {
     "centroid_distances": "dml_core.measurements.centroid_distances:measure",
+    "drawn_centres": "dml_core.measurements.drawn_centres:measure",
+    "drawn_gradients": "dml_core.measurements.drawn_gradients:measure",
     "embedding_map": "dml_core.measurements.embedding_map:measure",
     "gradient_over_alpha": "dml_core.measurements.gradient_over_alpha:measure",
     "gradient_over_norm": "dml_core.measurements.gradient_over_norm:measure",
+    "last_softmax": "dml_core.measurements.last_softmax:measure",
+    "loss_costs": "dml_core.measurements.loss_costs:measure",
+    "pair_cosines": "dml_core.measurements.pair_cosines:measure",
     "retrieved_images": "dml_core.measurements.retrieved_images:measure",
+    "training_separability": "dml_core.measurements.training_separability:measure",
     "training_time": "dml_core.measurements.training_time:measure",
     "unique_centres": "dml_core.measurements.unique_centres:measure",
 }

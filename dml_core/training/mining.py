@@ -22,7 +22,7 @@ def nearest_of_other_classes(embeddings_ND: Tensor, labels_N: Tensor, num_neares
     unit_ND = functional.normalize(embeddings_ND.float())
     fewest = len(labels_N) - int(torch.bincount(labels_N).max())
     found = []
-    for rows_RD, labels_R in zip(unit_ND.split(ROWS_AT_ONCE), labels_N.split(ROWS_AT_ONCE), strict=True):
+    for rows_RD, labels_R in zip(torch.split(unit_ND, ROWS_AT_ONCE), torch.split(labels_N, ROWS_AT_ONCE), strict=True):
         sim_RN = (rows_RD @ unit_ND.T).masked_fill_(labels_R[:, None] == labels_N, -torch.inf)
         found.append(sim_RN.topk(min(num_nearest, fewest), dim=1).indices)
     return torch.cat(found).cpu().numpy()

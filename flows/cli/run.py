@@ -1,4 +1,4 @@
-"""Verbs that train: the standing comparison, a single run, the papers' claims, the Fashion-MNIST results."""
+"""Verbs that train: the standing comparison, a table, a single run."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flows.reproduce import Comparison
     from tasks.environment import Project
 
+STANDING = "project/standing"  # the table of `dml reproduce` without a table
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
 Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
@@ -54,7 +55,7 @@ def reproduce(
     """
     from dml_core.errors import ConfigError
 
-    if tables:
+    if tables and tables != [STANDING]:
         from flows.cli.tables import choice_of, run_tables
 
         if set_:
@@ -110,28 +111,27 @@ def run(
     _print_mlflow(project)
 
 
-@app.command()
+@app.command(hidden=True)
 def claims() -> None:
-    """Measure the papers' claims on this CPU. Tens of minutes.
-
-    It measures those that a CPU can and writes docs/claims.md.
-    """
-    open_project()
-    from flows.side.claims import main as measure
-
-    measure()
+    """The papers' claims are a table."""
+    _is_a_table("dml claims", "project/claims -r 6")
 
 
-@app.command()
+@app.command(hidden=True)
 def results() -> None:
-    """Train every system and its twin on Fashion-MNIST. Tens of minutes.
+    """The results on Fashion-MNIST are a table."""
+    _is_a_table("dml results", "project/fashion_mnist -r 3")
 
-    The twin is pytorch-metric-learning's implementation; the table goes to docs/results.md.
+
+def _is_a_table(verb: str, table: str) -> None:
+    """Say what to type in the place of a verb that is gone.
+
+    Raises:
+        ConfigError: always.
     """
-    open_project()
-    from flows.side.results import main as measure
+    from dml_core.errors import ConfigError
 
-    measure()
+    raise ConfigError(f"{verb} is a table now, run as any other: dml reproduce {table}")
 
 
 def _say(text: str) -> None:

@@ -33,11 +33,11 @@ def tables(
         return
     from rich.table import Table
 
-    from tasks.tables.file import load_table, table_names
+    from tasks.tables.file import load_table, paper_tables
     from tasks.tables.runs import datasets_of, is_run
 
     entries: list[dict[str, Any]] = []
-    for name in table_names():
+    for name in paper_tables():
         table = load_table(name)
         rows = table.rows.values()
         entries.append(
@@ -76,13 +76,13 @@ def show(name: Name) -> None:
     from tasks.runs.specs import load_params, table_comparison
     from tasks.tables.file import load_table
     from tasks.tables.report import lines
-    from tasks.tables.runs import datasets_of
+    from tasks.tables.runs import column_dataset, datasets_of
     from tasks.tracking.published import plain_name, published_runs
 
     table, params = load_table(name), load_params(project.params_file)
     measured: dict[tuple[str, str], list[dict[str, float]]] = {}
     for dataset in datasets_of(table):
-        for own in [own for own, spec in params.datasets.items() if spec.reader == dataset]:
+        for own in [own for own in params.datasets if column_dataset(params, table, own) == dataset]:
             try:
                 runs = published_runs(project.tracking_uri, own, table_comparison(name, own))
             except TrackingError:
@@ -91,11 +91,11 @@ def show(name: Name) -> None:
                 scores = {plain_name(metric).removeprefix("detail/"): value for metric, value in run.metrics.items()}
                 measured.setdefault((run.variant, dataset), []).append(scores)
     header, *rows = lines(table, measured)
-    shown = Table(*header, title=f"{name}, page {table.page}: {table.title}")
+    shown = Table(*header, title=f"{name}{f', page {table.page}' if table.page else ''}: {table.title}")
     for row in rows:
         shown.add_row(*row)
     print_table(shown)
-    print(f"The paper: {table.states}")
+    print(f"The paper: {table.states}" if table.page else table.states)
 
 
 def choice_of(
@@ -136,13 +136,13 @@ def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: 
     project = open_project()
     from tasks.checks import check_places
     from tasks.runs.specs import load_params
-    from tasks.tables.file import chosen_tables
+    from tasks.tables.file import chosen_tables, load_table
     from tasks.tables.needs import check_tables
-    from tasks.tables.runs import chosen_runs
+    from tasks.tables.runs import at_scale, chosen_runs
 
     names = chosen_tables(patterns)
     what = names[0] if len(names) == 1 else f"{len(names)} tables"
-    params = load_params(project.params_file)
+    params = at_scale(load_params(project.params_file), map(load_table, names))
     typer.echo(f"dml reproduce: checking the rows of {what}", err=True)
     chosen = chosen_runs(params, names, choice)
     runs = check_tables(project, params, chosen, choice)

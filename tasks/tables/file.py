@@ -1,5 +1,7 @@
 """A table of a paper as a file, `flows/tables/<paper>/table1.yaml`: what the paper printed, and which runs would measure it again.
 
+The project's own tables, of which nothing was printed, stand in the folder `project`.
+
 Published figures stand as they are printed (per cent, or the column's unit). A row is *own* (the paper's system), *rerun* (a baseline that
 the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown, never run).
 """
@@ -15,9 +17,12 @@ from pydantic import Field, model_validator
 from dml_core.config import Config, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
 from dml_core.training.epochs import Epoch
+from tasks.environment import find_project
 from tasks.runs.protocols import TABLES
+from tasks.runs.specs import load_params
 
 PROJECT = "project"  # the folder of the project's own tables
+STANDING = f"{PROJECT}/standing"  # made from params.yaml (`tasks.tables.standing`)
 Value = float | None
 ImageRole = Literal["test", "train"]
 RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
@@ -27,7 +32,7 @@ class Columns(Config):
     """Neighbouring columns of one dataset.
 
     Attributes:
-        dataset: which one (`dml data list`).
+        dataset: a reader's name (`dml data list`), or one that `params.yaml` gives a dataset.
         metrics: the evaluator's and the measurements' names, in the paper's order.
         unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
             table of nothing else needs no tolerance, and is not judged.
@@ -57,6 +62,7 @@ class Row(Config):
         kind: own, rerun or quoted.
         source: of a quoted row, whom the paper quotes.
         published: the printed figures, one for each column; null where the paper has none.
+        runs_on: of the columns' datasets those that it runs on; those with printed figures, or all where there is none, if left out.
         released: those of logs that the authors released; independent: of somebody else's re-evaluation. Like `published`.
         protocol: whose protocol trains it; the table's paper where none is named.
         variants: of that protocol; the first is the row's default.
@@ -74,6 +80,7 @@ class Row(Config):
     kind: Literal["own", "rerun", "quoted"]
     source: str | None = None
     published: tuple[Value, ...]
+    runs_on: tuple[str, ...] = ()
     released: tuple[Value, ...] | None = None
     independent: tuple[Value, ...] | None = None
     protocol: str | None = None
@@ -109,7 +116,7 @@ class Claim(Config):
         row, metric: whose value; metric as the evaluator or a measurement names it.
         reference: the row that it is compared with, or a number in the metric's own unit.
         reference_metric: of the reference, where it is another.
-        side: of the reference on which the claim has the value.
+        side: of the reference on which the claim has the value; "either" where it is that the two differ.
         dataset: of the table's columns; the first where none is named.
         evidence: where the paper has it.
         history: how the measurement was changed after a first look, and what that look had shown.
@@ -120,7 +127,7 @@ class Claim(Config):
     metric: str
     reference: RowName | float
     reference_metric: str | None = None
-    side: Literal["above", "below"]
+    side: Literal["above", "below", "either"]
     dataset: str | None = None
     evidence: str | None = None
     history: str | None = None
@@ -150,7 +157,7 @@ class TableFile(Config):
 
     Attributes:
         title: what it shows, in our words.
-        page: of the paper as published, counted from 1.
+        page: of the paper as published, counted from 1; None of the project's own.
         states: what the paper says of it, in our words; a figure's claim.
         columns: from left to right.
         rows: name -> row, from above.
@@ -159,11 +166,12 @@ class TableFile(Config):
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
         role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
+        scale: what its runs may use, laid over `scale` of `params.yaml`; changes no result.
         note: what a reader has to know of the whole.
     """
 
     title: str
-    page: int = Field(ge=1)
+    page: int | None = Field(default=None, ge=1)
     states: str
     columns: tuple[Columns, ...] = Field(min_length=1)
     rows: dict[RowName, Row] = Field(min_length=1)
@@ -172,6 +180,7 @@ class TableFile(Config):
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
     role: ImageRole = "test"
+    scale: dict[str, Any] = {}
     note: str | None = None
 
     def tolerance_of(self, row: Row, metric: str) -> Tolerance | None:
@@ -202,10 +211,13 @@ class TableFile(Config):
                 values = getattr(row, kind)
                 if values is not None and len(values) != len(self.flat_columns):
                     raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
-            for dataset in row.datasets:
+            for dataset in (*row.datasets, *row.runs_on):
                 if dataset not in datasets:
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
-            if row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None and not in_minutes:
+            printed = any(value is not None for value in row.published)
+            if printed and self.page is None:
+                raise ValueError(f"row '{name}' has published figures, and the table no page")
+            if printed and row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None and not in_minutes:
                 raise ValueError(f"row '{name}' has no tolerance, nor has the table")
         for claim in self.claims:
             for named in (claim.row, claim.reference):
@@ -217,19 +229,24 @@ class TableFile(Config):
 
 
 def table_names() -> list[str]:
-    """Every table and figure, as `<paper>/<file>`: papers in alphabetical order, tables before figures, by number."""
+    """Every table and figure, as `<paper>/<file>`: papers in alphabetical order, tables before figures, by number; the project's last."""
     found = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
 
-    def order(path: Path) -> tuple[str, bool, int]:
+    def order(path: Path) -> tuple[bool, str, bool, int, str]:
         kind = path.stem.rstrip("0123456789")
-        return path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0)
+        return path.parent.name == PROJECT, path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0), kind
 
-    return [f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)]
+    return [*(f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)), STANDING]
 
 
 def paper_tables() -> list[str]:
     """Those of the papers: every table but the project's own."""
     return [name for name in table_names() if name.partition("/")[0] != PROJECT]
+
+
+def project_tables() -> list[str]:
+    """The project's own: its claims, its results on real images, and the standing comparison."""
+    return [name for name in table_names() if name.partition("/")[0] == PROJECT]
 
 
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
@@ -258,4 +275,11 @@ def load_table(name: str) -> TableFile:
     """
     if name not in table_names():
         raise ConfigError(str(unknown_name("table", name, table_names())))
-    return parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
+    if name == STANDING:
+        from tasks.tables.standing import standing_table
+
+        return standing_table(load_params(find_project().params_file))
+    table = parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
+    if (table.page is None) != (name.partition("/")[0] == PROJECT):
+        raise ConfigError(f"{name}.yaml: page: a table of a paper says on which it is, one of the project's own has none")
+    return table

@@ -1,11 +1,11 @@
 """Which runs a table's rows are."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dml_core.config import merge, parse, unknown_name
-from dml_core.data.registry import parse_dataset
+from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
@@ -13,9 +13,9 @@ from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.protocols import COMMON, Protocol, load_protocol
-from tasks.runs.specs import Params, RunSpec
+from tasks.runs.specs import Params, RunSpec, ScaleSpec
 from tasks.tables.choice import Choice, narrowed
-from tasks.tables.file import Row, TableFile, load_table, run_label
+from tasks.tables.file import STANDING, Row, TableFile, load_table, run_label
 from tasks.tables.smoke import make_small
 
 EVERYTHING = Choice()
@@ -51,6 +51,8 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     Raises:
         ConfigError: an unknown row or dataset, a row that is named and not run, settings that do not fit, or nothing to run at all.
     """
+    if STANDING in names:
+        raise ConfigError(f"{STANDING} is run by itself, as `dml reproduce` without a table: its runs are those of params.yaml")
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
@@ -203,8 +205,8 @@ def datasets_of(table: TableFile) -> tuple[str, ...]:
 
 
 def _belongs(table: TableFile, row: Row, dataset: str) -> bool:
-    """Whether the paper has the row on this dataset: some figure there, or, as in a plot, none anywhere."""
-    on = {column.dataset for column, value in zip(table.flat_columns, row.published, strict=True) if value is not None}
+    """Whether the table has the row on this dataset: it says so, or some figure is there, or, as in a plot, none anywhere."""
+    on = set(row.runs_on) or {column.dataset for column, value in zip(table.flat_columns, row.published, strict=True) if value is not None}
     return not on or dataset in on
 
 
@@ -219,6 +221,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
     """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it; None where none is.
 
+    A column that names no reader names a dataset of the project itself.
+
     Args:
         params: the project's parameters.
         dataset: as the table's columns name it.
@@ -227,6 +231,8 @@ def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | N
     Raises:
         ConfigError: several are.
     """
+    if dataset not in DATASETS:
+        return dataset if dataset in params.datasets else None
     asked = options or {}
     shares_classes = parse_dataset(dataset, asked).shares_classes
     read = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
@@ -240,3 +246,21 @@ def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | N
     if named:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; call the one of the tables '{dataset}'")
     return None
+
+
+def column_dataset(params: Params, table: TableFile, own: str) -> str:
+    """How a table's columns name a dataset of the project: the way back from `project_dataset`."""
+    return own if own in datasets_of(table) else params.datasets[own].reader
+
+
+def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
+    """The parameters with what the runs of these tables may use: what the tables ask for, where all ask for the same.
+
+    Raises:
+        ConfigError: a table asks for what there is not.
+    """
+    (title, asked), *others = ((table.title, table.scale) for table in tables)
+    if not asked or any(scale != asked for _, scale in others):
+        return params
+    scale = parse(ScaleSpec, merge(params.scale.model_dump(), asked), f"{title}: scale")
+    return params.model_copy(update={"scale": scale})

@@ -38,15 +38,32 @@ TABLE = {
     },
 }
 
+OWN = {
+    "title": "A table of the project",
+    "states": "Nothing.",
+    "columns": [{"dataset": "synthetic", "metrics": ["recall@1", "csc_train"], "unit": "share"}],
+    "measurements": {"training_separability": {}},
+    "rows": {
+        "untrained": {
+            "label": "Untrained",
+            "kind": "own",
+            "published": [None, None],
+            "variants": ["ours"],
+            "training": TINY | {"num_epochs": 0},
+        }
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that has CUB-200-2011, drawn, and three tables of its own: the same rows in all."""
+    """A project that has CUB-200-2011, drawn, and three tables of a paper with the same rows, and one of the project's own."""
     made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
     materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
     made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
     for name in ("table91", "table92", "table93"):
         (made.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
+    (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(OWN))
     return made
 
 
@@ -74,9 +91,9 @@ def test_it_is_run_and_judged_and_shown_from_what_mlflow_has(project: Project) -
 
 
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
-    printed = project.run("dml", "reproduce", "softtriple/table9[23]", "--seeds", "3")
-    assert "3 of 12 runs to train" in printed  # those of the row that no table has run yet, once for both
-    assert "9 of 12 runs done before and reused" in printed
+    printed = project.run("dml", "reproduce", "softtriple/table9[23]", "project/tiny", "--seeds", "3")
+    assert "6 of 15 runs to train" in printed  # those of the rows that no table has run yet, once for both
+    assert "9 of 15 runs done before and reused" in printed
     for name in ("softtriple/table92", "softtriple/table93"):
         assert f"{name}: 6 runs; page: " in printed
         rows = [line for line in page_of(project, name).splitlines() if "as_published, 3 seeds" in line]
@@ -88,6 +105,18 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
         kept = json.loads(json.loads((project.root / f"state/tables/{name}.json").read_text())["record"])
         assert [run["row"] for run in kept["runs"]] == ["trained"] * 3 + ["untrained"] * 3
         assert all(run["seconds"] > 0 for run in kept["runs"])
+
+
+def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_dataset(project: Project) -> None:
+    """Run by the test before this one, in the same flow as tables of a paper."""
+    kept = json.loads(json.loads((project.root / "state/tables/project/tiny.json").read_text())["record"])
+    assert {(run["dataset"], run["seed"], run["scores"]["csc_train"] > 0) for run in kept["runs"]} == {
+        ("synthetic", n, True) for n in range(3)
+    }
+    assert re.search(r"ours, 3 seeds \| 0\.\d ± \d\.\d \| \d\.\d ± \d\.\d \|", page_of(project, "project/tiny"))
+    shown = project.run("dml", "tables", "show", "project/tiny")
+    assert "ours, 3 seeds" in shown
+    assert "page" not in shown
 
 
 def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, tmp_path: Path) -> None:

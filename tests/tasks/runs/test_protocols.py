@@ -14,7 +14,8 @@ from dml_core.training.loop import fit
 from tasks.runs import protocols
 from tasks.runs.protocols import load_protocol, protocol_names
 
-LOADED = {name: load_protocol(name) for name in protocol_names()}
+# The project's own is a small network without trained weights: tests/tasks/tables/test_project_tables.py has it.
+LOADED = {name: load_protocol(name) for name in protocol_names() if name != "project"}
 CELLS = [(name, dataset, variant) for name, protocol in LOADED.items() for variant in protocol.variants for dataset in protocol.datasets]
 # The common track's variants differ by dataset in numbers only: one dataset each is trained.
 TRAINED = [cell for cell in CELLS if cell[0] != "common" or cell[1] == "cub200"]

@@ -16,10 +16,10 @@ from dml_core.evaluation.evaluator import evaluate
 from dml_core.measurements.registry import measured_by, parse_measurement
 from tasks.runs.protocols import load_protocol
 from tasks.tables import file
-from tasks.tables.file import Row, TableFile, Value, load_table, table_names
+from tasks.tables.file import Row, TableFile, Value, load_table, paper_tables
 from tasks.tables.runs import datasets_of, is_run, row_training
 
-NAMES = table_names()
+NAMES = paper_tables()
 PAPERS = ("discriminative", "heated_up_softmax", "sgsl", "softtriple", "tuplet_margin")
 
 # shared/PROTOCOLS.md, section 7: the Ks belong to the dataset, and tuplet margin prints one more.

@@ -1,0 +1,27 @@
+"""Where the softmax loss ends: its mean over the steps of the last epoch (SGSL, introduction and section 3)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from dml_core.config import Config
+from dml_core.errors import EvaluationError
+from dml_core.measurements.contract import FinishedRun
+
+METRICS = ("last_softmax",)
+
+
+class Options(Config):
+    """None."""
+
+
+def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+    """In nats, of the loss's part `softmax`.
+
+    Raises:
+        EvaluationError: the run has no epoch, or its loss no such part.
+    """
+    steps = [step for step in run.history if step["epoch"] == run.training.num_epochs - 1]
+    if not steps or "softmax" not in steps[0]:
+        raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no softmax part in {run.training.num_epochs} epochs")
+    return {METRICS[0]: float(np.mean([step["softmax"] for step in steps]))}

@@ -1,1 +1,0 @@
-"""Pages measured beside the pipeline, without Prefect, Ray and MLflow; nothing else imports this."""

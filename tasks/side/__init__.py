@@ -1,1 +1,0 @@
-"""Small measurements beside the pipeline, without Prefect, Ray and MLflow; only `flows.side` imports this."""

@@ -1,0 +1,33 @@
+"""The standing comparison of `params.yaml` as a table: its variants by the datasets. `dml reproduce` runs it and keeps its result here.
+
+Nothing of it stands in a file of its own: a variant or a dataset more in `params.yaml` is a row or a block of columns more.
+"""
+
+import re
+
+from tasks.runs.specs import Params
+from tasks.tables.file import Columns, Row, TableFile
+
+VARIANT = "standing"
+METRICS = ("recall@1", "map@r", "nmi")
+
+
+def standing_table(params: Params) -> TableFile:
+    """The table of the standing comparison."""
+    comparison = params.comparison
+    first = f"recall@{params.evaluation.recall_at[0]}"
+    metrics = (first, *METRICS[1:]) if params.evaluation.clustering else (first, METRICS[1])
+    columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
+    nothing = (None,) * (len(metrics) * len(columns))
+    rows = {row_name(variant): Row(label=variant, kind="own", published=nothing, variants=(VARIANT,)) for variant in comparison.variants}
+    return TableFile(
+        title="The standing comparison",
+        states="Every loss on one network, one budget and one augmentation, on the datasets of `comparison` in params.yaml.",
+        columns=columns,
+        rows=rows,
+    )
+
+
+def row_name(variant: str) -> str:
+    """The row of a variant: its name in the letters that rows have."""
+    return re.sub(r"[^a-z0-9.-]+", "-", variant.lower())

@@ -1,0 +1,78 @@
+"""What is measured of the training images and of the history: against single images, loops over pairs and hand calculations."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.transforms import test_view as view_of
+from dml_core.errors import EvaluationError
+from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.separability import class_separability
+from dml_core.measurements import contract, last_softmax, pair_cosines, training_separability
+from dml_core.measurements.contract import FinishedRun, Scored
+from dml_core.training.loop import build_system
+from tests.conftest import small_training
+
+
+@pytest.fixture
+def run(packed: Path) -> FinishedRun:
+    return finished(packed)
+
+
+def finished(packed: Path, history: list[dict[str, float]] | None = None, **training: Any) -> FinishedRun:
+    config = small_training(**training)
+    side = Scored("test", np.eye(3, dtype=np.float32), np.arange(3))
+    load = lambda: build_system(config, 4, 0, torch.device("cpu")).eval()  # noqa: E731
+    return FinishedRun("run", config, 0, packed, side, side, history or [], {}, load)
+
+
+def test_training_images_are_embedded_one_by_one_alike(run: FinishedRun, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "BATCH_SIZE", 7)  # several batches, the last of them short
+    dataset, model = PackedDataset(packed, "train"), run.system.model
+    with torch.no_grad():
+        alone = [model.embed(view_of(dataset.image(index), run.training.transform)[None])[0].numpy() for index in range(len(dataset))]
+    np.testing.assert_allclose(run.training_images.embeddings, alone, rtol=1e-4, atol=1e-6)
+    assert run.training_images.labels.tolist() == dataset.labels.tolist()
+
+
+def test_pairs_are_all_pairs_each_once(run: FinishedRun) -> None:
+    scored = run.training_images
+    by_kind: dict[bool, list[float]] = {True: [], False: []}
+    for one, other in itertools.combinations(range(36), 2):
+        first, second = scored.embeddings[one].astype(np.float64), scored.embeddings[other].astype(np.float64)
+        cosine = first @ second / np.linalg.norm(first) / np.linalg.norm(second)
+        by_kind[bool(scored.labels[one] == scored.labels[other])].append(cosine)
+    positive, negative = pair_cosines.pair_cosines(scored.embeddings, scored.labels)
+    np.testing.assert_allclose(np.sort(positive), np.sort(by_kind[True]), atol=1e-5)
+    np.testing.assert_allclose(np.sort(negative), np.sort(by_kind[False]), atol=1e-5)
+    found = pair_cosines.measure(run, pair_cosines.Options(), Path())
+    assert found["pair_cosine_gap"] == pytest.approx(np.mean(by_kind[True]) - np.mean(by_kind[False]), abs=1e-5)
+
+
+def test_the_intra_pair_variation_by_hand() -> None:
+    # positive mean 0.6, 0.99 * 0.6 = 0.594: 0.394 below; negative mean 0.2, 1.01 * 0.2 = 0.202: 0.198 above
+    found = pair_cosines.intra_pair_variation(np.array([1.0, 0.2]), np.array([0.0, 0.4]), 0.01)
+    assert found == pytest.approx((0.394**2 + 0.198**2) / 2)
+
+
+def test_the_training_csc_is_the_evaluators_of_the_training_images(run: FinishedRun) -> None:
+    scored = run.training_images
+    expected = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)["csc"]
+    assert training_separability.measure(run, training_separability.Options(), Path()) == {"csc_train": expected}
+
+
+def test_the_last_softmax_is_the_mean_of_the_last_epochs_steps(packed: Path) -> None:
+    history = [{"epoch": epoch, "softmax": value} for epoch, value in ((0, 9.0), (1, 5.0), (2, 1.0), (2, 2.0))]
+    run = finished(packed, history, num_epochs=3)
+    assert last_softmax.measure(run, last_softmax.Options(), Path()) == {"last_softmax": 1.5}
+
+
+@pytest.mark.parametrize("history", [[], [{"epoch": 0, "triplet": 1.0}]])
+def test_a_run_without_a_softmax_loss_is_refused(packed: Path, history: list[dict[str, float]]) -> None:
+    with pytest.raises(EvaluationError, match="run: the loss 'normalised_softmax' has no softmax part in 1 epochs"):
+        last_softmax.measure(finished(packed, history, num_epochs=1), last_softmax.Options(), Path())

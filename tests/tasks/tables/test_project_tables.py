@@ -1,0 +1,138 @@
+"""The project's own tables: every row is a training, every claim can be judged, twins are the other library's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.errors import ConfigError
+from dml_core.losses.registry import LOSSES
+from dml_core.measurements.registry import measured_by, parse_measurement
+from dml_core.training.loop import build_system
+from tasks.runs.specs import RunSpec, load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import STANDING, load_table, paper_tables, project_tables, table_names
+from tasks.tables.runs import at_scale, chosen_runs, column_dataset, datasets_of, project_dataset
+from tasks.tables.standing import standing_table
+from tests.conftest import ROOT
+
+PARAMS = load_params(ROOT / "params.yaml")
+CLAIMS, RESULTS = "project/claims", "project/fashion_mnist"
+EVALUATORS = {"recall@1", "map@r", "nmi", "csc"}
+
+
+def runs_of(name: str) -> dict[str, RunSpec]:
+    """Row -> its run with seed 0."""
+    return {spec.variant.partition(" ")[0]: spec for spec in chosen_runs(PARAMS, [name], Choice()).runs[name]}
+
+
+def test_the_projects_tables_stand_behind_those_of_the_papers() -> None:
+    assert project_tables() == [CLAIMS, RESULTS, STANDING]
+    assert len(paper_tables()) == 39
+    assert table_names() == [*paper_tables(), *project_tables()]
+
+
+@pytest.mark.parametrize("name", [CLAIMS, RESULTS])
+def test_every_row_builds_and_costs_something(name: str) -> None:
+    runs = runs_of(name)
+    assert runs.keys() == load_table(name).rows.keys()
+    for spec in runs.values():
+        size = spec.training.transform.crop_size
+        system = build_system(spec.training, 5, 0, torch.device("cpu"))
+        assert system(torch.randn(20, 3, size, size), torch.arange(20) % 5, [20]).total.isfinite(), spec.variant
+
+
+@pytest.mark.parametrize("name", [CLAIMS, RESULTS])
+def test_every_claim_names_what_its_rows_measure(name: str) -> None:
+    runs, table = runs_of(name), load_table(name)
+    measured = {row: EVALUATORS.union(*map(measured_by, spec.measurements)) for row, spec in runs.items()}
+    for spec in runs.values():
+        for measurement, options in spec.measurements.items():
+            parse_measurement(measurement, options)
+    for claim in table.claims:
+        dataset = claim.dataset or table.flat_columns[0].dataset
+        assert claim.metric in measured[claim.row], claim.says
+        assert runs[claim.row].dataset == dataset, claim.says
+        if isinstance(claim.reference, str):
+            assert (claim.reference_metric or claim.metric) in measured[claim.reference], claim.says
+            assert runs[claim.reference].dataset == dataset, claim.says
+    shown = {(column.dataset, column.metric) for column in table.flat_columns}
+    assert shown <= {(runs[row].dataset, metric) for row, metrics in measured.items() for metric in metrics}
+
+
+def test_the_claims_are_of_all_five_papers_and_each_run_serves_one() -> None:
+    table = load_table(CLAIMS)
+    papers = {claim.says.partition(":")[0] for claim in table.claims}
+    assert papers == {"SoftTriple", "Heated-up softmax", "Discriminative loss", "Tuplet margin", "SGSL"}
+    assert {named for claim in table.claims for named in (claim.row, claim.reference) if isinstance(named, str)} == table.rows.keys()
+
+
+def test_all_systems_and_baselines_have_a_row_and_twins_are_the_other_library() -> None:
+    not_alone = {"combined", "center_loss", "ring_loss"}  # terms beside a softmax
+    variants = {"hardtriple", "l2_constrained_softmax"}
+    runs = runs_of(RESULTS)
+    own = {row: spec.training.loss for row, spec in runs.items() if not row.endswith("-pml")}
+    assert {loss.name for loss in own.values()} == set(LOSSES) - not_alone - variants
+    twins = {row: spec.training.loss for row, spec in runs.items() if row.endswith("-pml")}
+    assert len(twins) == 7
+    assert {row.removesuffix("-pml") for row in twins} < own.keys()
+    for loss in twins.values():
+        used = {loss.name, *(term["name"] for term in loss.options.get("terms", ()))} - {"combined"}
+        assert all(name.startswith("pml:") for name in used)
+
+
+def test_every_row_of_the_results_has_the_same_budget_and_is_compared() -> None:
+    runs = runs_of(RESULTS)
+    trained = [spec.training for row, spec in runs.items() if row != "untrained"]
+    assert len({training.model_copy(update={"loss": None, "model": None}).model_dump_json() for training in trained}) == 1
+    assert {training.model.backbone for training in trained} == {runs["untrained"].training.model.backbone}
+    claims = load_table(RESULTS).claims
+    for row in runs:
+        if row.endswith("-pml"):
+            assert [(claim.row, claim.side) for claim in claims if claim.reference == row] == [(row.removesuffix("-pml"), "either")]
+        elif row != "untrained":
+            against = {claim.metric for claim in claims if (claim.row, claim.reference) == (row, "untrained")}
+            assert against == {"recall@1", "map@r", "nmi"}
+
+
+@pytest.mark.parametrize("name", [CLAIMS, RESULTS, "sgsl/table1"])
+def test_a_column_leads_to_the_projects_dataset_and_back(name: str) -> None:
+    table = load_table(name)
+    others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
+    params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})
+    found = {dataset: project_dataset(params, dataset) for dataset in datasets_of(table)}
+    known = {dataset: own for dataset, own in found.items() if own is not None}
+    assert known
+    assert {dataset: column_dataset(params, table, own) for dataset, own in known.items()} == {dataset: dataset for dataset in known}
+
+
+def load_others(blocks: dict[str, dict[str, str]]) -> dict[str, object]:
+    return {name: type(PARAMS.datasets["synthetic"])(**block) for name, block in blocks.items()}
+
+
+def test_runs_may_use_what_their_table_says_where_all_tables_say_it() -> None:
+    ours, theirs = load_table(CLAIMS), load_table("sgsl/table1")
+    scale = at_scale(PARAMS, [ours, load_table(RESULTS)]).scale
+    assert (scale.num_workers, scale.concurrent_runs) == (1, 8)
+    assert scale.device == PARAMS.scale.device
+    assert at_scale(PARAMS, [ours, theirs]).scale == at_scale(PARAMS, [theirs]).scale == PARAMS.scale
+    with pytest.raises(ConfigError, match="scale: unknown key 'num_worker'; did you mean 'num_workers'"):
+        at_scale(PARAMS, [ours.model_copy(update={"scale": {"num_worker": 1}})])
+
+
+def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> None:
+    changes = {"comparison": {"variants": {"My_Loss": {"loss": {"name": "softmax"}}}}, "evaluation": {"recall_at": [2, 4]}}
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), changes), sort_keys=False))
+    table = standing_table(load_params(path))
+    assert [row.label for row in table.rows.values()] == list(load_params(path).comparison.variants)
+    assert "my-loss" in table.rows
+    assert datasets_of(table) == tuple(PARAMS.comparison.datasets)
+    assert [column.metric for column in table.flat_columns][:3] == ["recall@2", "map@r", "nmi"]
+
+
+def test_the_standing_comparison_is_run_by_itself() -> None:
+    with pytest.raises(ConfigError, match="project/standing is run by itself, as `dml reproduce` without a table"):
+        chosen_runs(PARAMS, [CLAIMS, STANDING], Choice())
