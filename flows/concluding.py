@@ -1,6 +1,5 @@
 """What is left of a table's runs when they have ended: its result beside the state, its page, its comparisons in MLflow."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,10 @@ from flows.outcomes import Failure, Outcome, measured_run
 from flows.services import Services
 from tasks.environment import Project
 from tasks.locks import alone
+from tasks.reports.site.pages import TablePage, write_table
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
-from tasks.tables.file import TableFile, label_parts, load_table
-from tasks.tables.report import as_markdown
+from tasks.tables.file import label_parts, load_table
 from tasks.tables.result import load_result, save_result
 from tasks.tables.runs import column_dataset
 
@@ -52,9 +51,10 @@ def conclude(
     if smoke:
         page = smoke_page(name, outcomes)
     else:
-        num_waiting = _summarise(outcomes, services)
         _keep(name, outcomes, failures, params, services)
-        page = as_markdown(name, load_table(name), _measured(load_table(name), outcomes, params))
+        shown = write_table(services.project, params, name)
+        num_waiting = _summarise(name, shown, outcomes, services)
+        page = shown.markdown
     page = _with_failures(page, failures)
     path = _write(services.project, f"{name}{'-smoke' if smoke else ''}", page)
     num_undelivered = num_waiting + sum(not outcome.delivered for outcome in outcomes)
@@ -79,11 +79,13 @@ def _write(project: Project, name: str, page: str) -> Path:
     return path
 
 
-def _summarise(outcomes: Sequence[Outcome], services: Services) -> int:
-    """Bring each of the table's comparisons up to date in MLflow; how many have to wait."""
+def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], services: Services) -> int:
+    """Bring each of the table's comparisons up to date in MLflow, with the table's page; how many have to wait."""
+    tags = services.tags | {"paper": name.partition("/")[0], "table": name}
     titles = dict.fromkeys((outcome.spec.comparison, outcome.spec.dataset) for outcome in outcomes)
     summaries = [
-        ComparisonReport(comparison=title, dataset=dataset, role="test", folder=None, tags=services.tags) for title, dataset in titles
+        ComparisonReport(comparison=title, dataset=dataset, role="test", folder=None, tags=tags, about=shown.note, files=shown.files)
+        for title, dataset in titles
     ]
     return sum(services.tracker.publish(summary) is None for summary in summaries)
 
@@ -101,14 +103,6 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
     }
     with alone(services.project.state / "tables" / ".lock"):  # another shell may end a part of the same table now
         save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
-
-
-def _measured(table: TableFile, outcomes: Sequence[Outcome], params: Params) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """(row and variant, the columns' dataset) -> the scores of each seed."""
-    found: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-    for outcome in outcomes:
-        found[outcome.spec.variant, column_dataset(params, table, outcome.spec.dataset)].append(outcome.scores.metrics)
-    return dict(found)
 
 
 def _with_failures(page: str, failures: Sequence[Failure]) -> str:

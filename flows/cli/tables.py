@@ -64,38 +64,32 @@ def tables(
 
 
 @tables_app.command()
-def show(name: Name) -> None:
-    """Show what a table printed and what was measured of it.
-
-    The measured figures are those of the runs that MLflow has.
-    """
+def show(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs; docs/tables.md describes it.")] = False,
+) -> None:
+    """Show what a table printed and what was measured of it so far."""
     project = open_project()
     from rich.table import Table
 
-    from dml_core.errors import TrackingError
-    from tasks.runs.specs import load_params, table_comparison
     from tasks.tables.file import load_table
-    from tasks.tables.report import lines
-    from tasks.tables.runs import column_dataset, datasets_of
-    from tasks.tracking.published import plain_name, published_runs
+    from tasks.tables.report import claim_lines, lines
+    from tasks.tables.result import load_result
+    from tasks.tables.shown import shown_table
 
-    table, params = load_table(name), load_params(project.params_file)
-    measured: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for dataset in datasets_of(table):
-        for own in [own for own in params.datasets if column_dataset(params, table, own) == dataset]:
-            try:
-                runs = published_runs(project.tracking_uri, own, table_comparison(name, own))
-            except TrackingError:
-                continue  # nothing of it was run, or MLflow is away: the published figures stand all the same
-            for run in runs:
-                scores = {plain_name(metric).removeprefix("detail/"): value for metric, value in run.metrics.items()}
-                measured.setdefault((run.variant, dataset), []).append(scores)
-    header, *rows = lines(table, measured)
-    shown = Table(*header, title=f"{name}{f', page {table.page}' if table.page else ''}: {table.title}")
+    found = shown_table(name, load_table(name), load_result(project, name))
+    if as_json:
+        print(found.model_dump_json(indent=1))
+        return
+    header, *rows = lines(found)
+    page = f", page {found.page}" if found.page is not None else ""
+    shown = Table(*header, title=f"{name}{page}: {found.title}")
     for row in rows:
         shown.add_row(*row)
     print_table(shown)
-    print(f"The paper: {table.states}" if table.page else table.states)
+    print(f"The paper: {found.states}" if found.page is not None else found.states)
+    for line in claim_lines(found):
+        print(f"- {line}")
 
 
 def choice_of(

@@ -158,7 +158,9 @@ class ComparisonReport(Record):
         comparison: title of the parent run.
         role: of the classes that the runs are scored on.
         folder: of the report and its figures; None for a part of the comparison, whose report is not the comparison's.
-        tags: as a run's.
+        tags: as a run's; "paper" and "table" of a table's runs are tags of the parent too.
+        about: of a table, what it is and what came of it, Markdown; stands before the runs' own figures.
+        files: the table's page in its forms, to be kept with the parent.
     """
 
     comparison: str
@@ -166,6 +168,8 @@ class ComparisonReport(Record):
     role: str
     folder: str | None
     tags: dict[str, str]
+    about: str | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def outbox_name(self) -> str:

@@ -144,12 +144,20 @@ def label_parts(label: str) -> tuple[str, str]:
     return row, variant
 
 
+FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
+
+
 class Column(NamedTuple):
     """One column: what it measures, on what, in which unit."""
 
     dataset: str
     metric: str
     unit: str
+
+    @property
+    def factor(self) -> float:
+        """From a run's score to the column's unit."""
+        return FACTORS.get(self.unit, 1.0)
 
 
 class TableFile(Config):

@@ -1,100 +1,100 @@
-"""A table as it is shown: each row's published figures, and below them what was measured, with the verdict on each."""
+"""A table as text: lines for the terminal, and a page of Markdown for files, Prefect and MLflow."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections import Counter
+from collections.abc import Sequence
 
-from dml_core.evaluation.confidence import mean_over_seeds
-from dml_core.training.epochs import EPOCHS, Epoch
-from tasks.tables.file import Column, Row, TableFile, run_label
-from tasks.tables.verdicts import Verdict, judge
-
-FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
-CHOSEN: dict[Epoch, str] = {
-    "last": "",
-    "best_validation": ", best epoch on held-out training classes",
-    "oracle": ", oracle epoch (chosen on the test classes)",
-}
-Scores = Mapping[str, float]
-Measured = Mapping[tuple[str, str], Sequence[Scores]]
+from tasks.tables.claims import JudgedClaim
+from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A figure and what was measured of it: None where the paper has none, or nothing was measured.
-
-    Attributes:
-        mean, half_width: of the measured values in the column's unit, the latter of the 95 % interval over seeds.
-        verdict: where both are there.
-    """
-
-    published: float | None
-    mean: float | None = None
-    half_width: float | None = None
-    verdict: Verdict | None = None
-
-    def __str__(self) -> str:
-        if self.mean is None:
-            return "-"
-        spread = f" ± {self.half_width:.1f}" if self.half_width is not None else ""
-        return f"{self.mean:.1f}{spread}" + (f" {self.verdict}" if self.verdict is not None else "")
-
-
-def measured_cells(table: TableFile, row: Row, label: str, measured: Measured) -> list[Cell]:
-    """The cells of a row for one of the labels that it was measured under.
-
-    Args:
-        table: the table of the row.
-        row: whose published figures count.
-        label: of its runs, as `run_label` makes it.
-        measured: (label, dataset) -> the scores of each seed, by the evaluator's names, as fractions.
-    """
-    return [_cell(table, row, column, index, measured.get((label, column.dataset), ())) for index, column in enumerate(table.flat_columns)]
-
-
-def _cell(table: TableFile, row: Row, column: Column, index: int, seeds: Sequence[Scores]) -> Cell:
-    values = [FACTORS.get(column.unit, 1.0) * scores[column.metric] for scores in seeds if column.metric in scores]
-    published = row.published[index]
-    if not values:
-        return Cell(published)
-    mean, half_width = mean_over_seeds(values)
-    tolerance = table.tolerance_of(row, column.metric)
-    verdict = judge(values, published, tolerance.value) if published is not None and tolerance is not None else None
-    return Cell(published, mean, half_width if len(values) > 1 else None, verdict)
-
-
-def lines(table: TableFile, measured: Measured) -> list[list[str]]:
+def lines(table: ShownTable) -> list[list[str]]:
     """The whole table: a header; for each row its published figures, other sources' figures, and a line for each way it was measured."""
-    header = ["row", "figures", *(f"{column.metric} {column.dataset}" for column in table.flat_columns)]
-    found = [header]
-    for row_name, row in table.rows.items():
-        kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
-        found.append([row.label, kind, *map(_figure, row.published)])
-        for what in ("released", "independent"):
-            if (values := getattr(row, what)) is not None:
-                found.append(["", what, *map(_figure, values)])
-        for variant, epoch in product(row.variants, EPOCHS):
-            label = run_label(row_name, variant, epoch)
-            seeds = max((len(measured.get((label, column.dataset), ())) for column in table.flat_columns), default=0)
-            if seeds:
-                cells = measured_cells(table, row, label, measured)
-                found.append(["", f"{variant}{CHOSEN[epoch]}, {seeds} seed{'s' if seeds > 1 else ''}", *map(str, cells)])
-        if row.lacks is not None:
-            found.append(["", f"not run: {row.lacks}", *([""] * len(table.flat_columns))])
-    return found
+    return [["row", "figures", *(f"{column.metric} {column.dataset}" for column in table.columns)]] + [
+        line for row in table.rows for line in _row_lines(row, table.columns)
+    ]
 
 
-def as_markdown(name: str, table: TableFile, measured: Measured) -> str:
+def as_markdown(table: ShownTable) -> str:
     """The table as a page."""
-    rows = lines(table, measured)
-    rule = f"|{'|'.join('---' for _ in rows[0])}|"
-    body = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    notes = [f"Columns of {block.dataset}: {block.note}." for block in table.columns if block.note]
-    notes += [f"{row.label}: {row.note}." for row in table.rows.values() if row.note]
-    tolerance = f"Tolerance: {table.tolerance.value:g} ({table.tolerance.reason})." if table.tolerance is not None else ""
-    parts = [f"# {name}: {table.title}", table.states, "\n".join([body[0], rule, *body[1:]]), tolerance, table.note or "", *notes]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
+    grid = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
+    tolerances = [f"Tolerance of {found.of}: {found.value:g} ({found.reason})." for found in table.tolerances]
+    paragraphs = [f"# {table.name}: {table.title}", table.states, table.note or "", grid, _bullets(claim_lines(table))]
+    paragraphs += [_bullets(tolerances), _bullets(_older_code(table)), *(f"{row.label}: {row.note}." for row in table.rows if row.note)]
+    if table.gone:
+        paragraphs.append(f"Not shown: runs of rows that the file no longer has ({', '.join(table.gone)}).")
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+def _claim_line(claim: JudgedClaim) -> str:
+    """A judged claim in one line."""
+    if claim.mean is None or claim.reference_mean is None or claim.difference is None:
+        return f"{claim.judgement}: {claim.says} ({claim.why})"
+    spread = f" ± {claim.half_width:.3g}" if claim.half_width is not None else ""
+    seeds = f"over {len(claim.seeds)} seeds" if len(claim.seeds) > 1 else "one seed only"
+    figures = f"{claim.metric} {claim.mean:.4g} against {claim.reference_mean:.4g}, difference {claim.difference:+.3g}{spread} {seeds}"
+    return f"{claim.judgement}: {claim.says} ({figures})"
+
+
+def claim_lines(table: ShownTable) -> list[str]:
+    """The claims: those with runs on both sides, a line each; the others are counted."""
+    begun = [_claim_line(claim) for claim in table.claims if claim.seeds]
+    left = len(table.claims) - len(begun)
+    return [*begun, *([f"not decided, for their runs are not there: {left} claim{'s' if left > 1 else ''}"] if left else [])]
+
+
+def as_note(table: ShownTable) -> str:
+    """What a table is and what came of it, for one who meets it in MLflow."""
+    page = f", page {table.page} of the paper" if table.page is not None else ""
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in table.verdicts.items()) or "none yet"
+    claims = Counter(claim.judgement for claim in table.claims)
+    judged = ", ".join(f"{count} {judgement}" for judgement, count in sorted(claims.items()))
+    parts = [
+        f"**{table.name}**{page}: {table.title}.",
+        f"What it shows: {table.states}",
+        f"Measured: {table.num_measured} of the {table.num_to_run} rows that are to be run. Verdicts on printed figures: {verdicts}."
+        + (f" Claims: {judged}." if judged else ""),
+        f"Run with `dml reproduce {table.name}`, shown with `dml tables show {table.name}`; page, Markdown and JSON are artifacts here.",
+    ]
+    return "\n\n".join([*parts, *([table.note] if table.note else [])])
+
+
+def measured_text(cell: ShownCell, column: ShownColumn) -> str:
+    """Mean and half width of a cell."""
+    spread = f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else ""
+    return f"{column.measured(cell.mean)}{spread}"
+
+
+def _row_lines(row: ShownRow, columns: Sequence[ShownColumn]) -> list[list[str]]:
+    kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
+    found = [
+        [label, what, *(column.printed(value) for column, value in zip(columns, values, strict=True))]
+        for label, what, values in ((row.label, kind, row.published), ("", "released", row.released), ("", "independent", row.independent))
+        if values is not None
+    ]
+    found += [["", line.label, *_measured(line, columns)] for line in row.lines]
+    empty = [""] * len(columns)
+    for why, datasets in row.waiting.items():
+        on = f" on {', '.join(datasets)}" if row.lines else ""
+        found.append(["", f"not run{on}: {why}", *empty])
+    return found + [["", f"FAILED, {run}: {why}", *empty] for run, why in row.failures.items()]
+
+
+def _measured(line: ShownLine, columns: Sequence[ShownColumn]) -> list[str]:
+    return [
+        "-" if cell is None else f"{measured_text(cell, column)} {cell.says}".rstrip()
+        for cell, column in zip(line.cells, columns, strict=True)
+    ]
+
+
+def _older_code(table: ShownTable) -> list[str]:
+    return [
+        f"Made by older code: {row.label}, {line.variant}; these files differ: {', '.join(line.older_code)}."
+        for row in table.rows
+        for line in row.lines
+        if line.older_code
+    ]
+
+
+def _bullets(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)

@@ -98,7 +98,7 @@ def runs_of(
     for dataset in datasets_of(table) if datasets is None else datasets:
         evaluation = scoring_of(name, table, dataset)
         for row, entry in table.rows.items():
-            if (rows is not None and row not in rows) or not (choice.rows or _belongs(table, entry, dataset)):
+            if (rows is not None and row not in rows) or not (choice.rows or belongs(table, entry, dataset)):
                 continue
             why_not = _why_not(name, entry, dataset, choice)
             if why_not is not None:
@@ -204,7 +204,7 @@ def datasets_of(table: TableFile) -> tuple[str, ...]:
     return tuple(dict.fromkeys(block.dataset for block in table.columns))
 
 
-def _belongs(table: TableFile, row: Row, dataset: str) -> bool:
+def belongs(table: TableFile, row: Row, dataset: str) -> bool:
     """Whether the table has the row on this dataset: it says so, or some figure is there, or, as in a plot, none anywhere."""
     on = set(row.runs_on) or {column.dataset for column, value in zip(table.flat_columns, row.published, strict=True) if value is not None}
     return not on or dataset in on

@@ -135,8 +135,12 @@ def describe_comparison(
     summaries: dict[str, dict[str, Summary]],
     runs: Sequence[PublishedRun],
     model: str,
+    about: str | None = None,
 ) -> str:
-    """The description of a comparison's parent run: the table, best first, with links to each variant's best run and the model."""
+    """The description of a comparison's parent run: the table, best first, with links to each variant's best run and the model.
+
+    A paper's table says first what it is and what came of it (`about`); its report is its page.
+    """
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
     head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "best run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
@@ -147,14 +151,16 @@ def describe_comparison(
         lines.append(
             f"| {variant} | {' | '.join(str(metrics[name]) if name in metrics else '-' for name in names)} | {len(seeds)} | {link} |"
         )
+    files = "`report.md` and its figure" if about is None else "the table's page, Markdown and JSON"
     return "\n".join(
         [
+            *([about, ""] if about is not None else []),
             f"**{title}**: per cent on {role} images; mean ± half of the 95 % interval over the seeds, best first.",
             "",
             *lines,
             "",
             f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds; switch to charts there",
-            f"- Report: `report.md` and its figure among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
+            f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
             f"- {model}",
         ]
     )

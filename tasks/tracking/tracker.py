@@ -273,16 +273,20 @@ class Tracker:
         means = pages.summary_metrics(summaries)
         self._log_metrics(parent, [Metric(name, mean, now, 0) for name, mean in means.items() if run.data.metrics.get(name) != mean])
         note = pages.describe_comparison(
-            report.comparison, report.role, run.info.experiment_id, parent, summaries, runs, self._register(report, best)
+            report.comparison, report.role, run.info.experiment_id, parent, summaries, runs, self._register(report, best), report.about
         )
-        if run.data.tags.get(pages.NOTE_TAG) != note:
-            self._set_tags(parent, _mlflow_tags(report.tags) | {pages.NOTE_TAG: note})
+        named = {f"dml.{name}": report.tags[name] for name in ("paper", "table") if name in report.tags}
+        if run.data.tags.get(pages.NOTE_TAG) != note or not named.items() <= run.data.tags.items():
+            self._set_tags(parent, _mlflow_tags(report.tags) | named | {pages.NOTE_TAG: note})
         if report.comparison == comparison_title(report.dataset, "test"):
             link, view = pages.run_link(run.info.experiment_id, parent), pages.view_link(run.info.experiment_id)
             answer = pages.describe_experiment(link, view, summaries)
             self._client.set_experiment_tag(run.info.experiment_id, pages.NOTE_TAG, answer)
         if report.folder is not None and Path(report.folder).is_dir():
             self._client.log_artifacts(parent, report.folder)
+        for path in report.files:
+            if Path(path).is_file():
+                self._client.log_artifact(parent, path)
         return parent
 
     def _register(self, report: ComparisonReport, best: PublishedRun) -> str:

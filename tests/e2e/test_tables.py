@@ -1,4 +1,4 @@
-"""A paper's table through the whole chain: run over seeds, judged, shown again from MLflow, its runs shared with another table."""
+"""A paper's table through the whole chain: run over seeds, judged, shown again, kept as a page, its runs shared with another table."""
 
 import json
 import re
@@ -78,16 +78,21 @@ def page_of(project: Project, name: str) -> str:
     return (project.root / f"state/reports/tables/{name}.md").read_text()
 
 
-def test_it_is_run_and_judged_and_shown_from_what_mlflow_has(project: Project) -> None:
+def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -> None:
     printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2")
     recall_1, recall_2, nmi = cells(printed, "as_published, 3 seeds")
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d equal", recall_1)
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d", recall_2), "the paper has no figure to compare with"
     assert nmi.endswith(" equal")
-    assert "| One day | published, own | 3 | 4 | 5 |" in printed
+    assert "| One day | published, own | 3.0 | 4 | 5.0 |" in printed
     assert "not run: a loss that nobody has written" in printed
     assert page_of(project, "softtriple/table91") in printed
     assert cells(project.run("dml", "tables", "show", "softtriple/table91"), "as_published, 3 seeds") == [recall_1, recall_2, nmi]
+    site = (project.root / "results/site/softtriple/table91.html").read_text()
+    assert recall_1.partition(" ")[0] in site
+    assert site.count("data:image/webp") == 4, "curve, gallery, similarities and map of the first seed"
+    assert "a loss that nobody has written" in site
+    assert list((project.root / "state/mlartifacts").rglob("table91.html")), "MLflow has the page with the table's parent run"
 
 
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
@@ -101,7 +106,7 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
         assert " equal" not in rows[1]
         assert rows[1].rstrip(" |").endswith(" below")
         shown = project.run("dml", "tables", "show", name)
-        assert shown.count("as_published, 3 seeds") == 2, "MLflow has the runs of each table"
+        assert shown.count("as_published, 3 seeds") == 2, "the result is kept for each table"
         kept = json.loads(json.loads((project.root / f"state/tables/{name}.json").read_text())["record"])
         assert [run["row"] for run in kept["runs"]] == ["trained"] * 3 + ["untrained"] * 3
         assert all(run["seconds"] > 0 for run in kept["runs"])

@@ -41,7 +41,7 @@ def change(project: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["data"], ["data", "prepare"]]
+    "command", [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["report"], ["data"], ["data", "prepare"]]
 )
 def test_help_says_what_a_command_does(command: list[str], tmp_path: Path) -> None:
     shown = dml(*command, "--help", cwd=tmp_path)
@@ -130,3 +130,21 @@ def test_evaluate_scores_files(project: Path) -> None:
     assert "the index found 1.0000 @1, over 4 sampled queries" in approximate.stderr
     refused(dml("evaluate", "--embeddings", "l.npy", "--labels", "e.npy", cwd=project))
     refused(dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,x", cwd=project), "--k 1,x")
+
+
+def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    shown = json.loads(CliRunner().invoke(app, ["tables", "show", "softtriple/table1", "--json"]).stdout)
+    assert (shown["name"], shown["rows"][-1]["status"]) == ("softtriple/table1", "not run")
+    assert [column["metric"] for column in shown["columns"]] == ["recall@1", "recall@2", "recall@4", "recall@8", "nmi"]
+    printed = CliRunner().invoke(app, ["report", "softtriple/table1", "-o", "pages"]).stdout
+    assert printed == "pages/softtriple/table1.html\n1 page; index: pages/index.html\n"
+    assert json.loads((project / "pages/softtriple/table1.json").read_text())["rows"][-1]["waits"]["cub200"].startswith(
+        "dataset 'cub200' is"
+    )
+    assert "dml report softtriple/table2" in (project / "pages/index.html").read_text(), "a table without a page here says how to get one"
+
+
+def test_a_report_of_an_unknown_table_writes_nothing(project: Path) -> None:
+    refused(dml("report", "softtriple/tabel1", cwd=project), "unknown table 'softtriple/tabel1'; did you mean 'softtriple/table1'?")
+    assert not (project / "results").exists()

@@ -1,8 +1,15 @@
 """A table as it is shown, by hand."""
 
+from typing import Any
+
 from dml_core.config import parse
-from tasks.tables.file import TableFile, label_parts, run_label
-from tasks.tables.report import as_markdown, lines
+from tasks.tables.file import TableFile
+from tasks.tables.report import as_markdown, as_note, lines
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.shown import ShownTable, shown_table
+from tests.tasks.tables.test_claims import run
+
+SIDES = ("above", "below")
 
 TABLE = parse(
     TableFile,
@@ -28,39 +35,50 @@ TABLE = parse(
 )
 
 
+def shown(*runs: MeasuredRun, file: TableFile = TABLE, **result: Any) -> ShownTable:
+    return shown_table("paper/table1", file, TableResult(name="paper/table1", runs=runs, **result))
+
+
 def test_what_was_measured_stands_below_what_was_printed() -> None:
-    measured = {
-        (run_label("ours", "as_released"), "cub200"): [{"recall@1": 0.60}, {"recall@1": 0.61}, {"recall@1": 0.605, "nmi": 0.1}],
-        (run_label("ours", "as_released"), "sop"): [{"csc": 0.75}],
-    }
-    assert lines(TABLE, measured) == [
+    runs = [run("ours", seed, variant="as_released", recall_at_1=value) for seed, value in enumerate((0.60, 0.61, 0.605))]
+    runs.append(run("ours", 0, "sop", "as_released", csc=0.75))
+    assert lines(shown(*runs)) == [
         ["row", "figures", "recall@1 cub200", "csc sop"],
-        ["Theirs", "quoted: them", "40", "-"],
+        ["Theirs", "quoted: them", "40.0", "-"],
         ["Ours", "published, own", "60.5", "7.5"],
-        ["", "released", "61", "-"],
+        ["", "released", "61.0", "-"],
         # mean 60.5, standard deviation 0.5: half of the 95 % interval is 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
-        ["", "as_released, 3 seeds", "60.5 ± 1.2 equal", "0.8 undecided (one seed)"],
+        ["", "as_released, 3 seeds", "60.5 ± 1.2 equal", "0.750 undecided (one seed)"],
     ]
-
-
-def test_an_oracle_has_a_line_of_its_own_that_says_so_and_a_verdict() -> None:
-    seeds = [{"recall@1": 0.60}, {"recall@1": 0.61}, {"recall@1": 0.605}]
-    measured = {
-        (run_label("ours", "as_published"), "cub200"): [{"recall@1": 0.5}],
-        (run_label("ours", "as_published", "oracle"), "cub200"): seeds,
-        (run_label("ours", "as_published", "best_validation"), "cub200"): [{"recall@1": 0.55}],
-    }
-    assert lines(TABLE, measured)[4:] == [
-        ["", "as_published, 1 seed", "50.0 undecided (one seed)", "-"],
-        ["", "as_published, best epoch on held-out training classes, 1 seed", "55.0 undecided (one seed)", "-"],
-        ["", "as_published, oracle epoch (chosen on the test classes), 3 seeds", "60.5 ± 1.2 equal", "-"],
-    ]
-    assert label_parts(run_label("ours", "as_published", "oracle")) == label_parts(run_label("ours", "as_published"))
 
 
 def test_the_page_says_the_tolerance_and_the_notes() -> None:
-    page = as_markdown("paper/table1", TABLE, {})
+    page = as_markdown(shown())
     assert page.startswith("# paper/table1: Two birds\n\nOurs is best.\n")
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
-    assert "Tolerance: 1 (one run)." in page
+    assert "not run: dml reproduce paper/table1 --row ours runs it" in page
+    assert "- Tolerance of every column: 1 (one run)." in page
     assert page.endswith("Ours: with a note.\n")
+
+
+def test_claims_older_code_and_failures_are_in_the_page() -> None:
+    claims = [{"says": f"Ours is {side} 0.5.", "row": "ours", "metric": "recall@1", "reference": 0.5, "side": side} for side in SIDES]
+    claims.append({"says": "And on products.", "row": "ours", "metric": "csc", "reference": 1.0, "side": "above", "dataset": "sop"})
+    file = parse(TableFile, TABLE.model_dump(mode="json") | {"claims": claims}, "table")
+    runs = [run("ours", seed, variant="as_published", recall_at_1=0.6 + seed / 100) for seed in range(3)]
+    runs[0] = runs[0].model_copy(update={"older_code": ("dml_core/losses/a.py",)})
+    page = as_markdown(shown(*runs, file=file, failures={"ours as_released, sop, seed 1": "no memory | left"}))
+    assert "- holds: Ours is above 0.5. (recall@1 61 against 50, difference +11 ± 2.48 over 3 seeds)" in page
+    assert "- refuted: Ours is below 0.5." in page
+    assert "- not decided, for their runs are not there: 1 claim" in page
+    assert "as_published, 3 seeds, made by older code" in page
+    assert "- Made by older code: Ours, as_published; these files differ: dml_core/losses/a.py." in page
+    assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
+
+
+def test_the_note_says_what_the_table_is_and_how_far_it_is() -> None:
+    note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(2)]))
+    assert note.startswith("**paper/table1**, page 3 of the paper: Two birds.")
+    assert "What it shows: Ours is best." in note
+    assert "Measured: 1 of the 1 rows that are to be run. Verdicts on printed figures: 1 equal." in note
+    assert "`dml reproduce paper/table1`" in note

@@ -197,6 +197,24 @@ def test_an_oracle_is_published_with_its_own_weights_and_says_what_it_is(
     assert all(torch.equal(value, weights[name]) for name, value in model.items())
 
 
+def test_a_table_s_parent_says_what_it_is_and_has_its_page(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    tracker.publish(report)
+    page, gone = tmp_path / "table1.html", tmp_path / "table1.json"
+    page.write_text("<!doctype html>")
+    tags = {"git_commit": "abc", "paper": "softtriple", "table": "softtriple/table1"}
+    table = comparison().model_copy(update={"tags": tags, "about": "**softtriple/table1**: birds.", "files": (str(page), str(gone))})
+    parent = tracker.publish(table)
+    run = client_of(tracker).get_run(parent)
+    assert (run.data.tags["dml.paper"], run.data.tags["dml.table"]) == ("softtriple", "softtriple/table1")
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("**softtriple/table1**: birds.\n\n**comparison on d**: per cent")
+    assert "the table's page, Markdown and JSON among this run's" in note
+    assert [item.path for item in client_of(tracker).list_artifacts(parent)] == ["table1.html"]
+    page.write_text("<!doctype html><p>")
+    assert tracker.publish(table) == parent, "again: the same parent, the newer page"
+    assert Path(client_of(tracker).download_artifacts(parent, "table1.html")).read_text() == "<!doctype html><p>"
+
+
 def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_the_parameters(tracker: Tracker, report: RunReport) -> None:
     run = client_of(tracker).get_run(tracker.publish(report))
     defaults = dict(part.strip().split("=", 1) for part in run.data.tags["dml.defaults"].split(";") if part.strip())

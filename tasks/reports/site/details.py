@@ -1,0 +1,126 @@
+"""What a row of a page opens to: how its runs were trained, where they are, and their pictures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import flatten
+from dml_core.errors import ConfigError, StoreError
+from dml_core.training.epochs import Epoch
+from tasks.reports.site.pictures import Picture, all_pictures
+from tasks.runs.protocols import load_protocol
+from tasks.storage import Store
+from tasks.tables.file import TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import row_training
+
+Settings = dict[str, Any]
+LineKey = tuple[str, str, Epoch]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting by its dotted name, as the run has it and as the other has; "-" where one has it not."""
+
+    name: str
+    here: str
+    there: str
+
+
+@dataclass(frozen=True)
+class Details:
+    """The runs of one line on one dataset, by the one with the lowest seed.
+
+    Attributes:
+        dataset, seed: of the run that stands for them.
+        differs: from the protocol; None where the line's variant is none of the protocol's.
+        changed: from what the row's file says today.
+        mixed: whether other seeds were trained in another way.
+        settings: all of them, by dotted name.
+        pictures: of that run.
+        figures: key of the folder in the store where all of them are.
+        gone: why they cannot be shown.
+    """
+
+    dataset: str
+    seed: int
+    differs: tuple[Difference, ...] | None
+    changed: tuple[Difference, ...]
+    mixed: bool
+    settings: tuple[tuple[str, str], ...]
+    pictures: tuple[Picture, ...]
+    figures: str
+    gone: str | None
+
+
+def line_details(name: str, table: TableFile, result: TableResult, store: Store) -> dict[LineKey, list[Details]]:
+    """The details of every line of a table, by dataset."""
+    groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
+    for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
+        if run.row in table.rows:
+            groups.setdefault(((run.row, run.variant, run.epoch), run.dataset), []).append(run)
+    folders = {runs[0].figures: _folder(store, runs[0].figures) for runs in groups.values()}
+    pictures = all_pictures([folder for folder in folders.values() if isinstance(folder, Path)])
+    found: dict[LineKey, list[Details]] = {}
+    for (line, _), runs in groups.items():
+        found.setdefault(line, []).append(_details(name, table, runs, folders[runs[0].figures], pictures))
+    return found
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Settings that are not the same, by dotted name."""
+    one, other = flatten(here), flatten(there)
+    names = [name for name in sorted({*one, *other}) if one.get(name, "-") != other.get(name, "-")]
+    return tuple(Difference(name, _plain(one.get(name, "-")), _plain(other.get(name, "-"))) for name in names)
+
+
+def _details(
+    name: str, table: TableFile, runs: Sequence[MeasuredRun], folder: Path | str, pictures: Mapping[Path, Sequence[Picture]]
+) -> Details:
+    run, row = runs[0], table.rows[runs[0].row]
+    protocol = _protocol_training(row.protocol or name.partition("/")[0], run)
+    today = _training_today(name, table, run)
+    return Details(
+        dataset=run.dataset,
+        seed=run.seed,
+        differs=None if protocol is None else differences(run.training, protocol),
+        changed=() if today is None else differences(run.training, today),
+        mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
+        settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
+        pictures=tuple(pictures.get(folder, ())) if isinstance(folder, Path) else (),
+        figures=run.figures,
+        gone=folder if isinstance(folder, str) else None,
+    )
+
+
+def _protocol_training(protocol: str, run: MeasuredRun) -> Settings | None:
+    try:
+        return load_protocol(protocol).training_config(run.dataset, run.variant).model_dump(mode="json")
+    except ConfigError:
+        return None
+
+
+def _training_today(name: str, table: TableFile, run: MeasuredRun) -> Settings | None:
+    try:
+        return row_training(name, table.rows[run.row], run.dataset, run.variant).model_dump(mode="json")
+    except ConfigError:
+        return None
+
+
+def _plain(value: Any) -> str:
+    """A setting as it is read: floats without a tail of digits, lists without Python's brackets and quotes."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _folder(store: Store, key: str) -> Path | str:
+    """The folder of a run's scores, or why it cannot be had."""
+    try:
+        folder = store.pull(key)
+    except StoreError as error:
+        return str(error)
+    return folder if folder.is_dir() else "they are not in this store"

@@ -1,0 +1,100 @@
+"""Small drawings beside a measured figure: the printed figure, its tolerance, the mean with its 95 % interval, and the seeds, on one line.
+
+A cell with a printed figure has it in the middle; without one, the column's measured values share a scale. The template draws.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
+
+WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0
+TOLERANCES = 2.5  # half of what a drawing spans at least, in tolerances
+
+
+@dataclass(frozen=True)
+class Glyph:
+    """Where everything is, in pixels from the left of WIDTH; None for what there is not.
+
+    Attributes:
+        printed: the published figure; band: from and to where a mean is equal to it.
+        mean: of the seeds; interval: of the mean; seeds: each.
+        says: all of it in words.
+    """
+
+    printed: float | None
+    band: tuple[float, float] | None
+    mean: float
+    interval: tuple[float, float] | None
+    seeds: tuple[float, ...]
+    says: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Which values the left and the right end of a drawing stand for."""
+
+    low: float
+    high: float
+
+    def at(self, value: float) -> float:
+        """Where a value is, at an end where it is beyond it."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(MARGIN + min(max(share, 0.0), 1.0) * (WIDTH - 2 * MARGIN), 2)
+
+
+def draw(cell: ShownCell, column: ShownColumn, printed: float | None, shared: Scale) -> Glyph:
+    """A cell's drawing.
+
+    Args:
+        cell: what was measured.
+        column: of the cell.
+        printed: the published figure.
+        shared: the column's scale, for a cell without a published figure.
+    """
+    low, high = _interval(cell)
+    scale = shared
+    if printed is not None:
+        farthest = max(abs(value - printed) for value in (low, high, *cell.values.values()))
+        half = max(1.1 * farthest, TOLERANCES * (cell.tolerance or 0.0)) or 1.0
+        scale = Scale(printed - half, printed + half)
+    band = None
+    if printed is not None and cell.tolerance is not None:
+        band = scale.at(printed - cell.tolerance), scale.at(printed + cell.tolerance)
+    return Glyph(
+        printed=None if printed is None else scale.at(printed),
+        band=band,
+        mean=scale.at(cell.mean),
+        interval=None if cell.half_width is None else (scale.at(low), scale.at(high)),
+        seeds=tuple(scale.at(value) for value in cell.values.values()),
+        says=_in_words(cell, column, printed),
+    )
+
+
+def column_scale(table: ShownTable, index: int) -> Scale:
+    """What all measured values and intervals of a column fit in."""
+    found: Iterable[ShownCell | None] = (line.cells[index] for row in table.rows for line in row.lines)
+    values = [value for cell in found if cell is not None for value in (*_interval(cell), *cell.values.values())]
+    if not values or min(values) == max(values):
+        middle = values[0] if values else 0.0
+        return Scale(middle - 1, middle + 1)
+    spare = 0.05 * (max(values) - min(values))
+    return Scale(min(values) - spare, max(values) + spare)
+
+
+def _interval(cell: ShownCell) -> tuple[float, float]:
+    half_width = cell.half_width or 0.0
+    return cell.mean - half_width, cell.mean + half_width
+
+
+def _in_words(cell: ShownCell, column: ShownColumn, printed: float | None) -> str:
+    seeds = ", ".join(f"seed {seed}: {column.measured(value)}" for seed, value in cell.values.items())
+    parts = [f"mean {column.measured(cell.mean)}"]
+    if cell.half_width is not None:
+        low, high = _interval(cell)
+        parts.append(f"95 % interval {column.measured(low)} to {column.measured(high)}")
+    if printed is not None:
+        parts.append(f"printed {column.printed(printed)}")
+    if printed is not None and cell.tolerance is not None:
+        parts.append(f"equal within {column.measured(printed - cell.tolerance)} to {column.measured(printed + cell.tolerance)}")
+    return f"{'; '.join(parts)}; {seeds}"

@@ -1,0 +1,206 @@
+"""The site: `<paper>/<table>.html`, `.json` and `.md` for each table, and `index.html`. The same results give the same bytes.
+
+Whatever a template prints is escaped. A page loads nothing: style, script and pictures are in it, and its policy forbids anything else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dml_core.evaluation.columns import recall_k
+from tasks.environment import Project
+from tasks.reports.site import glyphs
+from tasks.reports.site.details import line_details
+from tasks.reports.site.waiting import waits
+from tasks.runs.specs import Params, table_comparison
+from tasks.storage import Store
+from tasks.tables.file import load_table, run_label, table_names
+from tasks.tables.report import as_markdown, as_note
+from tasks.tables.result import load_result
+from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, shown_table
+from tasks.tracking.published import published_runs
+
+SITE = Path("results") / "site"  # in the project
+INDEX = "index.html"
+PAPERS = {
+    "discriminative": "Discriminative loss",
+    "heated_up_softmax": "Heated-up softmax",
+    "sgsl": "SGSL",
+    "softtriple": "SoftTriple",
+    "tuplet_margin": "Tuplet margin",
+}
+METRICS = {"nmi": "NMI", "nmi_geometric": "NMI (geometric)", "ami": "AMI", "f1": "F1", "map@r": "MAP@R", "csc": "CSC"}
+VERDICTS = {"equal": ("=", "equal"), "above": ("▲", "above"), "below": ("▼", "below"), "undecided": ("?", "undecided")}
+CLAIMS = {"holds": "✓", "refuted": "✗", "not shown": "≈", "not decided": "?"}
+Links = Mapping[tuple[str, str, int], str]
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """What was written of a table.
+
+    Attributes:
+        markdown: the table as text.
+        note: what it is and what came of it, in a few lines of Markdown.
+        html, json, text: the files.
+    """
+
+    markdown: str
+    note: str
+    html: Path
+    json: Path
+    text: Path
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All of them, for MLflow."""
+        return str(self.html), str(self.json), str(self.text)
+
+
+def write_site(project: Project, params: Params, names: Sequence[str], folder: Path | None = None) -> list[TablePage]:
+    """The pages of these tables, and the index of all that have one.
+
+    Args:
+        project: whose results and store.
+        params: what the project has.
+        names: tables, `<paper>/<file>`.
+        folder: where the pages go; the project's `results/site` where none is given.
+    """
+    folder = folder or project.root / SITE
+    pages = [_write_table(project, params, name, folder) for name in names]
+    _write_index(project, folder)
+    return pages
+
+
+def write_table(project: Project, params: Params, name: str) -> TablePage:
+    """One table's page in the project's own site, at the end of its runs."""
+    return write_site(project, params, [name])[0]
+
+
+def _write_table(project: Project, params: Params, name: str, folder: Path) -> TablePage:
+    table, result = load_table(name), load_result(project, name)
+    shown = shown_table(name, table, result, waits(project, params, name, table, result))
+    store = Store(project.store, project.state / "cache")
+    html = (
+        _environment()
+        .get_template("table.html")
+        .render(
+            table=shown,
+            details=line_details(name, table, result, store),
+            links=_links(project, shown),
+            scales=[glyphs.column_scale(shown, index) for index in range(len(shown.columns))],
+            json_name=f"{name.rpartition('/')[2]}.json",
+        )
+    )
+    path = folder / name
+    page = TablePage(as_markdown(shown), as_note(shown), *(path.with_name(f"{path.name}{suffix}") for suffix in (".html", ".json", ".md")))
+    _write(page.html, html)
+    _write(page.json, shown.model_dump_json(indent=1) + "\n")
+    _write(page.text, page.markdown)
+    return page
+
+
+def _write_index(project: Project, folder: Path) -> None:
+    """The index of all tables; those without a page in this folder are named all the same."""
+    tables = [shown_table(name, load_table(name), load_result(project, name)) for name in table_names()]
+    papers: dict[str, list[ShownTable]] = {}
+    for table in tables:
+        papers.setdefault(table.name.partition("/")[0], []).append(table)
+    there = {table.name for table in tables if (folder / f"{table.name}.html").is_file()}
+    _write(folder / INDEX, _environment().get_template("index.html").render(papers=papers, there=there))
+
+
+def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], str]:
+    """(project's dataset, label, seed) -> the run's page in MLflow, where that is a server that answers."""
+    from dml_core.errors import TrackingError
+
+    if not project.tracking_uri.startswith("http"):
+        return {}
+    found = {}
+    for dataset in sorted({run.project_dataset for row in table.rows for line in row.lines for run in line.runs}):
+        try:
+            runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
+        except TrackingError:
+            continue  # it has none of them, or is away: the page names the runs all the same
+        found |= {(dataset, run.variant, run.seed): f"{project.tracking_uri.rstrip('/')}/#/runs/{run.run_id}" for run in runs}
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: another shell may write the same page."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+# ---------------------------------------------------------------- what templates use
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("tasks.reports.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {
+        "verdicts": VERDICTS,
+        "claim_marks": CLAIMS,
+        "epoch_notes": EPOCH_NOTES,
+        "draw": glyphs.draw,
+        "glyph_size": (glyphs.WIDTH, glyphs.HEIGHT),
+        "printed_key": _printed_key,
+        "measured_key": _measured_key,
+        "link_of": _link_of,
+        "verdict_counts": _verdict_counts,
+        "blocks": _blocks,
+    }
+    environment.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title}
+    return environment
+
+
+def metric_title(name: str) -> str:
+    """A metric as a reader knows it."""
+    k = recall_k(name)
+    return f"R@{k}" if k is not None else METRICS.get(name, name.replace("_", " "))
+
+
+def paper_title(folder: str) -> str:
+    """A paper by its folder."""
+    return PAPERS.get(folder, folder.replace("_", " ").capitalize())
+
+
+def table_title(name: str) -> str:
+    """`softtriple/table1` as "Table 1"."""
+    stem = name.rpartition("/")[2]
+    kind = stem.rstrip("0123456789")
+    return f"{kind} {stem.removeprefix(kind)}".replace("_", " ").strip().capitalize()
+
+
+def _printed_key(row: ShownRow) -> str:
+    """What the page's script sorts by: a figure a column, empty where there is none."""
+    return " ".join("-" if value is None else f"{value:g}" for value in row.published)
+
+
+def _measured_key(row: ShownRow) -> str:
+    """The same of the first line in which the column was measured."""
+    means = [next((line.cells[index] for line in row.lines if line.cells[index] is not None), None) for index in range(len(row.published))]
+    return " ".join("-" if cell is None else f"{cell.mean:.6g}" for cell in means)
+
+
+def _blocks(table: ShownTable) -> list[tuple[str, int]]:
+    """(dataset, how many columns) of neighbouring columns of one dataset."""
+    return [(dataset, len(list(columns))) for dataset, columns in groupby(table.columns, lambda column: column.dataset)]
+
+
+def _link_of(links: Links, row: ShownRow, line: ShownLine, dataset: str, seed: int) -> str | None:
+    return links.get((dataset, run_label(row.name, line.variant, line.epoch), seed))
+
+
+def _verdict_counts(table: ShownTable) -> list[tuple[str, Any]]:
+    """(verdict, cells that have it) in the order of the legend."""
+    return [(verdict, table.verdicts[verdict]) for verdict in VERDICTS if verdict in table.verdicts]

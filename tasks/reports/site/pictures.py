@@ -1,0 +1,86 @@
+"""The pictures of runs, made small enough to be carried by the page itself."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+FIGURES, MEASUREMENTS = "figures", "measurements"
+ORDER = ("curve", "gallery", "similarities", "map")
+CAPTIONS = {
+    "curve": "loss over epochs",
+    "gallery": "retrieval gallery",
+    "similarities": "similarities of pairs",
+    "map": "map of the embeddings",
+}
+PAGE_BYTES = 3_000_000  # of all pictures of a page, before base64 adds a third
+LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, quality) that are tried, from the best
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".svg"}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture as the page has it: `source` is a data URI; None where there was no room, or the file is no picture."""
+
+    caption: str
+    file: str
+    source: str | None
+    width: int = 0
+    height: int = 0
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """A finished run's pictures: the figures of every run, then those of its measurements."""
+    found = [path for part in (FIGURES, MEASUREMENTS) for path in sorted((folder / part).rglob("*")) if path.suffix.lower() in SUFFIXES]
+    known = [path for name in ORDER for path in found if path.parent.name == FIGURES and path.stem == name]
+    return known + [path for path in found if path not in known]
+
+
+def load_picture(path: Path, folder: Path, num_pictures: int) -> Picture:
+    """A picture at the best size and quality that leaves room for so many on a page.
+
+    Args:
+        path: the picture.
+        folder: of the run's scores; pictures are named from there.
+        num_pictures: of the whole page.
+    """
+    name, budget = path.relative_to(folder).as_posix(), PAGE_BYTES // max(num_pictures, 1)
+    caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
+    if path.suffix.lower() == ".svg":
+        data = path.read_bytes()
+        return Picture(caption, name, _data_uri("svg+xml", data) if len(data) <= budget else None)
+    try:
+        with Image.open(path) as image:
+            image.load()
+            found = _encoded(image.convert("RGB"), budget)
+    except (OSError, ValueError):
+        return Picture(caption, name, None)
+    if found is None:
+        return Picture(caption, name, None)
+    data, size = found
+    return Picture(caption, name, _data_uri("webp", data), *size)
+
+
+def _encoded(image: Image.Image, budget: int) -> tuple[bytes, tuple[int, int]] | None:
+    for pixels, quality in LADDER:
+        small = image.copy()
+        small.thumbnail((pixels, 2 * pixels))
+        file = io.BytesIO()
+        small.save(file, "WEBP", quality=quality, method=4)
+        if file.tell() <= budget:
+            return file.getvalue(), small.size
+    return None
+
+
+def _data_uri(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def all_pictures(folders: Sequence[Path]) -> dict[Path, list[Picture]]:
+    """The pictures of each run's folder, sharing the room that a page has."""
+    files = {folder: picture_files(folder) for folder in folders}
+    num_pictures = sum(map(len, files.values()))
+    return {folder: [load_picture(path, folder, num_pictures) for path in paths] for folder, paths in files.items()}

@@ -1,0 +1,295 @@
+"""A table as it is shown: what the paper printed, what was measured of it and what that says, worked out once for pages, Markdown and JSON.
+
+The JSON of a table is this record as it stands; docs/tables.md describes it. It depends on the table's file and its result alone.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.training.epochs import EPOCHS, Epoch
+from tasks.runs.records import Record
+from tasks.tables.claims import JudgedClaim, judge_claims
+from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import belongs, datasets_of
+from tasks.tables.verdicts import Judgement, judge
+
+FORMAT = 1
+EPOCH_NOTES = {
+    "last": "",
+    "best_validation": "best epoch on held-out training classes",
+    "oracle": "oracle epoch (chosen on the test classes)",
+}
+DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
+Waiting = Mapping[tuple[str, str], str]
+Status = Literal["quoted", "measured", "partly measured", "not run"]
+
+
+class ShownColumn(Record):
+    """One column: what it measures, on what, in which unit (per cent, share, minutes, distance, count).
+
+    Attributes:
+        printed_decimals: the most that a figure of the paper has here; decimals: those of measured figures.
+    """
+
+    dataset: str
+    metric: str
+    unit: str
+    printed_decimals: int
+    decimals: int
+
+    def printed(self, value: Value) -> str:
+        """A figure of the paper as it prints it."""
+        return "-" if value is None else f"{value:.{self.printed_decimals}f}"
+
+    def measured(self, value: float) -> str:
+        """A measured figure."""
+        return f"{value:.{self.decimals}f}"
+
+
+class ShownCell(Record):
+    """What was measured of a figure, in the column's unit.
+
+    Attributes:
+        values: seed -> value.
+        mean, half_width: the latter of the 95 % interval over seeds; None for one seed.
+        tolerance: t of the verdict; None where there is none.
+        verdict: on the published figure; None where the paper prints none.
+        seeds_to_decide: of an undecided one, how many seeds would; None where one seed tells no spread, or thousands were needed.
+        says: the verdict in words.
+    """
+
+    values: dict[int, float]
+    mean: float
+    half_width: float | None = None
+    tolerance: float | None = None
+    verdict: Judgement | None = None
+    seeds_to_decide: int | None = None
+    says: str = ""
+
+
+class ShownTolerance(Record):
+    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells."""
+
+    of: str
+    value: float
+    reason: str
+
+
+class ShownRun(Record):
+    """One run behind a line: where it is, and what it is known by. `figures` is a folder's key in the store."""
+
+    dataset: str
+    project_dataset: str
+    seed: int
+    identity: str
+    figures: str
+    seconds: float | None
+
+
+class ShownLine(Record):
+    """One way in which a row was measured.
+
+    Attributes:
+        variant: of the protocol.
+        epoch: whose weights were scored.
+        seeds: all that ran, on whichever dataset.
+        cells: one for each column; None where nothing was measured.
+        runs: by dataset and seed.
+        older_code: files that differ from those that made some of its runs, which were kept all the same.
+    """
+
+    variant: str
+    epoch: Epoch
+    seeds: tuple[int, ...]
+    cells: tuple[ShownCell | None, ...]
+    runs: tuple[ShownRun, ...]
+    older_code: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The line in words: variant, epoch, seeds."""
+        epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
+        older = ["made by older code"] if self.older_code else []
+        return ", ".join([self.variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *older])
+
+
+class ShownRow(Record):
+    """One row of the paper's table.
+
+    Attributes:
+        name, label, kind, source, note, published, released, independent: as the table's file has them.
+        status: whether every dataset on which the paper has the row was measured.
+        lines: how it was measured, the default variant first.
+        waits: dataset -> what has to be there or be done before the row is measured on it.
+        failures: "variant, dataset, seed" -> why, of the last time.
+    """
+
+    name: str
+    label: str
+    kind: Literal["own", "rerun", "quoted"]
+    source: str | None
+    note: str | None
+    published: tuple[Value, ...]
+    released: tuple[Value, ...] | None
+    independent: tuple[Value, ...] | None
+    status: Status
+    lines: tuple[ShownLine, ...] = ()
+    waits: dict[str, str] = {}
+    failures: dict[str, str] = {}
+
+    @property
+    def waiting(self) -> dict[str, list[str]]:
+        """What it waits for -> on which datasets."""
+        return {why: [dataset for dataset, other in self.waits.items() if other == why] for why in self.waits.values()}
+
+
+class ShownTable(Record):
+    """A table or figure of a paper, with all that was measured of it.
+
+    Attributes:
+        format: of this record; another number where a reader has to be changed.
+        name: `<paper>/<file>`.
+        title, page, states, note: as the file has them.
+        made: git commit of the last run.
+        tolerances: of verdicts; a later one goes before an earlier one.
+        verdicts: how many cells have each, after the last epoch.
+        gone: rows that have runs and are no longer in the file.
+    """
+
+    format: int = FORMAT
+    name: str
+    title: str
+    page: int | None
+    states: str
+    note: str | None
+    made: str | None
+    columns: tuple[ShownColumn, ...]
+    rows: tuple[ShownRow, ...]
+    tolerances: tuple[ShownTolerance, ...]
+    claims: tuple[JudgedClaim, ...]
+    verdicts: dict[str, int]
+    gone: tuple[str, ...]
+
+    @property
+    def num_to_run(self) -> int:
+        """Rows that are not quoted."""
+        return sum(row.kind != "quoted" for row in self.rows)
+
+    @property
+    def num_measured(self) -> int:
+        """Rows of which something was measured."""
+        return sum(bool(row.lines) for row in self.rows)
+
+
+def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None) -> ShownTable:
+    """A table with what was measured of it.
+
+    Args:
+        name: `<paper>/<file>`.
+        table: its file.
+        result: what was measured so far.
+        waiting: (row, dataset) -> what it waits for, where more is known than that it was not run.
+    """
+    rows = tuple(_row(name, table, row, result, waiting or {}) for row in table.rows)
+    cells = [cell for row in rows for line in row.lines if line.epoch == "last" for cell in line.cells]
+    verdicts = Counter(cell.verdict for cell in cells if cell is not None and cell.verdict is not None)
+    return ShownTable(
+        name=name,
+        **table.model_dump(include={"title", "page", "states", "note"}),
+        made=result.made,
+        columns=_columns(table),
+        rows=rows,
+        tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
+        claims=judge_claims(table, result),
+        verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
+        gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
+    )
+
+
+def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
+    """The datasets on which the paper has a row, or a line, and on which it was not measured."""
+    entry = table.rows[row]
+    done = {run.dataset for run in result.runs if run.row == row}
+    return [] if entry.kind == "quoted" else [name for name in datasets_of(table) if belongs(table, entry, name) and name not in done]
+
+
+def _columns(table: TableFile) -> tuple[ShownColumn, ...]:
+    rows = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
+    found = []
+    for index, column in enumerate(table.flat_columns):
+        decimals = max((len(f"{row[index]:g}".partition(".")[2]) for row in rows if row[index] is not None), default=0)
+        most = max(decimals, DECIMALS.get(column.unit, 1))
+        found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most))
+    return tuple(found)
+
+
+def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
+    """(which cells, tolerance): the table's, then those of metrics, then those of rows."""
+    found = [("every column", table.tolerance)] if table.tolerance is not None else []
+    rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
+    return [*found, *table.tolerances.items(), *rows]
+
+
+def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
+    row, missing = table.rows[key], unmeasured(table, key, result)
+    lines = _lines(table, row, [run for run in result.runs if run.row == key])
+    status: Status = "quoted" if row.kind == "quoted" else "not run" if not lines else "partly measured" if missing else "measured"
+    failed = {run.partition(" ")[2]: why for run, why in sorted(result.failures.items()) if run.partition(" ")[0] == key}
+    return ShownRow(
+        name=key,
+        **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
+        status=status,
+        lines=lines,
+        waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on if lines else None) for on in missing},
+        failures=failed,
+    )
+
+
+def _how_to_run(name: str, row: str, dataset: str | None) -> str:
+    where = f" --dataset {dataset}" if dataset is not None else ""
+    return f"dml reproduce {name} --row {row}{where} runs it"
+
+
+def _lines(table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
+    """A line for each variant and epoch: the file's variants first, in its order."""
+    found: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
+        found[run.variant, run.epoch].append(run)
+    variants = [*row.variants, *sorted({variant for variant, _ in found} - {*row.variants})]
+    order = sorted(found, key=lambda place: (variants.index(place[0]), EPOCHS.index(place[1])))
+    return tuple(_line(table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
+
+
+def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
+    return ShownLine(
+        variant=variant,
+        epoch=epoch,
+        seeds=tuple(sorted({run.seed for run in runs})),
+        cells=tuple(_cell(table, row, column, printed, runs) for column, printed in zip(table.flat_columns, row.published, strict=True)),
+        runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in runs),
+        older_code=tuple(sorted({file for run in runs for file in run.older_code})),
+    )
+
+
+def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
+    values = {
+        run.seed: column.factor * run.scores[column.metric] for run in runs if run.dataset == column.dataset and column.metric in run.scores
+    }
+    if not values:
+        return None
+    mean, half_width = mean_over_seeds(list(values.values()))
+    measured = {"values": values, "mean": mean, "half_width": half_width if len(values) > 1 else None}
+    tolerance = table.tolerance_of(row, column.metric)
+    if printed is None or tolerance is None:
+        return ShownCell(**measured)
+    verdict = judge(list(values.values()), printed, tolerance.value)
+    return ShownCell(
+        **measured,
+        tolerance=tolerance.value,
+        verdict=verdict.judgement,
+        seeds_to_decide=verdict.seeds_to_decide,
+        says=str(verdict),
+    )

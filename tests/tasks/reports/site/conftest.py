@@ -1,0 +1,100 @@
+"""A project with one made-up table, and its page as a browser would read it."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.environment import Project
+from tasks.reports.site.pages import TablePage, write_site
+from tasks.runs.specs import Params, load_params
+from tasks.tables import file
+from tests.conftest import ROOT
+from tests.tasks.reports.site.made_up import NAME, TABLE, make_result
+
+VOID = {"meta", "img", "link", "br", "input", "hr"}
+
+
+class Element:
+    """A parsed element: tag, attributes, children in order (elements and text)."""
+
+    def __init__(self, tag: str, attributes: dict[str, str | None]) -> None:
+        self.tag, self.attributes = tag, attributes
+        self.children: list[Element | str] = []
+
+    @property
+    def text(self) -> str:
+        """All text below it, in one line."""
+        return " ".join(" ".join(child if isinstance(child, str) else child.text for child in self.children).split())
+
+    def all(self, tag: str | None = None, css: str | None = None) -> "list[Element]":
+        """Elements below it by tag and by class, in order."""
+        found = []
+        for child in self.children:
+            if isinstance(child, Element):
+                fits = (tag is None or child.tag == tag) and (css is None or css in (child.attributes.get("class") or "").split())
+                found += [child] if fits else []
+                found += child.all(tag, css)
+        return found
+
+
+class Reader(HTMLParser):
+    """Reads a page; an end tag that does not fit the element that is open is an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Element("root", {})
+        self._open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, dict(attrs))
+        self._open[-1].children.append(element)
+        if tag not in VOID:
+            self._open.append(element)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._open[-1].children.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open[-1].tag == tag, f"</{tag}> closes <{self._open[-1].tag}> at {self.getpos()}"
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self._open[-1].children.append(data)
+
+
+def read(text: str) -> Element:
+    """The page's elements; every one that was opened is closed."""
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader._open == [reader.root]
+    return reader.root
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Project, Params]":
+    """A project with the made-up table, its runs and their pictures."""
+    root = tmp_path_factory.mktemp("project")
+    tables = root / "tables" / NAME
+    tables.parent.mkdir(parents=True)
+    tables.with_suffix(".yaml").write_text(yaml.safe_dump(TABLE, sort_keys=False))
+    (root / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    project = Project(root, root / "state", str(root / "store"), f"sqlite:///{root}/mlflow.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "TABLES", root / "tables")
+        make_result(project)
+        yield project, load_params(project.params_file)
+
+
+@pytest.fixture(scope="module")
+def page(made: "tuple[Project, Params]") -> TablePage:
+    """Its page, written into the project's site."""
+    return write_site(*made, [NAME])[0]
+
+
+@pytest.fixture(scope="module")
+def html(page: TablePage) -> Element:
+    """The page, parsed."""
+    return read(Path(page.html).read_text())
