@@ -20,6 +20,7 @@ from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.environment import open_project
+from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
@@ -109,7 +110,8 @@ def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Se
         f"{row_name(failure.spec.variant)} {VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
-    save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
+    with alone(services.project.state / "tables" / ".lock"):  # another shell may end another dataset's comparison now
+        save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
 
 
 def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, partial: bool) -> Comparison:
