@@ -9,6 +9,7 @@ from typing import Literal
 
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.training.epochs import EPOCHS, Epoch
+from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
@@ -113,7 +114,8 @@ class ShownLine(Record):
         """The line in words: variant, epoch, seeds."""
         epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
         older = ["made by older code"] if self.older_code else []
-        return ", ".join([self.variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *older])
+        variant = "common track, not judged" if self.variant == COMMON else self.variant
+        return ", ".join([variant, *epoch, f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}", *older])
 
 
 class ShownRow(Record):
@@ -198,7 +200,8 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     verdicts = Counter(cell.verdict for cell in cells if cell is not None and cell.verdict is not None)
     return ShownTable(
         name=name,
-        **table.model_dump(include={"title", "page", "states", "note"}),
+        **table.model_dump(include={"title", "page", "states"}),
+        note=_note(table),
         made=result.made,
         columns=_columns(table),
         rows=rows,
@@ -207,6 +210,13 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
     )
+
+
+def _note(table: TableFile) -> str | None:
+    """The table's note, with those of its columns."""
+    notes = [table.note] if table.note else []
+    notes += dict.fromkeys(f"Columns of {block.dataset}: {block.note}." for block in table.columns if block.note)
+    return " ".join(notes) or None
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
@@ -264,11 +274,12 @@ def _lines(table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[Sho
 
 
 def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
+    printed = row.published if variant != COMMON else (None,) * len(row.published)  # the common track is not the paper's
     return ShownLine(
         variant=variant,
         epoch=epoch,
         seeds=tuple(sorted({run.seed for run in runs})),
-        cells=tuple(_cell(table, row, column, printed, runs) for column, printed in zip(table.flat_columns, row.published, strict=True)),
+        cells=tuple(_cell(table, row, column, figure, runs) for column, figure in zip(table.flat_columns, printed, strict=True)),
         runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in runs),
         older_code=tuple(sorted({file for run in runs for file in run.older_code})),
     )
@@ -281,13 +292,15 @@ def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequ
     if not values:
         return None
     mean, half_width = mean_over_seeds(list(values.values()))
-    measured = {"values": values, "mean": mean, "half_width": half_width if len(values) > 1 else None}
     tolerance = table.tolerance_of(row, column.metric)
+    shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)
     if printed is None or tolerance is None:
-        return ShownCell(**measured)
+        return shown
     verdict = judge(list(values.values()), printed, tolerance.value)
     return ShownCell(
-        **measured,
+        values=values,
+        mean=mean,
+        half_width=shown.half_width,
         tolerance=tolerance.value,
         verdict=verdict.judgement,
         seeds_to_decide=verdict.seeds_to_decide,

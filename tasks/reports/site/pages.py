@@ -121,7 +121,7 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
 
     if not project.tracking_uri.startswith("http"):
         return {}
-    found = {}
+    found: dict[tuple[str, str, int], str] = {}
     for dataset in sorted({run.project_dataset for row in table.rows for line in row.lines for run in line.runs}):
         try:
             runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))

@@ -24,9 +24,10 @@ def waits(project: Project, params: Params, name: str, table: TableFile, result:
 
 
 def _check(project: Project, params: Params, name: str, table: TableFile, key: str, dataset: str) -> None:
-    own = project_dataset(params, dataset)
+    options = table.dataset_options(dataset)
+    own = project_dataset(params, dataset, options)
     if own is None:
-        raise ConfigError(not_in_params([dataset]))
+        raise ConfigError(not_in_params({dataset: options}))
     row = table.rows[key]
     training = row_training(name, row, dataset)
     evaluation = scoring_of(name, table, dataset)
