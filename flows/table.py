@@ -17,12 +17,12 @@ from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
 from flows.services import Services
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
+from tasks.plans.needs import check_tables
 from tasks.runs.made import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
 from tasks.tables.file import paper_tables
-from tasks.tables.needs import check_tables
 from tasks.tables.runs import chosen_runs
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from dml_core.config import merge, parse, unknown_name
 from dml_core.errors import ConfigError
@@ -9,7 +11,8 @@ from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
-from tasks.runs.protocols import COMMON, Protocol, load_protocol
+from tasks.runs import protocols
+from tasks.runs.protocols import COMMON, Protocol, read_protocol
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice, narrowed
 from tasks.tables.file import Row, TableFile, load_table, run_label
@@ -20,30 +23,20 @@ CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The runs of tables.
+class Asked:
+    """The runs that tables have, whether or not this project can run them.
 
     Attributes:
-        runs: table -> its runs, on the project's datasets, in the order of its columns and rows.
-        left_out: table -> why it has none, or why some of its rows have none, a line each.
-        missing: datasets that runs were asked for on and the project has not.
+        runs: (table, dataset of its columns) -> runs, in the order of columns and rows.
+        left_out: table -> why some of its rows have no run, a line each.
     """
 
-    runs: dict[str, list[RunSpec]]
+    runs: dict[tuple[str, str], list[RunSpec]]
     left_out: dict[str, list[str]]
-    missing: tuple[str, ...]
-
-    def by_dataset(self) -> list[list[RunSpec]]:
-        """The runs of one table on one dataset together."""
-        found: dict[tuple[str, str], list[RunSpec]] = {}
-        for name, runs in self.runs.items():
-            for spec in runs:
-                found.setdefault((name, spec.dataset), []).append(spec)
-        return list(found.values())
 
 
-def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
-    """The runs of several tables.
+def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
+    """The runs of several tables, on datasets as their columns name them.
 
     Raises:
         ConfigError: an unknown row or dataset, a row that is named and not run, settings that do not fit, or nothing to run at all.
@@ -51,21 +44,48 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
-    runs: dict[str, list[RunSpec]] = {}
-    left_out: dict[str, list[str]] = {}
-    missing: dict[str, None] = {}
+    asked = Asked({}, {name: [] for name in names})
     for name, table in tables.items():
-        runs[name], left_out[name] = [], []
-        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], left_out[name]).items():
-            own = dataset if choice.smoke else project_dataset(params, dataset)
-            if own is None:
-                missing[dataset] = None
-                continue
-            runs[name] += [make_small(spec) if choice.smoke else spec.model_copy(update={"dataset": own}) for spec in found]
-    if not any(runs.values()) and not missing:
+        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], asked.left_out[name]).items():
+            asked.runs[name, dataset] = found
+    return asked
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Runs that this project can begin, as far as its parameters go.
+
+    Attributes:
+        runs: those of one table on one dataset together, on the project's dataset of that kind, or on drawn images.
+        left_out: table -> why some of its rows have no run, a line each.
+        missing: datasets that runs were asked for on and the project has not.
+    """
+
+    runs: list[list[RunSpec]]
+    left_out: dict[str, list[str]]
+    missing: tuple[str, ...]
+
+
+def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
+    """The runs of several tables.
+
+    Raises:
+        ConfigError: as `asked_runs`; or there is nothing to run at all.
+    """
+    asked = asked_runs(names, choice)
+    left_out = {name: reasons for name, reasons in asked.left_out.items() if reasons}
+    if not asked.runs:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
-    return Chosen({name: found for name, found in runs.items() if found}, {k: v for k, v in left_out.items() if v}, tuple(missing))
+    if choice.smoke:
+        return Chosen([[make_small(spec) for spec in found] for found in asked.runs.values()], left_out, ())
+    own = {dataset: named_dataset(params, dataset) for dataset in dict.fromkeys(dataset for _, dataset in asked.runs)}
+    runs = [
+        [spec.model_copy(update={"dataset": own[dataset]}) for spec in found]
+        for (_, dataset), found in asked.runs.items()
+        if own[dataset] is not None
+    ]
+    return Chosen(runs, left_out, tuple(dataset for dataset, named in own.items() if named is None))
 
 
 def runs_of(
@@ -115,10 +135,10 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
         return f"'{row.label}' lacks {row.lacks}"
     if choice.track == "paper" or not is_run(row):
         return None
-    if dataset not in load_protocol(COMMON).datasets:
+    if dataset not in _protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    return None if loss in load_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    return None if loss in _protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
 def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig]:
@@ -130,24 +150,8 @@ def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, T
     return variant or row.variants[0], training
 
 
-def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
-    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
-
-    Raises:
-        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
-    """
-    name = row_training(table, row, dataset).loss.name
-    values = load_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
-    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
-    loss = merge(merge(values["loss"], row.loss or {}), changes)
-    where = f"{table}: {row.label}, {dataset}, {COMMON} track"
-    config = parse(TrainingConfig, values | {"loss": loss}, where)
-    parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
-    return config
-
-
 def row_training(table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None) -> TrainingConfig:
-    """How a row of a table is trained on a dataset.
+    """How a row of a table is trained on a dataset. Imports no torch: the loss's own options are `check_loss`'s.
 
     Args:
         table: `<paper>/<file>`.
@@ -164,14 +168,45 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     variant = variant or row.variants[0]
     if variant not in row.variants:
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
-    protocol = protocol or load_protocol(row.protocol or table.partition("/")[0])
-    values = protocol.training_config(dataset, variant).model_dump(mode="json")
+    protocol = protocol or _protocol(row.protocol or table.partition("/")[0])
+    values = protocol.settings(dataset, variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     where = f"{table}: {row.label}, {dataset}, {variant}"
-    config = parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
-    parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
-    return config
+    return parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
+
+
+def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
+    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
+
+    Raises:
+        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
+    """
+    name = row_training(table, row, dataset).loss.name
+    values = _protocol(COMMON).settings(dataset, name).model_dump(mode="json")
+    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
+    loss = merge(merge(values["loss"], row.loss or {}), changes)
+    return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")
+
+
+def check_loss(spec: RunSpec) -> None:
+    """Check the options of a run's loss. Imports the loss, and torch.
+
+    Raises:
+        ConfigError: they do not fit it.
+    """
+    loss = spec.training.loss
+    parse_loss_options(loss.name, loss.options, f"{spec.where}: loss")
+
+
+@cache
+def _read_protocol(name: str, tables: Path) -> Protocol:
+    return read_protocol(name)
+
+
+def _protocol(name: str) -> Protocol:
+    """Read once for all the rows that it trains."""
+    return _read_protocol(name, protocols.TABLES)
 
 
 def is_run(row: Row) -> bool:
@@ -195,14 +230,26 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
-    return parse(EvaluationConfig, merge(load_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
+    return parse(EvaluationConfig, merge(_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
 
 
-def project_dataset(params: Params, dataset: str) -> str | None:
-    """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it; None where none is.
+def project_dataset(params: Params, dataset: str) -> str:
+    """The name that the project has for a table's dataset.
 
     Raises:
-        ConfigError: several are.
+        ConfigError: the project has none, and the line says what to add; or it has several.
+    """
+    named = named_dataset(params, dataset)
+    if named is None:
+        raise ConfigError(not_in_params((dataset,)))
+    return named
+
+
+def named_dataset(params: Params, dataset: str) -> str | None:
+    """That of the reader, or the one dataset that is read by it; None where none is.
+
+    Raises:
+        ConfigError: several are, and none has the reader's name.
     """
     named = [name for name, spec in params.datasets.items() if spec.reader == dataset]
     if dataset in named or len(named) == 1:
@@ -210,3 +257,11 @@ def project_dataset(params: Params, dataset: str) -> str | None:
     if named:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; call the one of the tables '{dataset}'")
     return None
+
+
+def not_in_params(datasets: Sequence[str]) -> str:
+    """What is said of datasets that the project has not, with the lines that bring them in."""
+    blocks = ", ".join(f"{name}: {{reader: {name}, raw: data/raw/{name}}}" for name in datasets)
+    others, last = [f"'{name}'" for name in datasets[:-1]], f"'{datasets[-1]}'"
+    said = f"datasets {', '.join(others)} and {last} are" if others else f"dataset {last} is"
+    return f"{said} not in params.yaml; add below datasets: {blocks} (or see the chain run on drawn images: --smoke)"
