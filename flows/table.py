@@ -12,9 +12,10 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
-from flows.outcomes import RunsFailedError, finish
+from flows.outcomes import RunsFailedError, Waited, finish
 from flows.run import STEPS_AT_ONCE, Chain, prepare_checked
 from flows.services import Services
+from flows.smoke import submit_smoke
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
 from tasks.plans.needs import check_tables
@@ -53,6 +54,7 @@ def table(
     seeds: list[int] | None = None,
     smoke: bool = False,
     prepared_only: bool = False,
+    one_row: bool = False,
     force: bool = False,
     fail_fast: bool = False,
     code: Code = "strict",
@@ -67,13 +69,14 @@ def table(
         seeds: every row runs once with each; 0 when none is given.
         smoke: the same systems on a few drawn images, for one epoch; says that the chain runs and nothing of the papers.
         prepared_only: leave out datasets that are not prepared.
+        one_row: of a smoke, one run of each table: that whose network most others share.
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
     params = load_params(project.params_file)
-    choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only)
+    choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only, one_row)
     chosen = chosen_runs(params, tables or paper_tables(), choice)
     runs = check_tables(project, params, chosen, choice)
     with closing(Services(project, params.scale)) as services:
@@ -91,12 +94,14 @@ def table(
     return concluded
 
 
-def _submit(runs: Sequence[RunSpec], params: Params, services: Services, smoke: bool, force: bool, code: Code) -> list[Chain]:
+def _submit(runs: Sequence[RunSpec], params: Params, services: Services, smoke: bool, force: bool, code: Code) -> Sequence[Waited]:
     """Prepare the runs' datasets, and submit every run's chain."""
     prepared = {
         dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services, smoke)
         for dataset in dict.fromkeys(spec.dataset for spec in runs)
     }
+    if smoke:
+        return submit_smoke(runs, prepared, services)
     published = {comparison: services.tracker.published(comparison) for comparison in {spec.comparison for spec in runs}}
     return [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
 

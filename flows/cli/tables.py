@@ -158,6 +158,7 @@ def choice_of(
     num_seeds: int | None,
     smoke: bool = False,
     prepared_only: bool = False,
+    one_row: bool = False,
 ) -> "Choice":
     """What narrows tables, as it was given on the command line.
 
@@ -174,6 +175,8 @@ def choice_of(
         raise ConfigError(f"--seed names seeds and --seeds says how many (0 to {num_seeds - 1}): give one of them")
     if track not in (None, *TRACKS):
         raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
+    if one_row and not smoke:
+        raise ConfigError("--one-row goes with --smoke: one run of each table, as continuous integration runs them")
     if track == "common" and variants:
         raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
     chosen = tuple(seeds or range(num_seeds or 1))
@@ -210,7 +213,7 @@ def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: 
 
     narrowing = (list(choice.rows), list(choice.datasets), choice.variant, choice.track, list(choice.seeds))
     try:
-        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, force, fail_fast, code))
+        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, choice.one_row, force, fail_fast, code))
     except RunsFailedError as error:
         _print_outcomes(error.comparisons)
         raise

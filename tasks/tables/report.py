@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dml_core.evaluation.confidence import mean_over_seeds
+from tasks.runs.protocols import COMMON
 from tasks.tables.file import Column, Row, TableFile, run_label
 from tasks.tables.verdicts import Verdict, judge
 
@@ -71,7 +72,12 @@ def lines(table: TableFile, measured: Measured) -> list[list[str]]:
             seeds = max((len(measured.get((label, column.dataset), ())) for column in table.flat_columns), default=0)
             if seeds:
                 cells = measured_cells(table, row, label, measured)
-                found.append(["", f"{variant}, {seeds} seed{'s' if seeds > 1 else ''}", *map(str, cells)])
+                found.append(["", f"{variant}, {_seeds(seeds)}", *map(str, cells)])
+        common = {place: scores for place, scores in measured.items() if place[0] == run_label(row_name, COMMON)}
+        if common:
+            unjudged = row.model_copy(update={"published": (None,) * len(row.published)})
+            cells = measured_cells(table, unjudged, run_label(row_name, COMMON), common)
+            found.append(["", f"common track, {_seeds(max(map(len, common.values())))}, not judged", *map(str, cells)])
         if row.lacks is not None:
             found.append(["", f"not run: {row.lacks}", *([""] * len(table.flat_columns))])
     return found
@@ -86,6 +92,10 @@ def as_markdown(name: str, table: TableFile, measured: Measured) -> str:
     tolerance = f"Tolerance: {table.tolerance.value:g} ({table.tolerance.reason})." if table.tolerance is not None else ""
     parts = [f"# {name}: {table.title}", table.states, "\n".join([body[0], rule, *body[1:]]), tolerance, table.note or "", *notes]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' if number > 1 else ''}"
 
 
 def _figure(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """Which runs a table's rows are."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ from tasks.runs.protocols import COMMON, Protocol, read_protocol
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice, narrowed
 from tasks.tables.file import Row, TableFile, load_table, run_label
-from tasks.tables.smoke import make_small
+from tasks.tables.smoke import make_small, table_of
 
 EVERYTHING = Choice()
 CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
@@ -78,7 +79,8 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
-        return Chosen([[make_small(spec) for spec in found] for found in asked.runs.values()], left_out, ())
+        small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
+        return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, ())
     own = {dataset: named_dataset(params, dataset) for dataset in dict.fromkeys(dataset for _, dataset in asked.runs)}
     runs = [
         [spec.model_copy(update={"dataset": own[dataset]}) for spec in found]
@@ -86,6 +88,21 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
         if own[dataset] is not None
     ]
     return Chosen(runs, left_out, tuple(dataset for dataset, named in own.items() if named is None))
+
+
+def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
+    """Of every table's smoke runs the one whose network most of all the runs share; the first of equals."""
+
+    def network(spec: RunSpec) -> tuple[str, str]:
+        return spec.dataset, spec.training.model_dump_json()
+
+    shared = Counter(network(spec) for found in runs for spec in found)
+    best: dict[str, RunSpec] = {}
+    for spec in (spec for found in runs for spec in found):
+        chosen = best.setdefault(table_of(spec), spec)
+        if shared[network(spec)] > shared[network(chosen)]:
+            best[table_of(spec)] = spec
+    return [[spec] for spec in best.values()]
 
 
 def runs_of(

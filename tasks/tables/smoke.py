@@ -13,7 +13,7 @@ from tasks.runs.specs import RunSpec
 
 SMOKE, SUFFIX = "smoke", "-smoke"
 LAYOUTS = {"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop"}
-IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
+IMAGES = {"num_classes": 6, "images_per_class": 4, "image_size": 64, "num_modes": 1}
 CHANGES = {
     "num_epochs": 1,
     "sampler": {"batch_size": 4, "num_classes_per_batch": 2, "num_samples_per_class": 2},

@@ -1,7 +1,7 @@
 """A table as it is shown, by hand."""
 
 from dml_core.config import parse
-from tasks.tables.file import TableFile, run_label
+from tasks.tables.file import TableFile, load_table, run_label
 from tasks.tables.report import as_markdown, lines
 
 TABLE = parse(
@@ -49,3 +49,13 @@ def test_the_page_says_the_tolerance_and_the_notes() -> None:
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
     assert "Tolerance: 1 (one run)." in page
     assert page.endswith("Ours: with a note.\n")
+
+
+def test_the_common_track_is_a_line_of_its_own_that_is_not_judged() -> None:
+    name = "softtriple/table1"
+    table = load_table(name)
+    scores = {"recall@1": 0.601, "nmi": 0.662}
+    measured = {("softtriple as_published", "cub200"): [scores] * 2, ("softtriple common", "cub200"): [scores] * 2}
+    rows = {line[1]: line[2:] for line in lines(table, measured)}
+    assert rows["as_published, 2 seeds"][0] == "60.1 ± 0.0 equal"
+    assert rows["common track, 2 seeds, not judged"] == ["60.1 ± 0.0", "-", "-", "-", "66.2 ± 0.0"]
