@@ -62,7 +62,7 @@ def reproduce(
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
         choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
         return run_tables(tables, choice, force, fail_fast, code)
-    if row or smoke or track or seeds or prepared_only:
+    if row or smoke or track or seeds or prepared_only or one_row:
         raise ConfigError(
             "--row, --seeds, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
         )
