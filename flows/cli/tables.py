@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flows.concluding import TableOutcome
     from tasks.plans.state import TableState
     from tasks.runs.made import Code
-    from tasks.tables.choice import Choice
+    from tasks.tables.choice import Choice, Track
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
 
@@ -179,10 +179,10 @@ def choice_of(
         raise ConfigError("--one-row goes with --smoke: one run of each table, as continuous integration runs them")
     if track == "common" and variants:
         raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
+    variant = variants[0] if variants else None
     chosen = tuple(seeds or range(num_seeds or 1))
-    return Choice(
-        tuple(rows or ()), tuple(datasets or ()), variants[0] if variants else None, track or "paper", chosen, smoke, prepared_only
-    )
+    known: Track = "common" if track == "common" else "paper"
+    return Choice(tuple(rows or ()), tuple(datasets or ()), variant, known, chosen, smoke, prepared_only, one_row)
 
 
 def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict") -> None:
