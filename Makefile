@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick check mutants results ui clean lock
+.PHONY: help reproduce test test-quick smoke check mutants results ui clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ test: .venv/.done ## run all tests
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
 	@$(PYTEST) -m "not slow"
+
+smoke: .venv/.done ## run every row of all 39 tables through the whole chain on a few drawn images; half an hour
+	@dml reproduce '*/*' --smoke
 
 mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; an hour
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 mutmut run --max-children 2

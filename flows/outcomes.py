@@ -94,8 +94,13 @@ class RunsFailedError(TrainingError):
 class Waited(Protocol):
     """One run's steps, submitted (`flows.run.Chain`)."""
 
-    spec: RunSpec
-    must_train: bool
+    @property
+    def spec(self) -> RunSpec:
+        """The run."""
+
+    @property
+    def must_train(self) -> bool:
+        """Whether it trains."""
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; the error of the first that failed, if one did."""

@@ -36,6 +36,7 @@ from tasks.environment import Project, open_project
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
 from tasks.runs.made import Code, find_older, made_by_older_code, note_made
+from tasks.runs.rates import note_rate, num_images
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -275,17 +276,22 @@ def train(
     def work() -> CheckpointRecord:
         live = services.tracker.live(spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
-        facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live))
+        rates: list[float] = []
+        facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live, rates))
+        if rates:
+            note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
         return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
     return lock.once(work, _worker_slots)
 
 
-def _watch(spec: RunSpec, services: Services, live: Watch, message: Progress) -> None:
-    """Show where a training is, on screen and in MLflow."""
+def _watch(spec: RunSpec, services: Services, live: Watch, rates: list[float], message: Progress) -> None:
+    """Show where a training is, on screen and in MLflow, and take down each epoch's images per second."""
     if message.note is not None:
         services.display.say(f"{spec.title}: {message.note}")
         return
+    if message.epoch_ended:
+        rates.append(message.images_per_second)
     services.display(spec.title, message)
     live(message)
 
@@ -302,6 +308,8 @@ def embed(
     def work() -> EmbeddingRecord:
         store.clear(key)
         facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
+        images_per_second = num_images("embed", dataset.counts) / max(float(str(facts["seconds"])), 1e-3)
+        note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
     return lock.once(work, _worker_slots)

@@ -15,14 +15,15 @@ from flows.concluding import TableOutcome, conclude
 from flows.outcomes import RunsFailedError
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
+from flows.smoke import run_smoke
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
+from tasks.plans.needs import check_tables
 from tasks.runs.made import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
 from tasks.tables.file import load_table, paper_tables
-from tasks.tables.needs import check_tables
 from tasks.tables.runs import at_scale, chosen_runs
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 
@@ -53,6 +54,7 @@ def table(
     seeds: list[int] | None = None,
     smoke: bool = False,
     prepared_only: bool = False,
+    one_row: bool = False,
     force: bool = False,
     fail_fast: bool = False,
     code: Code = "strict",
@@ -67,6 +69,7 @@ def table(
         seeds: every row runs once with each; 0 when none is given.
         smoke: the same systems on a few drawn images, for one epoch; says that the chain runs and nothing of the papers.
         prepared_only: leave out datasets that are not prepared.
+        one_row: of a smoke, one run of each table: that whose network most others share.
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
@@ -74,7 +77,7 @@ def table(
     project = open_project()
     names = tables or paper_tables()
     params = at_scale(load_params(project.params_file), map(load_table, names))
-    choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only)
+    choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only, one_row)
     chosen = chosen_runs(params, names, choice)
     runs = check_tables(project, params, chosen, choice)
     with closing(Services(project, params.scale)) as services:
@@ -82,7 +85,10 @@ def table(
             dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services, smoke)
             for dataset in dict.fromkeys(spec.dataset for spec in runs)
         }
-        outcomes, failures = run_chains(runs, prepared, services, force, fail_fast, code)
+        if smoke:
+            outcomes, failures = run_smoke(runs, prepared, services, fail_fast)
+        else:
+            outcomes, failures = run_chains(runs, prepared, services, force, fail_fast, code)
         services.display.say("writing the pages")
         concluded = []
         for name in dict.fromkeys(map(table_of, runs)):

@@ -64,6 +64,12 @@ def open_project() -> Project:
     return project
 
 
+def finished_records() -> Path:
+    """Where Prefect keeps the records of finished steps, a file each under the step's identity; after `set_environment`."""
+    named = os.environ.get("PREFECT_LOCAL_STORAGE_PATH")
+    return Path(named) if named else Path(os.environ["PREFECT_HOME"]) / "storage"
+
+
 def git_tags(project: Project) -> dict[str, str]:
     """The commit that the project is at, and whether tracked files differ from it; empty outside a git checkout."""
 

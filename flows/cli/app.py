@@ -2,9 +2,10 @@
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,12 +15,22 @@ if TYPE_CHECKING:
 
     from tasks.environment import Project
 
+
+class ListByDefault(TyperGroup):
+    """A group of verbs that lists where none is named: what is no verb of it is the list's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, with the verb `list` put in front where there is none."""
+        named = args and (args[0] in self.commands or args[0] == "--help")
+        return super().parse_args(ctx, args if named else ["list", *args])
+
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-tables_app = typer.Typer(help="List and show the tables and figures of the five papers.")
+tables_app = typer.Typer(cls=ListByDefault, help="List and show the tables and figures of the five papers.")
 data_app = typer.Typer(help="Bring datasets in, check them, pack them, look at them.", no_args_is_help=True)
 
 

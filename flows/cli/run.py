@@ -47,6 +47,7 @@ def reproduce(
     track: TrackName = None,
     prepared_only: Annotated[bool, typer.Option("--prepared-only", help="Of tables: only on datasets that are prepared.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Of tables: a few drawn images, one epoch; does the whole chain run?")] = False,
+    one_row: Annotated[bool, typer.Option("--one-row", help="With --smoke: one run of each table.")] = False,
     code: CodeOption = "strict",
 ) -> None:
     """Run the standing comparison, or tables of the papers.
@@ -60,9 +61,9 @@ def reproduce(
 
         if set_:
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
-        choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only)
+        choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
         return run_tables(tables, choice, force, fail_fast, code)
-    if row or smoke or track or seeds or prepared_only:
+    if row or smoke or track or seeds or prepared_only or one_row:
         raise ConfigError(
             "--row, --seeds, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
         )

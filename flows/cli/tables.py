@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flows.concluding import TableOutcome
+    from tasks.plans.state import TableState
     from tasks.runs.made import Code
-    from tasks.tables.choice import Choice
+    from tasks.tables.choice import Choice, Track
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
 
@@ -23,44 +24,94 @@ TrackName = Annotated[
 ]
 
 
-@tables_app.callback(invoke_without_command=True)
-def tables(
-    context: typer.Context,
+@tables_app.command("list")
+def list_tables(
+    paper: Annotated[str | None, typer.Argument(help="Of this paper, as softtriple; project: those of the project itself.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List the tables and figures of the five papers."""
-    if context.invoked_subcommand is not None:
-        return
-    from rich.table import Table
+    """List tables: how far they are, needs, time; the default verb.
 
-    from tasks.tables.file import load_table, paper_tables
+    Each with how many of its rows are run, what it needs that is not here, and how long one seed would take.
+    """
+    project = open_project()
+    from tasks.plans.here import Here
+    from tasks.plans.state import table_states
+    from tasks.runs.specs import load_params
+
+    states = table_states(Here(project, load_params(project.params_file)), _of_paper(paper))
+    if as_json:
+        print(json.dumps([_entry(state) for state in states], indent=1))
+    else:
+        _print_states(states)
+
+
+def _of_paper(paper: str | None) -> list[str]:
+    """Every table of one paper, or of all.
+
+    Raises:
+        ConfigError: no such paper.
+    """
+    from dml_core.config import unknown_name
+    from tasks.tables.file import paper_tables, table_names
+
+    if paper is None:
+        return paper_tables()
+    found = [name for name in table_names() if name.partition("/")[0] == paper]
+    if not found:
+        raise unknown_name("paper", paper, sorted({name.partition("/")[0] for name in table_names()}))
+    return found
+
+
+def _entry(state: "TableState") -> dict[str, Any]:
+    """A table's state for programs."""
+    from dataclasses import asdict
+
     from tasks.tables.runs import datasets_of, is_run
 
-    entries: list[dict[str, Any]] = []
-    for name in paper_tables():
-        table = load_table(name)
-        rows = table.rows.values()
-        entries.append(
-            {
-                "name": name,
-                "title": table.title,
-                "page": table.page,
-                "datasets": list(datasets_of(table)),
-                "rows": len(rows),
-                "can_be_run": sum(map(is_run, rows)),
-                "quoted": sum(row.kind == "quoted" for row in rows),
-                "lacks": sorted({row.lacks for row in rows if row.lacks}),
-            }
-        )
-    if as_json:
-        print(json.dumps(entries, indent=1))
-        return
-    shown = Table("table", "rows", "run", "quoted", "not yet", "datasets", "what it shows")
-    for entry in entries:
+    rows = state.table.rows.values()
+    return {
+        "name": state.name,
+        "title": state.table.title,
+        "page": state.table.page,
+        "datasets": list(datasets_of(state.table)),
+        "rows": len(rows),
+        "can_be_run": sum(map(is_run, rows)),
+        "quoted": sum(row.kind == "quoted" for row in rows),
+        "lacks": sorted({row.lacks for row in rows if row.lacks}),
+        "state": state.how,
+        "runs": state.num_runs,
+        "done": state.num_done,
+        "stale": state.num_stale,
+        "seeds": state.num_seeds,
+        "needs": [asdict(need) for need in state.plan.needs],
+        "seconds": state.plan.estimate.seconds,
+        "seconds_from": state.plan.estimate.basis,
+    }
+
+
+def _print_states(states: "Sequence[TableState]") -> None:
+    from rich.table import Table
+
+    from flows.cli.plan import print_needs, time_of
+
+    shown = Table("table", "state", "rows", "run", "quoted", "not yet", "needs", "time", "what it shows")
+    for state in states:
+        entry = _entry(state)
         waiting = entry["rows"] - entry["can_be_run"] - entry["quoted"]
         counts = [str(count) for count in (entry["rows"], entry["can_be_run"], entry["quoted"], waiting)]
-        shown.add_row(entry["name"], *counts, ", ".join(entry["datasets"]), entry["title"])
+        needs = ", ".join(need.what for need in state.plan.needs)
+        shown.add_row(state.name, _how(state), *counts, needs, time_of(state.plan.estimate) if state.plan.runs else "", state.table.title)
     print_table(shown)
+    print_needs([need for state in states for need in state.plan.needs])
+
+
+def _how(state: "TableState") -> str:
+    """A state with its numbers, as `partly, 2 of 5` or `done, 3 seeds`."""
+    if state.how == "done":
+        return f"done, {state.num_seeds} seed{'s' if state.num_seeds > 1 else ''}"
+    if state.how == "partly":
+        return f"partly, {state.num_done} of {state.num_runs}"
+    return f"stale, {state.num_stale} of {state.num_runs}" if state.how == "stale" else state.how
 
 
 @tables_app.command()
@@ -101,6 +152,7 @@ def choice_of(
     num_seeds: int | None,
     smoke: bool = False,
     prepared_only: bool = False,
+    one_row: bool = False,
 ) -> "Choice":
     """What narrows tables, as it was given on the command line.
 
@@ -117,21 +169,23 @@ def choice_of(
         raise ConfigError(f"--seed names seeds and --seeds says how many (0 to {num_seeds - 1}): give one of them")
     if track not in (None, *TRACKS):
         raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
+    if one_row and not smoke:
+        raise ConfigError("--one-row goes with --smoke: one run of each table, as continuous integration runs them")
     if track == "common" and variants:
         raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
+    variant = variants[0] if variants else None
     chosen = tuple(seeds or range(num_seeds or 1))
-    return Choice(
-        tuple(rows or ()), tuple(datasets or ()), variants[0] if variants else None, track or "paper", chosen, smoke, prepared_only
-    )
+    known: Track = "common" if track == "common" else "paper"
+    return Choice(tuple(rows or ()), tuple(datasets or ()), variant, known, chosen, smoke, prepared_only, one_row)
 
 
 def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict") -> None:
     """Run the rows of tables, and print each with what was measured: `dml reproduce <table>...`."""
     project = open_project()
     from tasks.checks import check_places
+    from tasks.plans.needs import check_tables
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables, load_table
-    from tasks.tables.needs import check_tables
     from tasks.tables.runs import at_scale, chosen_runs
 
     names = chosen_tables(patterns)
@@ -153,7 +207,7 @@ def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: 
 
     narrowing = (list(choice.rows), list(choice.datasets), choice.variant, choice.track, list(choice.seeds))
     try:
-        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, force, fail_fast, code))
+        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, choice.one_row, force, fail_fast, code))
     except RunsFailedError as error:
         _print_outcomes(error.comparisons)
         raise

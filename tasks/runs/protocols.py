@@ -50,20 +50,27 @@ class Protocol(Config):
     variants: dict[str, Variant] = Field(min_length=1)
 
     def training_config(self, dataset: str, variant: str) -> TrainingConfig:
-        """The training settings of a variant on a dataset.
+        """The training settings of a variant on a dataset, its loss's options checked, which imports the loss and torch.
 
         Raises:
             ConfigError: no such dataset or variant here, or settings that do not fit.
+        """
+        config = self.settings(dataset, variant)
+        parse_loss_options(config.loss.name, config.loss.options, f"protocol {self.paper}: {dataset} / {variant}: loss")
+        return config
+
+    def settings(self, dataset: str, variant: str) -> TrainingConfig:
+        """As `training_config`, the loss's own options as they stand in the file. Imports no torch.
+
+        Raises:
+            ConfigError: as `training_config`.
         """
         for kind, name, known in (("dataset", dataset, self.datasets), ("variant", variant, self.variants)):
             if name not in known:
                 raise unknown_name(f"{kind} of protocol '{self.paper}'", name, list(known))
         chosen = self.variants[variant]
         values = merge(merge(self.training, self.datasets[dataset]), merge(chosen.training, chosen.datasets.get(dataset, {})))
-        where = f"protocol {self.paper}: {dataset} / {variant}"
-        config = parse(TrainingConfig, values, where)
-        parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
-        return config
+        return parse(TrainingConfig, values, f"protocol {self.paper}: {dataset} / {variant}")
 
 
 def protocol_names() -> list[str]:
@@ -77,6 +84,19 @@ def load_protocol(name: str) -> Protocol:
     Raises:
         ConfigError: no such protocol, or something in it is wrong.
     """
+    protocol = read_protocol(name)
+    for dataset in protocol.datasets:
+        for variant in protocol.variants:
+            protocol.training_config(dataset, variant)
+    return protocol
+
+
+def read_protocol(name: str) -> Protocol:
+    """The same as it stands in the file, without a look at what its parts come to.
+
+    Raises:
+        ConfigError: as `load_protocol`.
+    """
     if name not in protocol_names():
         raise unknown_name("protocol", name, protocol_names())
     path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
@@ -87,6 +107,4 @@ def load_protocol(name: str) -> Protocol:
         for dataset in changes.datasets:
             if dataset not in protocol.datasets:
                 raise unknown_name(f"dataset of variant '{variant}'", dataset, list(protocol.datasets))
-        for dataset in protocol.datasets:
-            protocol.training_config(dataset, variant)
     return protocol

@@ -21,7 +21,7 @@ class Choice:
         track: "paper", each system as its authors ran it, or "common", every loss on the common track's protocol.
         seeds: every row runs once with each.
         smoke: the same systems on a few drawn images, without trained weights and for one epoch.
-        epochs: whose weights are scored of each run; those of the row or of its protocol where none are given.
+        one_row: of a smoke of several tables, one run of each: that whose network most other runs share.
         prepared_only: leave out datasets that are not prepared.
         epochs: whose weights are scored of each run; those of the row or of its protocol where none is given.
     """
@@ -33,6 +33,7 @@ class Choice:
     seeds: tuple[int, ...] = (0,)
     smoke: bool = False
     prepared_only: bool = False
+    one_row: bool = False
     epochs: tuple[Epoch, ...] = ()
 
 

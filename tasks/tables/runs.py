@@ -1,7 +1,10 @@
 """Which runs a table's rows are."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from dml_core.config import merge, parse, unknown_name
@@ -12,41 +15,32 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
-from tasks.runs.protocols import COMMON, Protocol, load_protocol
+from tasks.runs import protocols
+from tasks.runs.protocols import COMMON, Protocol, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec
 from tasks.tables.choice import Choice, narrowed
 from tasks.tables.file import STANDING, Row, TableFile, load_table, run_label
-from tasks.tables.smoke import make_small
+from tasks.tables.smoke import make_small, table_of
 
 EVERYTHING = Choice()
 CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The runs of tables.
+class Asked:
+    """The runs that tables have, whether or not this project can run them.
 
     Attributes:
-        runs: table -> its runs, on the project's datasets, in the order of its columns and rows.
-        left_out: table -> why it has none, or why some of its rows have none, a line each.
-        missing: datasets that runs were asked for on and the project has not -> the options that they would have to have.
+        runs: (table, dataset of its columns) -> runs, in the order of columns and rows.
+        left_out: table -> why some of its rows have no run, a line each.
     """
 
-    runs: dict[str, list[RunSpec]]
+    runs: dict[tuple[str, str], list[RunSpec]]
     left_out: dict[str, list[str]]
-    missing: dict[str, dict[str, Any]]
-
-    def by_dataset(self) -> list[list[RunSpec]]:
-        """The runs of one table on one dataset together."""
-        found: dict[tuple[str, str], list[RunSpec]] = {}
-        for name, runs in self.runs.items():
-            for spec in runs:
-                found.setdefault((name, spec.dataset), []).append(spec)
-        return list(found.values())
 
 
-def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
-    """The runs of several tables.
+def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
+    """The runs of several tables, on datasets as their columns name them.
 
     Raises:
         ConfigError: an unknown row or dataset, a row that is named and not run, settings that do not fit, or nothing to run at all.
@@ -56,21 +50,63 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
-    runs: dict[str, list[RunSpec]] = {}
-    left_out: dict[str, list[str]] = {}
-    missing: dict[str, dict[str, Any]] = {}
+    asked = Asked({}, {name: [] for name in names})
     for name, table in tables.items():
-        runs[name], left_out[name] = [], []
-        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], left_out[name]).items():
-            own = dataset if choice.smoke else project_dataset(params, dataset, table.dataset_options(dataset))
-            if own is None:
-                missing.setdefault(dataset, table.dataset_options(dataset))
-                continue
-            runs[name] += [make_small(spec) if choice.smoke else spec.model_copy(update={"dataset": own}) for spec in found]
-    if not any(runs.values()) and not missing:
+        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], asked.left_out[name]).items():
+            asked.runs[name, dataset] = found
+    return asked
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Runs that this project can begin, as far as its parameters go.
+
+    Attributes:
+        runs: those of one table on one dataset together, on the project's dataset of that kind, or on drawn images.
+        left_out: table -> why some of its rows have no run, a line each.
+        missing: datasets that runs were asked for on and the project has not -> the options that they would have to have.
+    """
+
+    runs: list[list[RunSpec]]
+    left_out: dict[str, list[str]]
+    missing: dict[str, dict[str, Any]]
+
+
+def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
+    """The runs of several tables.
+
+    Raises:
+        ConfigError: as `asked_runs`; or there is nothing to run at all.
+    """
+    asked = asked_runs(names, choice)
+    left_out = {name: reasons for name, reasons in asked.left_out.items() if reasons}
+    if not asked.runs:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
-    return Chosen({name: found for name, found in runs.items() if found}, {k: v for k, v in left_out.items() if v}, missing)
+    if choice.smoke:
+        small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
+        return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
+    options = {dataset: load_table(name).dataset_options(dataset) for name, dataset in asked.runs}
+    own = {place: named_dataset(params, place[1], load_table(place[0]).dataset_options(place[1])) for place in asked.runs}
+    runs = [
+        [spec.model_copy(update={"dataset": own[place]}) for spec in found] for place, found in asked.runs.items() if own[place] is not None
+    ]
+    return Chosen(runs, left_out, {dataset: options[dataset] for (_, dataset), named in own.items() if named is None})
+
+
+def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
+    """Of every table's smoke runs the one whose network most of all the runs share; the first of equals."""
+
+    def network(spec: RunSpec) -> tuple[str, str]:
+        return spec.dataset, spec.training.model_dump_json()
+
+    shared = Counter(network(spec) for found in runs for spec in found)
+    best: dict[str, RunSpec] = {}
+    for spec in (spec for found in runs for spec in found):
+        chosen = best.setdefault(table_of(spec), spec)
+        if shared[network(spec)] > shared[network(chosen)]:
+            best[table_of(spec)] = spec
+    return [[spec] for spec in best.values()]
 
 
 def runs_of(
@@ -124,10 +160,10 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
         return f"'{row.label}' lacks {row.lacks}"
     if choice.track == "paper" or not is_run(row):
         return None
-    if dataset not in load_protocol(COMMON).datasets:
+    if dataset not in _protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    return None if loss in load_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    return None if loss in _protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
 def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
@@ -135,31 +171,15 @@ def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, T
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     variant = choice.variant if choice.variant in row.variants else row.variants[0]
-    protocol = load_protocol(row.protocol or name.partition("/")[0])
+    protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
     training = row_training(name, row, dataset, variant, protocol)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
 
-def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
-    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
-
-    Raises:
-        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
-    """
-    name = row_training(table, row, dataset).loss.name
-    values = load_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
-    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
-    loss = merge(merge(values["loss"], row.loss or {}), changes)
-    where = f"{table}: {row.label}, {dataset}, {COMMON} track"
-    config = parse(TrainingConfig, values | {"loss": loss}, where)
-    parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
-    return config
-
-
 def row_training(table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None) -> TrainingConfig:
-    """How a row of a table is trained on a dataset.
+    """How a row of a table is trained on a dataset. Imports no torch: the loss's own options are `check_loss`'s.
 
     Args:
         table: `<paper>/<file>`.
@@ -176,14 +196,45 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     variant = variant or row.variants[0]
     if variant not in row.variants:
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
-    protocol = protocol or load_protocol(row.protocol or table.partition("/")[0])
-    values = protocol.training_config(dataset, variant).model_dump(mode="json")
+    protocol = protocol or _protocol(row.protocol or table.partition("/")[0])
+    values = protocol.settings(dataset, variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     where = f"{table}: {row.label}, {dataset}, {variant}"
-    config = parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
-    parse_loss_options(config.loss.name, config.loss.options, f"{where}: loss")
-    return config
+    return parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
+
+
+def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
+    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
+
+    Raises:
+        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
+    """
+    name = row_training(table, row, dataset).loss.name
+    values = _protocol(COMMON).settings(dataset, name).model_dump(mode="json")
+    changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
+    loss = merge(merge(values["loss"], row.loss or {}), changes)
+    return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")
+
+
+def check_loss(spec: RunSpec) -> None:
+    """Check the options of a run's loss. Imports the loss, and torch.
+
+    Raises:
+        ConfigError: they do not fit it.
+    """
+    loss = spec.training.loss
+    parse_loss_options(loss.name, loss.options, f"{spec.where}: loss")
+
+
+@cache
+def _read_protocol(name: str, tables: Path) -> Protocol:
+    return read_protocol(name)
+
+
+def _protocol(name: str) -> Protocol:
+    """Read once for all the rows that it trains."""
+    return _read_protocol(name, protocols.TABLES)
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
@@ -215,11 +266,11 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
-    return parse(EvaluationConfig, merge(load_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
+    return parse(EvaluationConfig, merge(_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
 
 
-def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
-    """The name that the project has for a table's dataset: that of the reader, or the one dataset that is read by it; None where none is.
+def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
+    """The name that the project has for a table's dataset.
 
     A column that names no reader names a dataset of the project itself.
 
@@ -229,7 +280,19 @@ def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | N
         options: those that the table asks for. Only one that asks for a split by image gets a dataset whose test classes are trained on.
 
     Raises:
-        ConfigError: several are.
+        ConfigError: the project has none, and the line says what to add; or it has several.
+    """
+    named = named_dataset(params, dataset, options)
+    if named is None:
+        raise ConfigError(not_in_params({dataset: options or {}}))
+    return named
+
+
+def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
+    """That of the reader, or the one dataset that is read by it; None where none is. Arguments as for `project_dataset`.
+
+    Raises:
+        ConfigError: several are, and none has the reader's name.
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
@@ -264,3 +327,21 @@ def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
         return params
     scale = parse(ScaleSpec, merge(params.scale.model_dump(), asked), f"{title}: scale")
     return params.model_copy(update={"scale": scale})
+
+
+def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is said of datasets that the project has not with these options, with the lines that bring them in."""
+    blocks = ", ".join(params_block(name, options) for name, options in datasets.items())
+    quoted = [f"'{name}'{f' ({_listed(options)})' if options else ''}" for name, options in datasets.items()]
+    said = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
+    return f"{said} not in params.yaml; add below datasets: {blocks}"
+
+
+def params_block(dataset: str, options: Mapping[str, Any]) -> str:
+    """A dataset as `params.yaml` has it; one that is split in its own way is called by it."""
+    name = f"{dataset}-by-image" if options.get("split") == "images" else dataset
+    return f"{name}: {{reader: {dataset}, raw: data/raw/{name}{f', options: {{{_listed(options)}}}' if options else ''}}}"
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{option}: {value}" for option, value in options.items())

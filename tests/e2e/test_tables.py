@@ -132,6 +132,7 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
     assert not re.search(r"50|recall|nmi", page)
     assert list((tmp_path / "state/store/evaluate").rglob("metrics.json"))
     assert not (tmp_path / "state/tables").exists()
+    assert not list((tmp_path / "state/store/train").rglob("checkpoint.pt")), "nobody wants a smoke run's network"
 
 
 @pytest.mark.parametrize(
@@ -155,3 +156,12 @@ def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tup
     assert printed.splitlines()[-1].startswith("error: ")
     assert said in printed.splitlines()[-1]
     assert "Prefect" not in printed
+
+
+def test_one_row_of_each_of_the_39_runs_through_the_whole_chain(tmp_path: Path) -> None:
+    project = make_project(tmp_path, ("untrained",))
+    printed = project.run("dml", "reproduce", "*/*", "--smoke", "--one-row")
+    assert "FAILED" not in printed
+    can_be_run = [entry for entry in json.loads(project.run("dml", "tables", "--json")) if entry["can_be_run"]]
+    assert [line.partition(":")[0] for line in printed.splitlines() if ": 1 run; page: " in line] == [entry["name"] for entry in can_be_run]
+    assert {entry["state"] for entry in can_be_run} == {"not run"}, "a smoke run is no result"

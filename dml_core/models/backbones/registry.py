@@ -33,6 +33,17 @@ TRAINED_WITH = {
     "vgg16": "rgb-imagenet",
     "bn_inception": "bgr-caffe",
 }
+# Where those weights come from, so that a plan can say what is missing and load neither torch nor torchvision.
+_TORCHVISION = "https://download.pytorch.org/models"
+IMAGENET_ADDRESSES = {
+    "resnet18": f"{_TORCHVISION}/resnet18-f37072fd.pth",
+    "resnet34": f"{_TORCHVISION}/resnet34-b627a593.pth",
+    "resnet50": f"{_TORCHVISION}/resnet50-0676ba61.pth",
+    "resnet101": f"{_TORCHVISION}/resnet101-63fe2227.pth",
+    "googlenet": f"{_TORCHVISION}/googlenet-1378be20.pth",
+    "vgg16": f"{_TORCHVISION}/vgg16-397923af.pth",
+    "bn_inception": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
+}
 
 
 def backbone_module(name: str) -> str:

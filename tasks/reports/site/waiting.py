@@ -5,7 +5,6 @@ from tasks.checks import check_before
 from tasks.environment import Project
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.file import TableFile
-from tasks.tables.needs import not_in_params
 from tasks.tables.result import TableResult
 from tasks.tables.runs import is_run, project_dataset, row_training, scoring_of
 from tasks.tables.shown import unmeasured
@@ -24,10 +23,7 @@ def waits(project: Project, params: Params, name: str, table: TableFile, result:
 
 
 def _check(project: Project, params: Params, name: str, table: TableFile, key: str, dataset: str) -> None:
-    options = table.dataset_options(dataset)
-    own = project_dataset(params, dataset, options)
-    if own is None:
-        raise ConfigError(not_in_params({dataset: options}))
+    own = project_dataset(params, dataset, table.dataset_options(dataset))
     row = table.rows[key]
     training = row_training(name, row, dataset)
     evaluation = scoring_of(name, table, dataset)

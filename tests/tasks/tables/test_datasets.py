@@ -7,11 +7,11 @@ import pytest
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
+from tasks.plans.needs import check_tables
 from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.needs import check_tables, not_in_params
-from tasks.tables.runs import chosen_runs, project_dataset, runs_of
+from tasks.tables.runs import chosen_runs, not_in_params, project_dataset, runs_of
 from tasks.tables.smoke import draw_for_smoke
 
 ROOT = Path(__file__).parents[3]

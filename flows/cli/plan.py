@@ -1,0 +1,131 @@
+"""`dml plan`: what tables would run, what is reused, how long it takes, and what is missing."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.app import app, open_project, print_table
+from flows.cli.tables import NumSeeds, Rows, TrackName, choice_of
+
+if TYPE_CHECKING:
+    from tasks.plans.cost import Estimate
+    from tasks.plans.needs import Need
+    from tasks.plans.plan import TablePlan
+
+MANY_RUNS = 40  # of which the tables are shown and not every run
+
+
+@app.command()
+def plan(
+    tables: Annotated[list[str], typer.Argument(help="Tables or figures, as softtriple/table1 or 'softtriple/*'.")],
+    row: Rows = None,
+    dataset: Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Of tables: this dataset; repeat for several.")] = None,
+    variant: Annotated[list[str] | None, typer.Option("--variant", "-v", help="Of the papers' protocols, as as_released.")] = None,
+    track: TrackName = None,
+    seed: Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")] = None,
+    seeds: NumSeeds = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what `dml reproduce` would run of tables.
+
+    What is reused, how long the rest takes by what was measured on this machine, and what is missing, with what to do about it.
+    """
+    project = open_project()
+    from tasks.plans.here import Here
+    from tasks.plans.plan import plan_tables, together
+    from tasks.runs.specs import load_params
+    from tasks.tables.file import chosen_tables
+
+    here = Here(project, load_params(project.params_file))
+    plans = plan_tables(here, chosen_tables(tables), choice_of(row, dataset, variant, track, seed, seeds))
+    runs = [run for plan in plans for run in plan.runs]
+    estimate = together(here, [run.estimate for run in runs])
+    needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
+    if as_json:
+        print(json.dumps({"tables": [_entry(plan) for plan in plans], **_summary(needs, estimate, len(runs), plans)}, indent=1))
+        return
+    if len(runs) <= MANY_RUNS:
+        _print_runs(plans)
+    else:
+        _print_tables(plans)
+    for plan in plans:
+        for why in plan.left_out:
+            print(f"{plan.name}: left out: {why}")
+    print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
+    print_needs(needs)
+
+
+def time_of(estimate: "Estimate") -> str:
+    """A time with what it was told from, unless that is the very thing."""
+    from tasks.workers.progress import duration
+
+    if estimate.seconds is None:
+        return estimate.basis
+    return f"about {duration(estimate.seconds)}" + (f" ({estimate.basis})" if estimate.basis != "measured" else "")
+
+
+def print_needs(needs: "Sequence[Need]") -> None:
+    """What is missing and what to do about it, each thing once."""
+    for need in dict.fromkeys(needs):
+        print(f"{'missing' if need.stops else 'not here yet'}: {need.what}: {need.do}")
+
+
+def _print_runs(plans: "Sequence[TablePlan]") -> None:
+    from rich.table import Table
+
+    shown = Table("table", "row", "dataset", "seed", "train", "embed", "evaluate", "time")
+    for plan in plans:
+        for run in plan.runs:
+            took = time_of(run.estimate) if "run" in (run.steps["train"], run.steps["embed"]) else ""
+            shown.add_row(plan.name, run.spec.variant, run.dataset, str(run.spec.seed), *run.steps.values(), took)
+    print_table(shown)
+
+
+def _print_tables(plans: "Sequence[TablePlan]") -> None:
+    from rich.table import Table
+
+    shown = Table("table", "runs", "to train", "reused", "shared with one above", "time", "needs")
+    for plan in plans:
+        kinds = [str(sum(run.steps["train"] == kind for run in plan.runs)) for kind in ("run", "reused", "shared")]
+        needs = ", ".join(need.what for need in plan.needs)
+        shown.add_row(plan.name, str(len(plan.runs)), *kinds, time_of(plan.estimate) if plan.runs else "", needs)
+    print_table(shown)
+
+
+def _entry(plan: "TablePlan") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    runs = [
+        {
+            "row": run.spec.variant.partition(" ")[0],
+            "variant": run.spec.variant.partition(" ")[2],
+            "dataset": run.dataset,
+            "seed": run.spec.seed,
+            **run.steps,
+            "seconds": run.estimate.seconds,
+            "seconds_from": run.estimate.basis,
+        }
+        for run in plan.runs
+    ]
+    needs = [asdict(need) for need in plan.needs]
+    times = {"seconds": plan.estimate.seconds, "seconds_from": plan.estimate.basis}
+    return {"name": plan.name, "runs": runs, "left_out": list(plan.left_out), "needs": needs, **times}
+
+
+def _summary(needs: "Sequence[Need]", estimate: "Estimate", num_runs: int, plans: "Sequence[TablePlan]") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    num_to_train = sum(run.trains for plan in plans for run in plan.runs)
+    return {
+        "num_runs": num_runs,
+        "num_to_train": num_to_train,
+        "seconds": estimate.seconds,
+        "seconds_from": estimate.basis,
+        "needs": [asdict(need) for need in needs],
+    }
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

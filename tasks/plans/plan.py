@@ -1,0 +1,99 @@
+"""What tables would run: which steps of which runs, what is reused, what is missing, how long it takes. Loads neither torch nor servers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.plans.cost import Estimate, step_estimate, total
+from tasks.plans.here import Here
+from tasks.plans.needs import Need, needs_of
+from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
+from tasks.runs.rates import Step
+from tasks.runs.specs import RunSpec
+from tasks.tables.choice import Choice
+from tasks.tables.file import TableFile, load_table
+from tasks.tables.runs import asked_runs
+
+IDENTITIES = {"train": train_identity, "embed": embed_identity, "evaluate": evaluate_identity}
+Will = Literal["run", "reused", "shared"]  # shared: with a run that is above it in the plan
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a table.
+
+    Attributes:
+        dataset: as the table's columns name it.
+        steps: train, embed, evaluate -> what becomes of it.
+        estimate: of what is still to train and to embed.
+    """
+
+    spec: RunSpec
+    dataset: str
+    steps: dict[str, Will]
+    estimate: Estimate
+
+    @property
+    def trains(self) -> bool:
+        """Whether a network is trained for it."""
+        return self.steps["train"] == "run"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What a table would run.
+
+    Attributes:
+        left_out: why some of its rows have no run, a line each.
+        needs: what is missing.
+        estimate: of all its runs, so many at a time as the parameters allow.
+    """
+
+    name: str
+    runs: tuple[PlannedRun, ...]
+    left_out: tuple[str, ...]
+    needs: tuple[Need, ...]
+    estimate: Estimate
+
+
+def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = False) -> list[TablePlan]:
+    """What tables would run when they are asked for together; with `alone`, each as if it were the only one.
+
+    Raises:
+        ConfigError: as `asked_runs`.
+    """
+    asked = asked_runs(names, choice)
+    seen: set[str] = set()
+    plans = []
+    for name in names:
+        seen = set() if alone else seen
+        found = {dataset: runs for (table, dataset), runs in asked.runs.items() if table == name}
+        table = load_table(name)
+        runs = [_planned(here, table, dataset, spec, seen) for dataset, specs in found.items() for spec in specs]
+        options = {dataset: table.dataset_options(dataset) for dataset in found}
+        needs = needs_of(here.project, here.params, options, [run.spec for run in runs if run.trains])
+        plans.append(
+            TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), together(here, [run.estimate for run in runs]))
+        )
+    return plans
+
+
+def together(here: Here, estimates: Sequence[Estimate]) -> Estimate:
+    """How long several take: so many at a time as are trained at a time."""
+    summed = total(estimates)
+    return Estimate(None if summed.seconds is None else summed.seconds / here.placement.num_groups, summed.basis)
+
+
+def _planned(here: Here, table: TableFile, dataset: str, spec: RunSpec, seen: set[str]) -> PlannedRun:
+    record = here.dataset(dataset, table)
+    spec = spec.model_copy(update={"dataset": record.name})
+    identities = {
+        step: of(spec, record) for step, of in (("train", train_identity), ("embed", embed_identity), ("evaluate", evaluate_identity))
+    }
+    steps: dict[str, Will] = {
+        step: "reused" if here.is_finished(step, one) else "shared" if one in seen else "run" for step, one in identities.items()
+    }
+    seen.update(identities.values())
+    timed: tuple[Step, ...] = ("train", "embed")
+    parts = [step_estimate(step, spec, record.counts, here.rates, here.placement) for step in timed if steps[step] == "run"]
+    return PlannedRun(spec, dataset, steps, total(parts))

@@ -1,0 +1,55 @@
+"""A project that has CUB-200-2011, drawn and prepared, and the real catalogue."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.data.registry import materialise
+from tasks.data import prepare_dataset
+from tasks.environment import Project, find_project
+from tasks.plans.here import Here
+from tasks.plans.plan import IDENTITIES
+from tasks.runs.specs import RunSpec, load_params
+from tests.conftest import ROOT
+
+DRAWN = {"num_classes": 4, "images_per_class": 6, "image_size": 24, "num_modes": 1}
+
+
+def look(project: Project) -> Here:
+    return Here(project, load_params(project.params_file))
+
+
+def finish_step(here: Here, step: str, spec: RunSpec) -> None:
+    """Leave what a finished step leaves: Prefect's record, and a folder in the store."""
+    identity = IDENTITIES[step](spec, here.dataset("cub200"))
+    records = here.project.state / "prefect" / "storage"
+    records.mkdir(parents=True, exist_ok=True)
+    (records / identity).write_text("{}")
+    (Path(here.project.store) / step / identity).mkdir(parents=True, exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("prepared")
+    changes = {"datasets": {"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}}}
+    (root / "params.yaml").write_text(yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), changes)))
+    materialise("synthetic", DRAWN, root / "data/raw/cub200")
+    project = Project(root, root / "state", str(root / "state/store"), "")
+    prepare_dataset(project, "cub200", load_params(project.params_file).datasets["cub200"])
+    return root
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The same with a state of its own, and nothing in torch's hub folder."""
+    root = tmp_path / "project"
+    shutil.copytree(prepared, root)
+    monkeypatch.chdir(root)
+    for name in ("DML_STATE", "DML_STORE", "PREFECT_LOCAL_STORAGE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(root / "state/prefect"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    return find_project()

@@ -1,0 +1,71 @@
+"""How long a run takes, by hand: epochs times images over the measured rate, another network's time in the ratio of multiply-adds."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.plans.cost import Estimate, placement_here, step_estimate, total
+from tasks.runs.rates import RATES_FILE, Rate, note_rate, read_rates
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.tables.file import load_table
+from tasks.tables.runs import runs_of
+from tasks.workers.placement import Placement
+
+COUNTS = {"train": 5_864, "test": 5_924}
+TWO = Placement("cpu", 2, 1, (2, 1), 2)
+
+
+@pytest.fixture(scope="module")
+def spec() -> RunSpec:
+    """SoftTriple on CUB-200-2011: BN-Inception on 224 pixels, 50 epochs."""
+    return runs_of("softtriple/table1", load_table("softtriple/table1"))["cub200"][1]
+
+
+def rate(**changes: object) -> Rate:
+    known = {"step": "train", "backbone": "bn_inception", "crop_size": 224, "device": "cpu", "num_workers": 2, "images_per_second": 10.0}
+    return Rate.model_validate(known | changes)
+
+
+def test_the_measured_network(spec: RunSpec) -> None:
+    assert step_estimate("train", spec, COUNTS, [rate()], TWO) == Estimate(50 * 5_864 / 10, "measured")
+    assert step_estimate("embed", spec, COUNTS, [rate(), rate(step="embed", images_per_second=40)], TWO) == Estimate(5_924 / 40, "measured")
+
+
+def test_the_nearest_network_that_was_measured(spec: RunSpec) -> None:
+    vgg, resnet = rate(backbone="vgg16"), rate(backbone="resnet50", crop_size=112)
+    found = step_estimate("train", spec, COUNTS, [vgg, resnet], TWO)  # resnet50 at 112 pixels is half of BN-Inception at 224
+    assert found.seconds == pytest.approx(50 * 5_864 / 10 * (2.0 * 224**2) / (4.1 * 112**2))
+    assert found.basis == "from resnet50 at 112 pixels"
+    alone = step_estimate("train", spec, COUNTS, [rate(num_workers=1)], TWO)
+    assert alone == Estimate(50 * 5_864 / 10, "from bn_inception at 224 pixels with 1 workers")
+
+
+@pytest.mark.parametrize("other", [rate(device="cuda"), rate(step="embed"), rate(backbone="small_cnn", crop_size=48)])
+def test_what_says_nothing_of_it(spec: RunSpec, other: Rate) -> None:
+    assert step_estimate("train", spec, COUNTS, [other], TWO) == Estimate(None, "not measured here")
+    assert step_estimate("train", spec, {}, [rate()], TWO).seconds is None
+
+
+def test_a_sum_is_unknown_where_one_is() -> None:
+    assert total([]) == Estimate(0, "measured")
+    assert total([Estimate(1, "measured"), Estimate(2, "from x")]) == Estimate(3, "from x")
+    assert total([Estimate(1, "measured"), Estimate(None, "not measured here")]) == Estimate(None, "not measured here")
+
+
+def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: Path) -> None:
+    record = DatasetRecord(name="cub200", folder="", digest="", counts=COUNTS, source="cub200")
+    facts = {"device": "cpu", "num_workers": 2}
+    for images_per_second in (5.0, 10.0):
+        note_rate(tmp_path, "train", spec, record, facts, images_per_second)
+    note_rate(tmp_path, "train", spec, record.model_copy(update={"counts": {"train": 16, "test": 16}}), facts, 1.0)  # a smoke run
+    with (tmp_path / RATES_FILE).open("a") as file:
+        file.write('{"step": "tra')
+    assert read_rates(tmp_path) == [rate()]
+    assert read_rates(tmp_path / "nowhere") == []
+
+
+def test_where_runs_would_train() -> None:
+    here = placement_here(ScaleSpec(num_workers=1, device="cpu"))
+    assert (here.device, here.num_workers, here.num_groups) == ("cpu", 1, 1)
+    assert placement_here(ScaleSpec(device="cuda")).device == "cuda"

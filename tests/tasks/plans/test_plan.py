@@ -1,0 +1,123 @@
+"""What tables would run: what is done is reused, what two rows share is trained once, and what is missing is named with what to do."""
+
+from pathlib import Path
+
+import pytest
+import torchvision
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.errors import ConfigError, DataError
+from dml_core.models.backbones.bn_inception import IMAGENET_ADDRESS
+from dml_core.models.backbones.registry import IMAGENET_ADDRESSES, TRAINED_WITH
+from tasks.environment import Project
+from tasks.plans.needs import check_tables, dataset_need, weights_need
+from tasks.plans.plan import PlannedRun, plan_tables
+from tasks.runs.specs import load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
+from tasks.tables.runs import chosen_runs
+from tests.tasks.plans.conftest import DRAWN, finish_step, look
+
+
+def planned(runs: tuple[PlannedRun, ...]) -> list[tuple[str, str]]:
+    return [(run.spec.variant.partition(" ")[0], run.steps["train"]) for run in runs]
+
+
+def test_what_is_done_is_reused_and_what_is_shared_is_trained_once(project: Project) -> None:
+    here = look(project)
+    table1, figure4 = plan_tables(here, ["softtriple/table1", "softtriple/figure4"], Choice())
+    assert planned(table1.runs) == [("softmax-norm", "run"), ("softtriple", "run")]
+    # Figure 4's ten centres with the regulariser are Table 1's SoftTriple.
+    assert [row for row, will in planned(figure4.runs) if will == "shared"] == ["k10-with-regulariser"]
+    shared = next(run for run in figure4.runs if run.steps["train"] == "shared")
+    assert shared.steps["evaluate"] == "run", "its K are others"
+    assert plan_tables(here, ["softtriple/figure4"], Choice(), alone=True)[0].runs[1].trains
+
+    softtriple = table1.runs[1].spec
+    finish_step(here, "train", softtriple)
+    again = plan_tables(here, ["softtriple/table1"], Choice())[0].runs[1]
+    assert again.steps == {"train": "reused", "embed": "run", "evaluate": "run"}
+    for step in ("embed", "evaluate"):
+        finish_step(here, step, softtriple)
+    again = plan_tables(here, ["softtriple/table1"], Choice())[0].runs[1]
+    assert set(again.steps.values()) == {"reused"}
+    assert again.estimate.seconds == 0
+    assert plan_tables(here, ["softtriple/table1"], Choice(seeds=(1,)))[0].runs[1].trains
+
+
+def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
+    here = look(project)
+    assert dataset_need(project, here.params, "cub200", {}) is None
+    need = dataset_need(project, here.params, "cars196", {})
+    assert need is not None
+    assert need.stops
+    assert "cars196: {reader: cars196, raw: data/raw/cars196}" in need.do
+    assert "cars_annos.mat" in need.do
+    (plan,) = plan_tables(here, ["softtriple/table3"], Choice())
+    assert [need.what for need in plan.needs] == ["dataset cars196", "weights of bn_inception"]
+    assert all(run.trains for run in plan.runs)
+
+    # It is in params.yaml now, and its raw files are not there.
+    block = {"datasets": {"cars196": {"reader": "cars196", "raw": "data/raw/cars196"}}}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
+    need = dataset_need(project, load_params(project.params_file), "cars196")
+    assert need is not None
+    assert "cars_annos.mat" in need.do
+    assert "params.yaml" not in need.do
+    (project.root / "data/raw/cars196").mkdir()
+    (project.root / "data/raw/cars196/cars_annos.mat").touch()
+    assert dataset_need(project, load_params(project.params_file), "cars196") is None, "to be prepared, and nothing for a person to do"
+
+
+def test_reproduce_names_everything_that_is_missing(project: Project) -> None:
+    params = load_params(project.params_file)
+    tables = ["softtriple/table1", "softtriple/table3", "softtriple/table5"]
+    chosen = chosen_runs(params, tables, Choice())
+    with pytest.raises(ConfigError, match=r"datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: .*, sop: "):
+        check_tables(project, params, chosen, Choice())
+    prepared_only = Choice(prepared_only=True)
+    runs = check_tables(project, params, chosen_runs(params, tables, prepared_only), prepared_only)
+    assert {spec.dataset for spec in runs} == {"cub200"}
+    with pytest.raises(ConfigError, match="none of the datasets of these tables is prepared"):
+        check_tables(project, params, chosen_runs(params, tables[1:], prepared_only), prepared_only)
+
+    both = {name: {"reader": name, "raw": f"data/raw/{name}"} for name in ("cars196", "sop")}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), {"datasets": both})))
+    params = load_params(project.params_file)
+    with pytest.raises(ConfigError, match=r"dataset 'cars196' is not prepared and .*; also dataset 'sop' is not prepared and "):
+        check_tables(project, params, chosen_runs(params, tables, Choice()), Choice())
+    with pytest.raises(DataError, match="dataset 'sop' is not prepared"):
+        check_tables(project, params, chosen_runs(params, tables[2:], Choice()), Choice())
+
+
+def test_weights_that_are_not_here(project: Project, tmp_path: Path) -> None:
+    backbone = plan_tables(look(project), ["softtriple/table1"], Choice())[0].runs[0].spec.training.model.backbone
+    need = weights_need(backbone)
+    assert need is not None
+    assert not need.stops
+    place = tmp_path / "torch/hub/checkpoints/bn_inception-52deb4733.pth"
+    assert IMAGENET_ADDRESS in need.do
+    assert str(place) in need.do
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert weights_need(backbone) is None
+    assert weights_need(backbone.model_copy(update={"weights": "none"})) is None
+    gone = weights_need(backbone.model_copy(update={"weights": "somewhere/net.pt"}))
+    assert gone is not None
+    assert gone.stops
+
+
+def test_the_addresses_are_those_that_the_networks_load_from() -> None:
+    found = {name: torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url for name in TRAINED_WITH if name != "bn_inception"}
+    assert found | {"bn_inception": IMAGENET_ADDRESS} == IMAGENET_ADDRESSES
+
+
+def test_images_are_counted_as_prepared_or_as_published(project: Project) -> None:
+    table = load_table("sgsl/table5")
+    here = look(project)
+    half = DRAWN["num_classes"] // 2 * DRAWN["images_per_class"]
+    assert here.is_prepared("cub200", table)
+    assert here.dataset("cub200", table).counts == {"train": half, "test": half}
+    assert not here.is_prepared("inshop", table)
+    assert here.dataset("inshop", table).counts == {"train": 25_882, "query": 14_218, "gallery": 12_612}

@@ -1,0 +1,75 @@
+"""Which tables and runs are asked for: patterns, narrowing, the common track, smoke."""
+
+import pytest
+
+from dml_core.errors import ConfigError
+from tasks.runs.protocols import load_protocol
+from tasks.runs.specs import load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import PROJECT, chosen_tables, load_table, paper_tables, table_names
+from tasks.tables.runs import asked_runs, chosen_runs, runs_of
+from tasks.tables.smoke import table_of
+from tests.conftest import ROOT
+
+
+def test_patterns_mean_the_papers_tables() -> None:
+    assert chosen_tables(["softtriple/table[12]", "softtriple/table2", "sgsl/figure3"]) == [
+        "softtriple/table1",
+        "softtriple/table2",
+        "sgsl/figure3",
+    ]
+    assert chosen_tables(["*"]) == chosen_tables(["*/*"]) == paper_tables()
+    assert len(paper_tables()) == 39
+    assert {name.partition("/")[0] for name in table_names()} - {name.partition("/")[0] for name in paper_tables()} <= {PROJECT}
+    with pytest.raises(ConfigError, match=r"unknown table 'softriple/\*'; did you mean 'softtriple/"):
+        chosen_tables(["sgsl/*", "softriple/*"])
+
+
+def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
+    asked = asked_runs(
+        ["softtriple/table1", "softtriple/table3", "softtriple/figure4"], Choice(rows=("softtriple", "k10-with-regulariser"))
+    )
+    assert {place: [spec.variant for spec in runs] for place, runs in asked.runs.items()} == {
+        ("softtriple/table1", "cub200"): ["softtriple as_published"],
+        ("softtriple/table3", "cars196"): ["softtriple as_published"],
+        ("softtriple/figure4", "cub200"): ["k10-with-regulariser as_published"],
+    }
+    only_cars = asked_runs(["softtriple/table1", "softtriple/table3"], Choice(datasets=("cars196",)))
+    assert list(only_cars.runs) == [("softtriple/table3", "cars196")]
+    with pytest.raises(ConfigError, match="unknown row of 2 tables 'sofftriple'; did you mean 'softtriple'"):
+        asked_runs(["softtriple/table1", "softtriple/table3"], Choice(rows=("sofftriple",)))
+    with pytest.raises(ConfigError, match="unknown dataset of softtriple/table1 'sop'"):
+        asked_runs(["softtriple/table1"], Choice(datasets=("sop",)))
+
+
+def test_the_common_track_differs_in_the_loss_alone() -> None:
+    protocol = load_protocol("common")
+    softmax_norm, softtriple = runs_of("softtriple/table1", load_table("softtriple/table1"), Choice(track="common"))["cub200"]
+    assert (softmax_norm.variant, softtriple.variant) == ("softmax-norm common", "softtriple common")
+    assert softtriple.training == protocol.training_config("cub200", "softtriple")
+    # SoftMax_norm is SoftTriple's loss with one centre and nothing else: the row's own options stay.
+    options = softmax_norm.training.loss.options
+    assert (options["num_centres"], options["margin"], options["regulariser_weight"]) == (1, 0, 0)
+    assert softmax_norm.training.model_copy(update={"loss": softtriple.training.loss}) == softtriple.training
+    assert softmax_norm.evaluation == softtriple.evaluation
+
+
+def test_rows_and_datasets_without_an_equivalent_say_so() -> None:
+    left_out: list[str] = []
+    runs_of("sgsl/table3", load_table("sgsl/table3"), Choice(track="common"), left_out=left_out)
+    assert any("has no equivalent on the common track (loss 'combined')" in why for why in left_out)
+
+
+@pytest.mark.parametrize("name", paper_tables())
+def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str) -> None:
+    params = load_params(ROOT / "params.yaml")
+    asked = asked_runs([name], Choice())
+    if not asked.runs:
+        pytest.skip("all of its rows lack something")
+    found = [spec for runs in chosen_runs(params, [name], Choice(smoke=True)).runs for spec in runs]
+    assert len(found) == sum(map(len, asked.runs.values()))
+    for spec in found:
+        assert spec.comparison == f"smoke on {spec.dataset}"
+        assert spec.dataset.endswith("-smoke")
+        assert table_of(spec) == name
+    assert len({(spec.dataset, spec.variant, spec.seed) for spec in found}) == len(found), "MLflow would take one for another"
