@@ -304,11 +304,10 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
         for name, found in read.items()
         if found.shares_classes == shares_classes and all(getattr(found, option) == value for option, value in asked.items())
     ]
-    if dataset in named or len(named) == 1:
-        return dataset if dataset in named else named[0]
-    if named:
+    own = next((name for name in named if name.replace("-", "_") == dataset), None)
+    if own is None and len(named) > 1:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; call the one of the tables '{dataset}'")
-    return None
+    return own or next(iter(named), None)
 
 
 def column_dataset(params: Params, table: TableFile, own: str) -> str:

@@ -20,7 +20,7 @@ DRAWN = {
     "dml_core.data.drawing",
     "dml_core.data.drawing.creatures",
     "dml_core.data.drawing.layouts",
-    *(f"dml_core.data.readers.{name}" for name in ("cars196", "cub200", "inshop", "sop")),
+    *(f"dml_core.data.readers.{name}" for name in ("cars196", "cub200", "inshop", "mnist", "sop")),
 }
 NOT_IN_THE_BYTES = {
     "dml_core.config",

@@ -13,6 +13,7 @@ from tasks.environment import Project, find_project
 from tasks.plans.here import Here
 from tasks.plans.plan import IDENTITIES
 from tasks.runs.specs import RunSpec, load_params
+from tasks.tables.file import load_table
 from tests.conftest import ROOT
 
 DRAWN = {"num_classes": 4, "images_per_class": 6, "image_size": 24, "num_modes": 1}
@@ -24,7 +25,7 @@ def look(project: Project) -> Here:
 
 def finish_step(here: Here, step: str, spec: RunSpec) -> None:
     """Leave what a finished step leaves: Prefect's record, and a folder in the store."""
-    identity = IDENTITIES[step](spec, here.dataset("cub200"))
+    identity = IDENTITIES[step](spec, here.dataset("cub200", load_table("softtriple/table1")))
     records = here.project.state / "prefect" / "storage"
     records.mkdir(parents=True, exist_ok=True)
     (records / identity).write_text("{}")

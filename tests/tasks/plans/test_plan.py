@@ -61,13 +61,13 @@ def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
     # It is in params.yaml now, and its raw files are not there.
     block = {"datasets": {"cars196": {"reader": "cars196", "raw": "data/raw/cars196"}}}
     project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
-    need = dataset_need(project, load_params(project.params_file), "cars196")
+    need = dataset_need(project, load_params(project.params_file), "cars196", {})
     assert need is not None
     assert "cars_annos.mat" in need.do
     assert "params.yaml" not in need.do
     (project.root / "data/raw/cars196").mkdir()
     (project.root / "data/raw/cars196/cars_annos.mat").touch()
-    assert dataset_need(project, load_params(project.params_file), "cars196") is None, "to be prepared, and nothing for a person to do"
+    assert dataset_need(project, load_params(project.params_file), "cars196", {}) is None, "to be prepared, and nothing for a person to do"
 
 
 def test_reproduce_names_everything_that_is_missing(project: Project) -> None:

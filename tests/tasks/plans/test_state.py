@@ -10,7 +10,7 @@ from tasks.plans.state import TableState, table_states
 from tasks.runs import identity
 from tasks.runs.identity import evaluate_identity
 from tasks.tables.choice import Choice
-from tasks.tables.file import paper_tables
+from tasks.tables.file import load_table, paper_tables
 from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
 from tests.tasks.plans.conftest import look
 
@@ -32,7 +32,7 @@ def measure(project: Project, choice: Choice) -> None:
             dataset=run.dataset,
             project_dataset=run.spec.dataset,
             seed=run.spec.seed,
-            identity=evaluate_identity(run.spec, here.dataset(run.dataset)),
+            identity=evaluate_identity(run.spec, here.dataset(run.dataset, load_table(TABLE))),
             scores={},
             figures="",
             training={},

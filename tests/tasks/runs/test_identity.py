@@ -13,7 +13,7 @@ from tests.conftest import small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
-GOLDEN = ["7021ebcc2239110116d7db5d74d2bf48", "6a7ea376ac70d1cbd79740dd79070d11", "d16020d0bb1ed4ec6902572e4413d197"]
+GOLDEN = ["ed8088cb1bcfd81d13db219251229396", "3a39f8c578d5f906fc9bcf9b767b846f", "fcbf8a61f9b98b8129367b74c8141bf1"]
 STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 

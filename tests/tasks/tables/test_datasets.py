@@ -11,7 +11,7 @@ from tasks.plans.needs import check_tables
 from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.runs import chosen_runs, not_in_params, project_dataset, runs_of
+from tasks.tables.runs import chosen_runs, named_dataset, not_in_params, project_dataset, runs_of
 from tasks.tables.smoke import draw_for_smoke
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def test_the_project_s_own_fashion_mnist_is_there_in_both_splits(params: Params)
 def test_another_split_is_none_and_what_to_add_is_one_line(
     datasets: dict[str, DatasetSpec], options: dict[str, Any], said: str, params: Params
 ) -> None:
-    assert project_dataset(having(params, **datasets), "mnist", options) is None
+    assert named_dataset(having(params, **datasets), "mnist", options) is None
     assert not_in_params({"mnist": options}).startswith(said)
     assert "\n" not in not_in_params({"mnist": options})
 

@@ -9,14 +9,14 @@ from tasks.runs.protocols import load_protocol
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile, load_table, table_names
+from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import is_run, runs_of
 from tasks.tables.smoke import make_small
 from tests.conftest import ROOT
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={}, source="s")
-NAMES = [name for name in table_names() if any(is_run(row) for row in load_table(name).rows.values())]
+NAMES = [name for name in paper_tables() if any(is_run(row) for row in load_table(name).rows.values())]
 TML = "tuplet_margin/table2"
 
 

@@ -14,7 +14,7 @@ from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING, load_table, paper_tables, project_tables, table_names
-from tasks.tables.runs import at_scale, chosen_runs, column_dataset, datasets_of, project_dataset
+from tasks.tables.runs import at_scale, chosen_runs, column_dataset, datasets_of, named_dataset
 from tasks.tables.standing import standing_table
 from tests.conftest import ROOT
 
@@ -25,7 +25,7 @@ EVALUATORS = {"recall@1", "map@r", "nmi", "csc"}
 
 def runs_of(name: str) -> dict[str, RunSpec]:
     """Row -> its run with seed 0."""
-    return {spec.variant.partition(" ")[0]: spec for spec in chosen_runs(PARAMS, [name], Choice()).runs[name]}
+    return {spec.variant.partition(" ")[0]: spec for found in chosen_runs(PARAMS, [name], Choice()).runs for spec in found}
 
 
 def test_the_projects_tables_stand_behind_those_of_the_papers() -> None:
@@ -102,7 +102,7 @@ def test_a_column_leads_to_the_projects_dataset_and_back(name: str) -> None:
     table = load_table(name)
     others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
     params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})
-    found = {dataset: project_dataset(params, dataset) for dataset in datasets_of(table)}
+    found = {dataset: named_dataset(params, dataset) for dataset in datasets_of(table)}
     known = {dataset: own for dataset, own in found.items() if own is not None}
     assert known
     assert {dataset: column_dataset(params, table, own) for dataset, own in known.items()} == {dataset: dataset for dataset in known}

@@ -80,7 +80,7 @@ def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
         "as_published, 1 seed",
         "as_published, oracle epoch (chosen on the test classes), 1 seed",
         "as_released, 1 seed",
-        "common, 1 seed",
+        "common track, not judged, 1 seed",
     ]
 
 
