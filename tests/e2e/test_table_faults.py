@@ -24,7 +24,7 @@ def _written_down(job, *arguments, _train=train):
     if rank() == 0:
         with (Path(job.cache).parent / "begun.txt").open("a") as file:
             print(job.train_key, file=file)
-    _train(job, *arguments)
+    return _train(job, *arguments)
 
 
 WORK["train"] = _written_down
