@@ -139,7 +139,7 @@ def wait_for(url: str) -> None:
 
 def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: Server) -> None:
     deployments = {entry["name"]: entry for entry in server.ask("deployments/filter")}
-    assert set(deployments) == {"nightly", "on-demand", "single-run", "table"}
+    assert set(deployments) == {"nightly", "on-demand", "single-run", "table", "weekly"}
     assert [entry["schedule"]["cron"] for entry in deployments["nightly"]["schedules"]] == ["0 2 * * *"]
     form = deployments["on-demand"]["parameter_openapi_schema"]["properties"]
     assert set(form) == {"datasets", "variants", "seeds", "force", "fail_fast", "overrides", "code"}
@@ -147,7 +147,11 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
     assert form["variants"]["anyOf"][0]["items"]["enum"] == ["untrained"]
     single = deployments["single-run"]["parameter_openapi_schema"]["properties"]
     assert single["dataset"]["enum"] == ["synthetic", "fashion-mnist"]
-    assert "sgsl/figure3" in deployments["table"]["parameter_openapi_schema"]["properties"]["name"]["enum"]
+    for name in ("table", "weekly"):
+        tables = deployments[name]["parameter_openapi_schema"]["properties"]["tables"]
+        assert "sgsl/figure3" in tables["anyOf"][0]["items"]["enum"]
+    assert [entry["schedule"]["cron"] for entry in deployments["weekly"]["schedules"]] == ["0 3 * * 6"]
+    assert deployments["weekly"]["parameters"]["prepared_only"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         server.ask(
             f"deployments/{deployments['single-run']['id']}/create_flow_run", parameters={"dataset": "synthetic", "variant": "softriple"}

@@ -91,7 +91,7 @@ class Place:
             scale=ScaleSpec(),
             tags={},
         )
-        self.dataset = DatasetRecord(name="d", folder=str(packed), digest="0123", counts={}, source="synthetic")
+        self.dataset = DatasetRecord(name="d", folder=str(packed), digest="0123", counts={"train": 18, "test": 36}, source="synthetic")
 
     def run(self, force: bool = False, stop_after: int | None = None, code: Code = "strict") -> Outcome | Exception:
         """The chain without publishing, its kept results in this place."""
