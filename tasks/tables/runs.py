@@ -170,10 +170,11 @@ def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, T
     """What a row is called on the chosen track, how it is trained there, and which epochs' weights are scored."""
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
-    variant = choice.variant if choice.variant in row.variants else row.variants[0]
+    chosen = choice.variant if choice.variant in row.variants else None
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
-    training = row_training(name, row, dataset, variant, protocol)
+    training = row_training(name, row, dataset, chosen, protocol)
+    variant = chosen or row.variants[0]
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 

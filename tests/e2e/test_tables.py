@@ -118,7 +118,7 @@ def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_
     assert {(run["dataset"], run["seed"], run["scores"]["csc_train"] > 0) for run in kept["runs"]} == {
         ("synthetic", n, True) for n in range(3)
     }
-    assert re.search(r"ours, 3 seeds \| 0\.\d ± \d\.\d \| \d\.\d ± \d\.\d \|", page_of(project, "project/tiny"))
+    assert re.search(r"ours, 3 seeds \| 0\.\d{3} ± \d\.\d{3} \| \d\.\d{3} ± \d\.\d{3} \|", page_of(project, "project/tiny"))
     shown = project.run("dml", "tables", "show", "project/tiny")
     assert "ours, 3 seeds" in shown
     assert "page" not in shown
