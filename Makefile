@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick smoke check mutants results ui clean lock
+.PHONY: help reproduce test test-quick proofs smoke check mutants results ui clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -18,8 +18,11 @@ help: ## list the verbs
 reproduce: .venv/.done ## prepare the embedded dataset, run the standing comparison end to end, show the result
 	@dml reproduce
 
-test: .venv/.done ## run all tests
-	@$(PYTEST)
+test: .venv/.done ## run all tests but the proofs
+	@$(PYTEST) -m "not proof"
+
+proofs: .venv/.done ## a table of ten rows, made by two shells at once, and killed three times
+	@$(PYTEST) -m proof
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
 	@$(PYTEST) -m "not slow"

@@ -343,9 +343,9 @@ def _evaluate(
         from tasks.scores.measuring import measure_run
 
         facts, epoch = checkpoint.facts, spec.evaluation.epoch
-        measured = measure_run(spec.measurements, training, spec.seed, spec.title, packed, trained, extracted, facts, folder, epoch)
+        measured = measure_run(spec.measurements, training, spec.seed, spec.subject, packed, trained, extracted, facts, folder, epoch)
     history = read_history(trained)
-    evaluate_run(spec.evaluation, spec.seed, spec.title, history, packed, extracted, folder, training.validation, measured)
+    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured)
     store.push(key)
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 

@@ -106,6 +106,13 @@ class RunSpec(Config):
         return f"{where}{self.dataset} / {self.variant} / seed {self.seed}"
 
     @property
+    def subject(self) -> str:
+        """What its pictures are of, in words that every run of the same identity has: tables share a run, and its pictures' bytes."""
+        trained = self.training.loss.name if self.training.num_epochs else f"untrained, {self.training.loss.name}"
+        epoch = "" if self.evaluation.epoch == "last" else f" / {self.evaluation.epoch.replace('_', ' ')} epoch"
+        return f"{self.dataset} / {trained} / seed {self.seed}{epoch}"
+
+    @property
     def short(self) -> str:
         """How Prefect's pages name the run's steps: by its table and row, or its variant."""
         return f"{self.variant} s{self.seed}" if self.table is None else f"{self.table} on {self.dataset}: {self.variant} s{self.seed}"

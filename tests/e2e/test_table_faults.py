@@ -16,7 +16,7 @@ from tests.e2e.conftest import Project, make_project
 from tests.e2e.test_processes import Disturbed
 from tests.e2e.test_tables import TABLE, TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 TEN, SHARING = "softtriple/table91", "softtriple/table92"
 WRITES_DOWN = """
 

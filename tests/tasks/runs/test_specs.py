@@ -129,3 +129,14 @@ def test_other_settings_make_a_comparison_of_their_own_and_scale_does_not(tmp_pa
     (standing,) = comparison_runs(overridden(tmp_path), "synthetic", ["softmax"], [0], ["scale.num_workers=1"])
     assert standing.comparison == comparison_title("synthetic", "test") == "comparison on synthetic"
     assert comparison_title("synthetic", "validation", ["a=1"]) == "comparison on synthetic, validation classes, a=1"
+
+
+def test_what_pictures_are_of_is_the_same_in_every_table_that_shares_the_run() -> None:
+    params = load_params(ROOT / "params.yaml")
+    untrained, softtriple = (comparison_runs(params, "synthetic", [variant], [3])[0] for variant in ("untrained", "softtriple"))
+    in_a_table = softtriple.model_copy(update={"table": "softtriple/table1", "variant": "k10 as_published"})
+    assert in_a_table.subject == softtriple.subject == "synthetic / softtriple / seed 3"
+    assert in_a_table.title != softtriple.title
+    assert untrained.subject.startswith("synthetic / untrained, ")
+    oracle = softtriple.model_copy(update={"evaluation": softtriple.evaluation.model_copy(update={"epoch": "best_validation"})})
+    assert oracle.subject.endswith("seed 3 / best validation epoch")
