@@ -9,6 +9,7 @@ from prefect.artifacts import create_markdown_artifact
 from flows.outcomes import Failure, Outcome, measured_run
 from flows.services import Services
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.reports.site.pages import TablePage, write_table
 from tasks.runs.records import ComparisonReport
@@ -73,8 +74,7 @@ def _took(outcome: Outcome) -> str:
 
 def _write(project: Project, name: str, page: str) -> Path:
     path = project.state / "reports" / "tables" / f"{name}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
+    write_whole(path, page)
     create_markdown_artifact(page, key=f"table-{name.replace('/', '-').replace('_', '-')}", description=name)
     return path
 
@@ -82,10 +82,10 @@ def _write(project: Project, name: str, page: str) -> Path:
 def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], services: Services) -> int:
     """Bring each of the table's comparisons up to date in MLflow, with the table's page; how many have to wait."""
     tags = services.tags | {"paper": name.partition("/")[0], "table": name}
-    titles = dict.fromkeys((outcome.spec.comparison, outcome.spec.dataset) for outcome in outcomes)
+    titles = dict.fromkeys((outcome.spec.comparison, outcome.spec.dataset, outcome.spec.evaluation.role) for outcome in outcomes)
     summaries = [
-        ComparisonReport(comparison=title, dataset=dataset, role="test", folder=None, tags=tags, about=shown.note, files=shown.files)
-        for title, dataset in titles
+        ComparisonReport(comparison=title, dataset=dataset, role=role, folder=None, tags=tags, about=shown.note, files=shown.files)
+        for title, dataset, role in titles
     ]
     return sum(services.tracker.publish(summary) is None for summary in summaries)
 

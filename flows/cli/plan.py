@@ -97,10 +97,12 @@ def _print_tables(plans: "Sequence[TablePlan]") -> None:
 def _entry(plan: "TablePlan") -> dict[str, Any]:
     from dataclasses import asdict
 
+    from tasks.tables.file import label_parts
+
     runs = [
         {
-            "row": run.spec.variant.partition(" ")[0],
-            "variant": run.spec.variant.partition(" ")[2],
+            **dict(zip(("row", "variant"), label_parts(run.spec.variant), strict=True)),
+            "epoch": run.spec.evaluation.epoch,
             "dataset": run.dataset,
             "seed": run.spec.seed,
             **run.steps,

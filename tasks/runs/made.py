@@ -5,7 +5,6 @@ finished, by the code of that time, and a hash of each source file of that code.
 marked.
 """
 
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from tasks.files import write_whole
 from tasks.runs.identity import StepIdentity
 from tasks.runs.records import Record, seal, unseal
 
@@ -35,15 +35,11 @@ class OlderStep:
 
 
 def note_made(state: Path, step: StepIdentity) -> None:
-    """Note that a step is finished by the code as it is: written beside, then renamed."""
+    """Note that a step is finished by the code as it is."""
     made = MadeStep(identity=step.identity, sources=step.sources())
     if _read(state, step) == made:
         return
-    path = _path(state, step)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        file.write(seal(made.model_dump_json()))
-    Path(file.name).replace(path)
+    write_whole(_path(state, step), seal(made.model_dump_json()))
 
 
 def find_older(state: Path, step: StepIdentity) -> OlderStep | None:

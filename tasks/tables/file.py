@@ -7,6 +7,7 @@ the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown,
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from dml_core.config import Config, parse, read_yaml, unknown_name
+from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
@@ -260,19 +261,28 @@ def project_tables() -> list[str]:
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
     """The tables that names and shell-like patterns (`softtriple/*`, `*/table*`) mean, each once, in the order of the patterns.
 
-    A pattern means the project's own tables where it begins with their folder, else the papers' alone.
+    A pattern means the project's own tables where it begins with their folder, else the papers' alone; never the standing comparison,
+    whose runs are asked for without a table.
 
     Raises:
         ConfigError: one means none; the nearest name is given.
     """
     found: list[str] = []
     for pattern in patterns:
-        known = table_names() if pattern.startswith(f"{PROJECT}/") or pattern in table_names() else paper_tables()
-        matches = [name for name in known if fnmatchcase(name, pattern)]
+        known = project_tables() if pattern.startswith(f"{PROJECT}/") else paper_tables()
+        matches = [name for name in table_names() if name == pattern] or [
+            name for name in known if fnmatchcase(name, pattern) and name != STANDING
+        ]
         if not matches:
-            raise unknown_name("table", pattern, table_names())
+            raise _unknown_table(pattern)
         found += matches
     return list(dict.fromkeys(found))
+
+
+def _unknown_table(name: str) -> ConfigError:
+    near = get_close_matches(name, table_names(), n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return ConfigError(f"unknown table '{name}'; {hint}`dml tables` lists them")
 
 
 def load_table(name: str) -> TableFile:
@@ -282,7 +292,7 @@ def load_table(name: str) -> TableFile:
         ConfigError: no such table, or something in it is wrong.
     """
     if name not in table_names():
-        raise ConfigError(str(unknown_name("table", name, table_names())))
+        raise _unknown_table(name)
     if name == STANDING:
         from tasks.tables.standing import standing_table
 

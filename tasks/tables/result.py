@@ -3,7 +3,6 @@
 It is written at the end of every run of a table, and holds numbers and places only; what they are compared with is in the table's file.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from dml_core.training.epochs import Epoch
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.runs.records import Record, seal, unseal
 from tasks.tables.file import run_label
 
@@ -94,9 +94,5 @@ def load_result(project: Project, name: str) -> TableResult:
 
 
 def save_result(project: Project, result: TableResult) -> None:
-    """Keep it: written beside, then renamed."""
-    path = result_path(project, result.name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        file.write(seal(result.model_dump_json()))
-    Path(file.name).replace(path)
+    """Keep it, in place of what was there."""
+    write_whole(result_path(project, result.name), seal(result.model_dump_json()))

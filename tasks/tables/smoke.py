@@ -8,6 +8,7 @@ from dml_core.config import merge, parse
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
+from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
 
@@ -28,7 +29,12 @@ def make_small(spec: RunSpec) -> RunSpec:
 
     Smoke runs are of one table of their own, `smoke`, whichever table asks: what two tables share is trained and published once, and
     nothing of it stands beside a published figure.
+
+    Raises:
+        ConfigError: nothing is drawn in the layout of its dataset.
     """
+    if spec.dataset not in LAYOUTS:
+        raise ConfigError(f"--smoke is of the papers' tables: it draws no images in the layout of '{spec.dataset}'")
     training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
     called = {"dataset": f"{spec.dataset}{SUFFIX}", "variant": f"{spec.table} {spec.variant}", "table": SMOKE}
@@ -44,17 +50,15 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
     """A few drawn images in a dataset's official layout, packed below the project's state.
 
     Raises:
-        ConfigError: nothing is drawn in that layout.
         DataError, StoreError: as `prepare`.
     """
     from dml_core.data.prepare import prepare
     from dml_core.data.registry import materialise
 
-    if dataset not in LAYOUTS:
-        raise ConfigError(f"--smoke draws no images in the layout of '{dataset}' (known: {', '.join(LAYOUTS)})")
     layout = LAYOUTS[dataset]
     folder, options = project.state / "smoke" / dataset, {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout}
-    materialise("synthetic", options, folder / "raw")
-    info = prepare("synthetic", folder / "raw", folder / "packed", options)
+    with alone(folder.with_suffix(".lock")):  # another shell's smoke may draw the same
+        materialise("synthetic", options, folder / "raw")
+        info = prepare("synthetic", folder / "raw", folder / "packed", options)
     counts = {role: entry.num_images for role, entry in info.roles.items()}
     return DatasetRecord(name=f"{dataset}{SUFFIX}", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)

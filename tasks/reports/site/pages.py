@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dml_core.evaluation.columns import recall_k
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
 from tasks.reports.site.waiting import waits
@@ -99,9 +100,9 @@ def _write_table(project: Project, params: Params, name: str, folder: Path) -> T
     )
     path = folder / name
     page = TablePage(as_markdown(shown), as_note(shown), *(path.with_name(f"{path.name}{suffix}") for suffix in (".html", ".json", ".md")))
-    _write(page.html, html)
-    _write(page.json, shown.model_dump_json(indent=1) + "\n")
-    _write(page.text, page.markdown)
+    write_whole(page.html, html)
+    write_whole(page.json, shown.model_dump_json(indent=1) + "\n")
+    write_whole(page.text, page.markdown)
     return page
 
 
@@ -112,7 +113,7 @@ def _write_index(project: Project, folder: Path) -> None:
     for table in tables:
         papers.setdefault(table.name.partition("/")[0], []).append(table)
     there = {table.name for table in tables if (folder / f"{table.name}.html").is_file()}
-    _write(folder / INDEX, _environment().get_template("index.html").render(papers=papers, there=there))
+    write_whole(folder / INDEX, _environment().get_template("index.html").render(papers=papers, there=there))
 
 
 def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], str]:
@@ -129,14 +130,6 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
             continue  # it has none of them, or is away: the page names the runs all the same
         found |= {(dataset, run.variant, run.seed): f"{project.tracking_uri.rstrip('/')}/#/runs/{run.run_id}" for run in runs}
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: another shell may write the same page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 # ---------------------------------------------------------------- what templates use

@@ -1,0 +1,26 @@
+"""A file that several processes write: whoever reads it finds a whole one of somebody's."""
+
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tasks.files import write_whole
+
+TEXTS = [f"{letter}" * 200_000 for letter in "abcd"]
+
+
+def _write_often(path: Path, text: str) -> None:
+    for _ in range(50):
+        write_whole(path, text)
+
+
+def test_writers_of_one_file_never_mix_and_leave_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "pages" / "page.html"
+    write_whole(path, TEXTS[0])
+    found: set[str] = set()
+    with ProcessPoolExecutor(len(TEXTS)) as pool:
+        writers = [pool.submit(_write_often, path, text) for text in TEXTS]
+        while not all(writer.done() for writer in writers):
+            found.add(path.read_text())
+    assert all(writer.result() is None for writer in writers)
+    assert found <= set(TEXTS)
+    assert list(path.parent.iterdir()) == [path]
