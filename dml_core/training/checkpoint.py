@@ -90,7 +90,7 @@ def weights_of(checkpoint: dict[str, Any], epoch: Epoch) -> tuple[dict[str, Tens
         StoreError: the run kept no such epoch.
     """
     if epoch == "last":
-        return checkpoint["system"], int(checkpoint["num_epochs_done"])
+        return checkpoint.get("averaged") or checkpoint["system"], int(checkpoint["num_epochs_done"])
     kept = checkpoint.get("kept", {}).get(epoch)
     if kept is None:
         raise StoreError(f"the checkpoint of run {checkpoint['identity']} has no '{epoch}' epoch; train with keep_epochs: [{epoch}]")

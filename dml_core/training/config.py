@@ -10,6 +10,7 @@ from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
+from dml_core.training.averaging import AverageConfig
 from dml_core.training.epochs import KeptEpoch
 from dml_core.training.optim_config import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig
@@ -32,6 +33,7 @@ class TrainingConfig(Config):
             softmax's released code, whose new head would start from averages of nothing).
         precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
         checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
+        average: the run's result is a moving average of the weights; None leaves the last step's.
         keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
             classes. The last epoch's weights are the same with and without.
         keep_every_epochs: after how many epochs these are looked for; the last is always looked at.
@@ -46,6 +48,7 @@ class TrainingConfig(Config):
     schedule: ScheduleConfig = ScheduleConfig()
     num_epochs: int = Field(ge=0)
     warm_up_batchnorm: bool = False
+    average: AverageConfig | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     checkpoint_every_epochs: int = Field(default=1, ge=1)
     keep_epochs: tuple[KeptEpoch, ...] = ()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
@@ -28,6 +29,7 @@ from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
+from dml_core.training.averaging import build_average
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.checkpoint import save_checkpoint, take_up
 from dml_core.training.config import TrainingConfig
@@ -60,6 +62,7 @@ class _Run:
     """The parts of one run, as the sections below share them.
 
     Attributes:
+        averaged: the average of the weights so far, where the run's result is one.
         history: a line for each step that is done.
         kept: the epochs that are kept beside the last; on rank 0 alone.
     """
@@ -80,12 +83,23 @@ class _Run:
     history: list[str] = field(default_factory=list)
     kept: dict[KeptEpoch, _Kept] = field(default_factory=dict)
     parallel: nn.Module = field(init=False)
+    averaged: AveragedModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if self.config.average is not None:
+            self.averaged = build_average(self.system, self.config.average)
         self.parallel = self.system
         if world_size() > 1:
             devices = [self.device] if self.device.type == "cuda" else None
             self.parallel = DistributedDataParallel(self.system, device_ids=devices, broadcast_buffers=False)
+
+    @property
+    def result(self) -> TrainingSystem:
+        """What the run would come to if it ended now."""
+        if self.averaged is None or int(self.averaged.n_averaged) == 0:
+            return self.system
+        assert isinstance(self.averaged.module, TrainingSystem)
+        return self.averaged.module
 
 
 # ---------------------------------------------------------------- the run and its parts
@@ -148,6 +162,9 @@ def fit(
     if checkpoint is not None:
         optimiser.load_state_dict(checkpoint["optimiser"])
         start = int(checkpoint["num_epochs_done"])
+        if run.averaged is not None and checkpoint["averaged"] is not None:
+            run.averaged.module.load_state_dict(checkpoint["averaged"])
+            run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
         run.history = checkpoint["history"].splitlines()
         run.kept = {kind: _Kept(**checkpoint["kept"][kind]) for kind in config.keep_epochs if kind in checkpoint["kept"]}
     if rank() == 0:
@@ -158,7 +175,7 @@ def fit(
     for epoch in range(start, config.num_epochs):
         _train_epoch(run, epoch)
     from_rank_zero(lambda: _check_kept(run))
-    return system.eval()
+    return run.result.eval()
 
 
 def build_system(config: TrainingConfig, num_classes: int, seed: int, device: torch.device) -> TrainingSystem:
@@ -203,6 +220,8 @@ def _train_epoch(run: _Run, epoch: int) -> None:
         set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
         rates.append(factor * run.system.loss.learning_rate_factor)
         values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
+        if run.averaged is not None and config.average is not None and epoch >= config.average.begins_at(config.num_epochs):
+            run.averaged.update_parameters(run.system)
         clock.tick(step, sum(sizes), values[-1])
     metrics = _record_epoch(run, epoch, values, rates)
     _keep_best(run, epoch + 1, metrics)
@@ -308,6 +327,7 @@ def _save(run: _Run, num_epochs_done: int) -> None:
             "num_epochs_done": num_epochs_done,
             "history": "\n".join(run.history),
             "system": run.system.state_dict(),
+            "averaged": run.result.state_dict() if run.result is not run.system else None,
             "optimiser": run.optimiser.state_dict(),
             "kept": {kind: vars(run.kept[kind]) for kind in run.config.keep_epochs if kind in run.kept},
         }
@@ -322,10 +342,10 @@ def _is_looked_at(run: _Run, num_epochs_done: int) -> bool:
 
 
 def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
-    """What is measured of the weights as they are now on classes that training does not see."""
-    found = run.validate(run.system.model) if run.validate is not None else {}
+    """What is measured of the result so far on classes that training does not see."""
+    found = run.validate(run.result.model) if run.validate is not None else {}
     if run.score_test is not None and _is_looked_at(run, num_epochs_done):
-        found = found | run.score_test(run.system.model)
+        found = found | run.score_test(run.result.model)
     return found
 
 
@@ -336,7 +356,7 @@ def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> No
     for kind in run.config.keep_epochs:
         score = metrics.get(RECALL[kind])
         if score is not None and (kind not in run.kept or score > run.kept[kind].score):
-            weights = {name: value.detach().to("cpu", copy=True) for name, value in run.system.state_dict().items()}
+            weights = {name: value.detach().to("cpu", copy=True) for name, value in run.result.state_dict().items()}
             run.kept[kind] = _Kept(num_epochs_done, score, weights)
 
 

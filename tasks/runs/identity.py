@@ -22,6 +22,7 @@ from pathlib import Path
 from dml_core.losses.registry import loss_modules
 from dml_core.measurements.registry import measurement_module
 from dml_core.models.backbones.registry import backbone_module
+from dml_core.training.config import TrainingConfig
 from tasks.runs.records import DatasetRecord
 from tasks.runs.source import imported_modules, normal_form
 from tasks.runs.specs import RunSpec
@@ -59,7 +60,9 @@ def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
     """A trained system; its loss's and its backbone's files count, others' do not. Which of its epochs is scored is no part of it."""
     backbone = backbone_module(spec.training.model.backbone.name)
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
-    reads = {"training": spec.training.model_dump(mode="json"), "seed": spec.seed}
+    # What is not set is left out: a setting that a later version adds, and that does nothing unless it is set, changes no identity.
+    unset = {name for name in TrainingConfig.model_fields if getattr(spec.training, name) is None}
+    reads = {"training": spec.training.model_dump(mode="json", exclude=unset), "seed": spec.seed}
     choosing = CHOOSING_MODULES if spec.training.keep_epochs else ()
     return _step("train", reads, dataset.digest, (*STEP_MODULES["train"], backbone, *sorted(losses), *choosing))
 

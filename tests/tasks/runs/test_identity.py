@@ -13,7 +13,7 @@ from tests.conftest import small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
-GOLDEN = ["ed8088cb1bcfd81d13db219251229396", "3a39f8c578d5f906fc9bcf9b767b846f", "fcbf8a61f9b98b8129367b74c8141bf1"]
+GOLDEN = ["9cb51fc96fc41994aa5c65ec6c68571b", "3a02bf1be3b072d49fef4018b2fb65d2", "93e4c391619fadf49e1902012d0e7fd6"]
 STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 
@@ -129,6 +129,16 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
     assert "dml_core.losses.softtriple" in used["softtriple"]
     assert "dml_core.losses.softtriple" not in used["normalised_softmax"]
     assert "dml_core.losses.normalised_softmax" not in used["softtriple"]
+
+
+def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[dict[str, dict[str, object]]] = []
+    monkeypatch.setattr(identity, "_step", lambda step, reads, *rest: read.append(reads))
+    for average in (None, {"decay": 0.9}):
+        identity.train_step(changed(training={"average": average}), DATASET)
+    assert "average" not in read[0]["training"]
+    assert read[1]["training"].pop("average") == {"decay": 0.9, "after": 0.5}
+    assert read[0] == read[1]
 
 
 def test_identities_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
