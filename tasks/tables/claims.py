@@ -16,6 +16,7 @@ from tasks.tables.result import TableResult
 
 ClaimJudgement = Literal["holds", "refuted", "not shown", "not decided"]
 Side = Literal["above", "below", "either"]
+TIME = "_minutes"  # how metrics that are times end
 
 
 class JudgedClaim(Record):
@@ -58,6 +59,13 @@ class JudgedClaim(Record):
     def reference_mean(self) -> float | None:
         """Of the references."""
         return mean_over_seeds(self.references)[0] if self.references else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the two means, where both are times: of these no difference carries over to another machine."""
+        if not self.mean or not self.reference_mean or not self.metric.endswith(TIME):
+            return None
+        return self.mean / self.reference_mean
 
 
 def judge_pairs(values: Sequence[float], references: Sequence[float], side: Side) -> tuple[ClaimJudgement, float | None, float | None]:

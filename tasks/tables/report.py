@@ -26,19 +26,22 @@ def as_markdown(table: ShownTable) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
 
 
-def _claim_line(claim: JudgedClaim) -> str:
+def claim_line(claim: JudgedClaim) -> str:
     """A judged claim in one line."""
     if claim.mean is None or claim.reference_mean is None or claim.difference is None:
         return f"{claim.judgement}: {claim.says} ({claim.why})"
     spread = f" ± {claim.half_width:.3g}" if claim.half_width is not None else ""
+    ratio = f", ratio {claim.ratio:.3g}," if claim.ratio is not None else ""
     seeds = f"over {len(claim.seeds)} seeds" if len(claim.seeds) > 1 else "one seed only"
-    figures = f"{claim.metric} {claim.mean:.4g} against {claim.reference_mean:.4g}, difference {claim.difference:+.3g}{spread} {seeds}"
+    figures = (
+        f"{claim.metric} {claim.mean:.4g} against {claim.reference_mean:.4g}, difference {claim.difference:+.3g}{spread}{ratio} {seeds}"
+    )
     return f"{claim.judgement}: {claim.says} ({figures})"
 
 
 def claim_lines(table: ShownTable) -> list[str]:
     """The claims: those with runs on both sides, a line each; the others are counted."""
-    begun = [_claim_line(claim) for claim in table.claims if claim.seeds]
+    begun = [claim_line(claim) for claim in table.claims if claim.seeds]
     left = len(table.claims) - len(begun)
     return [*begun, *([f"not decided, for their runs are not there: {left} claim{'s' if left > 1 else ''}"] if left else [])]
 

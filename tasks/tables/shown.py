@@ -5,6 +5,7 @@ The JSON of a table is this record as it stands; docs/tables.md describes it. It
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from math import floor, log10
 from typing import Literal
 
 from dml_core.evaluation.confidence import mean_over_seeds
@@ -24,6 +25,7 @@ EPOCH_NOTES = {
     "oracle": "oracle epoch (chosen on the test classes)",
 }
 DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
+MOST_DECIMALS = 6
 Waiting = Mapping[tuple[str, str], str]
 Status = Literal["quoted", "measured", "partly measured", "not run"]
 
@@ -203,7 +205,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         **table.model_dump(include={"title", "page", "states"}),
         note=_note(table),
         made=result.made,
-        columns=_columns(table),
+        columns=_columns(table, rows),
         rows=rows,
         tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
         claims=judge_claims(table, result),
@@ -226,12 +228,16 @@ def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
     return [] if entry.kind == "quoted" else [name for name in datasets_of(table) if belongs(table, entry, name) and name not in done]
 
 
-def _columns(table: TableFile) -> tuple[ShownColumn, ...]:
-    rows = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
+def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, ...]:
+    printed = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
+    measured = [line.cells for row in rows for line in row.lines]
     found = []
     for index, column in enumerate(table.flat_columns):
-        decimals = max((len(f"{row[index]:g}".partition(".")[2]) for row in rows if row[index] is not None), default=0)
-        most = max(decimals, DECIMALS.get(column.unit, 1))
+        decimals = max((len(f"{row[index]:g}".partition(".")[2]) for row in printed if row[index] is not None), default=0)
+        means = [abs(cell.mean) for cells in measured if (cell := cells[index]) is not None and cell.mean != 0]
+        # of what is far below 1, as minutes of an epoch are, two digits
+        small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
+        most = max(decimals, DECIMALS.get(column.unit, 1), min(small, MOST_DECIMALS))
         found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most))
     return tuple(found)
 

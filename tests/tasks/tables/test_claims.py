@@ -9,6 +9,7 @@ from scipy.stats import ttest_rel
 from dml_core.config import parse
 from tasks.tables.claims import JudgedClaim, judge_claims, judge_pairs
 from tasks.tables.file import TableFile
+from tasks.tables.report import claim_line
 from tasks.tables.result import MeasuredRun, TableResult
 
 PAIRS = st.lists(st.tuples(*[st.floats(0, 1).map(lambda value: round(value, 3))] * 2), min_size=2, max_size=8)
@@ -85,6 +86,17 @@ def test_a_number_is_in_the_metric_s_own_unit_and_another_metric_may_be_the_refe
         3.0,
         3.0,
     )
+
+
+def test_times_are_compared_by_their_ratio_too_and_nothing_else_is():
+    runs = [
+        run(row, seed, recall_at_1=0.6, epoch_minutes=minutes + seed / 10) for row, minutes in (("a", 2.9), ("b", 0.4)) for seed in range(3)
+    ]
+    found = judged(table(metric="epoch_minutes"), *runs)
+    assert found.ratio == pytest.approx(3.0 / 0.5)
+    assert "ratio 6, over 3 seeds" in claim_line(found)
+    assert judged(table(), *runs).ratio is None
+    assert judged(table(metric="epoch_minutes", reference=0.0), *runs).ratio is None
 
 
 def test_what_a_claim_waits_for_is_said():

@@ -70,6 +70,18 @@ def test_a_figure_has_the_decimals_of_its_column():
     assert [recall.measured(61.234), nmi.measured(61.234), csc.measured(7.51234)] == ["61.2", "61.23", "7.512"]
 
 
+def test_what_is_measured_far_below_one_keeps_two_digits():
+    def measured(csc: float) -> str:
+        column = shown(run("ours", 0, "sop", csc=csc, variant="as_published")).columns[2]
+        return column.measured(csc)
+
+    assert [measured(csc) for csc in (12.0, 0.123, 0.0142, 0.000527, 1e-9, 0.0)] == [
+        "12.000", "0.123", "0.014", "0.00053", "0.000000", "0.000",
+    ]  # fmt: skip
+    column = shown(*seeds("ours", recall_at_1=0.0001)).columns[0]
+    assert column.measured(0.012) == "0.0", "per cent have theirs"
+
+
 def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
     runs = [
         run("ours", 0, variant=variant, epoch=epoch, recall_at_1=0.6)
