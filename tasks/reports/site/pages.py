@@ -151,6 +151,7 @@ def _environment() -> Environment:
         "link_of": _link_of,
         "verdict_counts": _verdict_counts,
         "blocks": _blocks,
+        "is_figure": _is_figure,
     }
     environment.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title}
     return environment
@@ -192,6 +193,11 @@ def _blocks(table: ShownTable) -> list[tuple[str, int]]:
 
 def _link_of(links: Links, row: ShownRow, line: ShownLine, dataset: str, seed: int) -> str | None:
     return links.get((dataset, run_label(row.name, line.variant, line.epoch), seed))
+
+
+def _is_figure(table: ShownTable) -> bool:
+    """Whether it is there to be looked at: its rows' own pictures then stand on the page itself, not where a row opens."""
+    return table.name.rpartition("/")[2].startswith("figure")
 
 
 def _verdict_counts(table: ShownTable) -> list[tuple[str, Any]]:

@@ -31,6 +31,11 @@ class Picture:
     width: int = 0
     height: int = 0
 
+    @property
+    def is_measurement(self) -> bool:
+        """Whether a measurement of the row drew it: what a paper's figure shows is such a picture."""
+        return self.file.startswith(f"{MEASUREMENTS}/")
+
 
 def picture_files(folder: Path) -> list[Path]:
     """A finished run's pictures: the figures of every run, then those of its measurements."""

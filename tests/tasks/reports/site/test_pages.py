@@ -117,6 +117,27 @@ def test_pictures_of_the_first_seed_travel_in_the_page(html: Element) -> None:
     assert all(HOSTILE not in str(picture.attributes["alt"]) and "seed 0" in str(picture.attributes["alt"]) for picture in pictures)
 
 
+def test_a_figure_s_own_pictures_stand_on_the_page_and_a_table_s_where_a_row_opens(made: "tuple[Project, Params]", html: Element) -> None:
+    project, params = made
+    figure = NAME.replace("table1", "figure1")
+    tables = project.root / "tables"
+    (tables / f"{figure}.yaml").write_text((tables / f"{NAME}.yaml").read_text())
+    save_result(project, load_result(project, NAME).model_copy(update={"name": figure}))
+    try:
+        page = read(write_site(project, params, [figure])[0].html.read_text())
+    finally:
+        (tables / f"{figure}.yaml").unlink()
+        write_site(project, params, [NAME])  # the index is the other tests' again
+    (seen,) = page.all("section", "seen")
+    captions = [caption.text for caption in seen.all("figcaption")]
+    assert any(caption.startswith(f"{HOSTILE}, as_published, cub200 : counts, seed 0") for caption in captions)
+    assert len(captions) == 5 and all("cub200 : counts, seed 0" in caption for caption in captions)
+    (run,) = rows(page)["softmax-norm"].all("section", "run")
+    assert [caption.text.split(",")[0] for caption in run.all("figcaption")] == ["loss over epochs", "retrieval gallery"]
+    assert len(page.all("img")) == len(html.all("img")), "none is carried twice"
+    assert not html.all("section", "seen")
+
+
 def test_the_page_and_the_index_load_nothing(page: TablePage) -> None:
     for path in (page.html, page.html.parents[1] / pages.INDEX):
         text = path.read_text()
