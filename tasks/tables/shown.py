@@ -25,7 +25,7 @@ EPOCH_NOTES = {
     "oracle": "oracle epoch (chosen on the test classes)",
 }
 DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
-MOST_DECIMALS = 6
+NOTHING = 1e-5  # what is smaller is rounding, and shown as 0
 Waiting = Mapping[tuple[str, str], str]
 Status = Literal["quoted", "measured", "partly measured", "not run"]
 
@@ -234,10 +234,10 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
     found = []
     for index, column in enumerate(table.flat_columns):
         decimals = max((len(f"{row[index]:g}".partition(".")[2]) for row in printed if row[index] is not None), default=0)
-        means = [abs(cell.mean) for cells in measured if (cell := cells[index]) is not None and cell.mean != 0]
+        means = [abs(cell.mean) for cells in measured if (cell := cells[index]) is not None and abs(cell.mean) >= NOTHING]
         # of what is far below 1, as minutes of an epoch are, two digits
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
-        most = max(decimals, DECIMALS.get(column.unit, 1), min(small, MOST_DECIMALS))
+        most = max(decimals, DECIMALS.get(column.unit, 1), small)
         found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most))
     return tuple(found)
 

@@ -76,7 +76,7 @@ def test_what_is_measured_far_below_one_keeps_two_digits():
         return column.measured(csc)
 
     assert [measured(csc) for csc in (12.0, 0.123, 0.0142, 0.000527, 1e-9, 0.0)] == [
-        "12.000", "0.123", "0.014", "0.00053", "0.000000", "0.000",
+        "12.000", "0.123", "0.014", "0.00053", "0.000", "0.000",
     ]  # fmt: skip
     column = shown(*seeds("ours", recall_at_1=0.0001)).columns[0]
     assert column.measured(0.012) == "0.0", "per cent have theirs"
