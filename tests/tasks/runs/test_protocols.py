@@ -50,7 +50,9 @@ def tiny(config):
 
 def test_all_five_papers_and_the_common_track_are_here():
     assert set(LOADED) == {"softtriple", "heated_up_softmax", "discriminative", "tuplet_margin", "sgsl", "common"}
-    assert len(CELLS) == (8 + 4) + (6 + 2) + (4 + 4) + 6 + (8 + 2) + 44  # small images of figures and stand-ins beside the datasets of tables
+    assert (
+        len(CELLS) == (8 + 4) + (6 + 2) + (4 + 4) + 6 + (8 + 2) + 44
+    )  # small images of figures and stand-ins beside the datasets of tables
 
 
 def test_both_readings_are_here_where_code_was_released():
