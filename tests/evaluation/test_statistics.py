@@ -79,6 +79,22 @@ def test_the_power_is_what_simulated_tests_have(num_seeds: int) -> None:
     assert power(1.0, 0.8, num_seeds) == pytest.approx(share, abs=0.012)
 
 
+@pytest.mark.parametrize(("num_seeds", "level"), [(2, 0.05), (2, 0.001), (3, 0.0008), (5, 0.01), (31, 0.0008), (200, 0.05)])
+@pytest.mark.parametrize("wanted", [0.3, 0.8])
+def test_the_power_holds_for_few_seeds_and_small_levels_too(num_seeds: int, level: float, wanted: float) -> None:
+    """Where SciPy's noncentral t gives out. Sample variances are drawn on their own: 200,000 tests."""
+    rng, shift = np.random.default_rng(num_seeds), smallest_difference(1.0, num_seeds, wanted, level) * num_seeds**0.5
+    t = (rng.normal(shift, 1, 200_000)) / np.sqrt(rng.chisquare(num_seeds - 1, 200_000) / (num_seeds - 1))
+    assert (np.abs(t) > stats.t.ppf(1 - level / 2, num_seeds - 1)).mean() == pytest.approx(wanted, abs=0.005)
+
+
+@pytest.mark.parametrize("num_seeds", [6, 20, 31, 40, 300])
+def test_the_power_is_the_noncentral_ts_where_that_is_right(num_seeds: int) -> None:
+    shift, threshold = 0.2 * num_seeds**0.5, stats.t.ppf(0.975, num_seeds - 1)
+    expected = stats.nct.sf(threshold, num_seeds - 1, shift) + stats.nct.cdf(-threshold, num_seeds - 1, shift)
+    assert power(0.2, 1.0, num_seeds) == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_the_fewest() -> None:
     assert power(smallest_difference(2.0, 6), 2.0, 6) == pytest.approx(0.8, abs=1e-6)
     needed = seeds_needed(1.0, 2.0)
