@@ -118,6 +118,31 @@ class Comparison:
         title = metric_title(self.metric)
         return f"A difference of {self.smallest:.{self.decimals}f} {title} would be told with a chance of {POWER:g} (Holm over {pairs})."
 
+    @property
+    def heading(self) -> str:
+        """Of what `beside` says of each system."""
+        return f"difference to {self.reference if self.is_named else 'the best'} (Holm)"
+
+    def beside(self, system: str) -> str:
+        """A system less the reference, with the corrected p value, as a table has room for it."""
+        if system == self.reference:
+            return "reference" if self.is_named else "the best"
+        found = next((pair for pair in self.against if pair.system == system), None)
+        if found is None or found.p_holm is None:
+            return "not compared"
+        return f"{self.said(found)}, p {'< 0.001' if found.p_holm < 0.001 else f'{found.p_holm:.3f}'}"
+
+    def said(self, pair: Pair) -> str:
+        """A difference with its sign and its interval; a dash where there is none."""
+        if pair.difference is None or pair.half_width is None:
+            return "-"
+        return f"{pair.difference:+.{self.decimals}f} ± {pair.half_width:.{self.decimals}f}"
+
+    @property
+    def matrix(self) -> list[tuple[str, list[Pair | None]]]:
+        """Each system less each system, the best first; None for itself."""
+        return [(system, [None if system == other else self.pair(system, other) for other in self.means]) for system in self.means]
+
     def pair(self, system: str, other: str) -> Pair:
         """The system less the other, from `pairs`."""
         found = next(pair for pair in self.pairs if {pair.system, pair.other} == {system, other})

@@ -1,5 +1,6 @@
 """Verbs that train: the standing comparison, a table, a single run."""
 
+import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -168,7 +169,8 @@ def _check(
 
 def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") -> None:
     for comparison in comparisons:
-        print(comparison.report.replace("![Recall@K](recall.png)\n", "").rstrip() + "\n")
+        links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files that lie beside the report
+        print(links.sub("", comparison.report).rstrip() + "\n")
         print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
         print(f"report: {comparison.folder / 'report.md'}")
         print(f"best of it: {comparison.best.spec.title}")
