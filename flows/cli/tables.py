@@ -124,7 +124,7 @@ def show(
     from rich.table import Table
 
     from tasks.tables.file import load_table
-    from tasks.tables.report import claim_lines, lines
+    from tasks.tables.report import RICH, claim_lines, lines, told_lines
     from tasks.tables.result import load_result
     from tasks.tables.shown import shown_table
 
@@ -132,7 +132,9 @@ def show(
     if as_json:
         print(found.model_dump_json(indent=1))
         return
-    header, *rows = lines(found)
+    header, *rows = lines(found, RICH)
+    for line in told_lines(found):
+        print(line)
     page = f", page {found.page}" if found.page is not None else ""
     shown = Table(*header, title=f"{name}{page}: {found.title}")
     for row in rows:
