@@ -136,7 +136,7 @@ class Comparison:
         """A difference with its sign and its interval; a dash where there is none."""
         if pair.difference is None or pair.half_width is None:
             return "-"
-        return f"{pair.difference:+.{self.decimals}f} ± {pair.half_width:.{self.decimals}f}"
+        return f"{round(pair.difference, self.decimals) + 0.0:+.{self.decimals}f} ± {pair.half_width:.{self.decimals}f}"
 
     @property
     def matrix(self) -> list[tuple[str, list[Pair | None]]]:

@@ -12,16 +12,20 @@ from dml_core.evaluation.mean_ranks import Ranking, rank_systems
 POINTS = {"per cent": 1.0, "share": 0.01}  # the difference that numbers of seeds are asked for, in the column's unit
 
 
-class ComparedColumn(Protocol):
-    """A column as it is shown."""
+class MetricColumn(Protocol):
+    """A column of a table's file, or as it is shown."""
 
     @property
     def dataset(self) -> str:
-        """Of the table's columns."""
+        """As the table names it."""
 
     @property
     def metric(self) -> str:
         """As the evaluator names it."""
+
+
+class ComparedColumn(MetricColumn, Protocol):
+    """A column as it is shown."""
 
     @property
     def unit(self) -> str:
@@ -52,7 +56,7 @@ class ComparedLine(Protocol):
         """One for each column."""
 
 
-def compared_columns(columns: Sequence[ComparedColumn]) -> dict[str, int]:
+def compared_columns(columns: Sequence[MetricColumn]) -> dict[str, int]:
     """Dataset -> its first column whose metric has a best."""
     found: dict[str, int] = {}
     for index, column in enumerate(columns):
