@@ -54,13 +54,14 @@ class Ranking:
 
 
 def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
-    """Rank the systems that every dataset has; None for fewer than three, or fewer than two blocks.
+    """Rank the systems that every dataset has, or that have two seeds of the only one; None for fewer than three, or than two blocks.
 
     Args:
         metric: of the scores; more of it is better.
         scores: dataset -> system -> seed -> score.
     """
-    systems = [name for name in next(iter(scores.values()), {}) if all(of_dataset.get(name) for of_dataset in scores.values())]
+    least = 1 if len(scores) > 1 else 2
+    systems = [name for name in next(iter(scores.values()), {}) if all(len(of.get(name, ())) >= least for of in scores.values())]
     over: Literal["datasets", "seeds"] = "datasets" if len(scores) > 1 else "seeds"
     blocks = _datasets(scores, systems) if over == "datasets" else _seeds(next(iter(scores.values()), {}), systems)
     if len(systems) < 3 or len(blocks) < 2:

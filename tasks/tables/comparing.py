@@ -82,13 +82,14 @@ def compare_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLin
 
 
 def rank_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLine]) -> Ranking | None:
-    """Ranks over the datasets of the first metric that several have; of a table of one dataset over its seeds; else None."""
-    firsts = compared_columns(columns)
-    metrics = [columns[index].metric for index in firsts.values()]
-    metric = next((metric for metric in metrics if len(firsts) == 1 or metrics.count(metric) > 1), None)
+    """Ranks over the measured datasets of the first metric that several have; where one alone was measured over its seeds; else None."""
+    scores = {index: _scores(lines, index) for index in compared_columns(columns).values()}
+    measured = {index: found for index, found in scores.items() if found}
+    metrics = [columns[index].metric for index in measured]
+    metric = next((metric for metric in metrics if len(measured) == 1 or metrics.count(metric) > 1), None)
     if metric is None:
         return None
-    return rank_systems(metric, {name: _scores(lines, index) for name, index in firsts.items() if columns[index].metric == metric})
+    return rank_systems(metric, {columns[index].dataset: found for index, found in measured.items() if columns[index].metric == metric})
 
 
 def _scores(lines: Sequence[ComparedLine], column: int) -> Scores:

@@ -50,5 +50,8 @@ def test_fewer_than_three_systems_or_two_blocks_have_no_ranks() -> None:
     assert rank_systems("nmi", {"d": scores_of([[1, 2], [2, 3]])}) is None
     assert rank_systems("nmi", {"d": scores_of([[1], [2], [3]])}) is None
     assert rank_systems("nmi", {}) is None
+    found = rank_systems("nmi", {"d": scores_of([[1, 2], [2, 3], [3, 4], [9]])})
+    assert found is not None
+    assert "s3" not in found.mean_ranks, "one seed of one dataset is no block for the others"
     without = {"d": scores_of([[1, 2], [2, 3], [3, 4]]), "e": scores_of([[1, 2], [2, 3]])}
     assert rank_systems("nmi", without) is None, "only systems that every dataset has are ranked"

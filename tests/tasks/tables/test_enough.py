@@ -162,7 +162,7 @@ def test_one_system_has_nothing_to_be_compared_with() -> None:
 
 
 def test_it_is_sure_as_often_as_an_interval_is() -> None:
-    """Stopping by the width hardly hurts the interval: in 600 tables of two systems it holds the true difference nearly 95 % of the time."""
+    """Stopping by the width hardly hurts the interval: in 600 tables of two systems it holds the truth nearly 95 % of the time."""
     rng, inside = np.random.default_rng(0), 0
     for _ in range(600):
         noise = rng.normal(0, 2, 40)

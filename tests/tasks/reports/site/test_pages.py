@@ -95,6 +95,28 @@ def test_claims_are_judged_with_their_difference(html: Element) -> None:
     assert "no runs yet of 'later'" in claims.text
 
 
+def test_what_can_be_told_stands_above_the_table_with_every_pair(html: Element) -> None:
+    (told,) = html.all("section", "told")
+    (sentence,) = told.all("p", "sentence")
+    oracle = "oracle epoch (chosen on the test classes)"
+    assert sentence.text.startswith("cub200: ")
+    assert f"{HOSTILE}, as_published, {oracle}" in sentence.text
+    pairs = told.all("table", "pairs")[0]
+    systems = [head.text for head in pairs.all("thead")[0].all("th")]
+    assert len(systems) == 5, "every line is a system: four of SoftTriple, one of the softmax"
+    matrix = [[cell.text for cell in row.all("td")] for row in pairs.all("tbody")[0].all("tr")]
+    assert [row[0] for row in zip(systems, matrix, strict=True)] == [row.all("th")[0].text for row in pairs.all("tbody")[0].all("tr")]
+    for number, row in enumerate(matrix):
+        for other, cell in enumerate(row):
+            marks = {"▲": "▼", "▼": "▲"}
+            assert marks.get(cell[:1], "") == (matrix[other][number][:1] if matrix[other][number][:1] in marks else "")
+    assert {cell for row in matrix for cell in row} >= {"not compared"}, "one seed is compared with nothing"
+    lead = [cell for cell in html.all("td", "measured") if "lead" in str(cell.attributes["class"]).split()]
+    assert lead
+    assert all(cell.attributes["data-column"] == "cub200 R@1" for cell in lead)
+    assert told.all("img")[0].attributes["src"].startswith("data:image/webp;base64,")
+
+
 def test_a_row_opens_to_what_differs_from_the_protocol_first_then_to_everything(html: Element) -> None:
     (run,) = rows(html)["softmax-norm"].all("section", "run")
     assert [[cell.text for cell in row.children if isinstance(cell, Element)] for row in run.all("table", "plain")[0].all("tr")[1:]] == [
