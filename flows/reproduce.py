@@ -16,6 +16,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.choices import DatasetName, VariantName
 from flows.outcomes import Failure, Outcome, RunsFailedError, measured_run
+from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
@@ -24,7 +25,8 @@ from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import changes_results, comparison_runs, load_params
+from tasks.runs.specs import RunSpec, changes_results, comparison_runs, load_params
+from tasks.tables.enough import checked_resolve
 from tasks.tables.file import STANDING
 from tasks.tables.result import load_result, save_result
 from tasks.tables.standing import VARIANT, row_name
@@ -70,6 +72,8 @@ def reproduce(
     fail_fast: bool = False,
     overrides: list[str] | None = None,
     code: Code = "strict",
+    resolve: float | None = None,
+    max_seeds: int | None = None,
 ) -> list[Comparison]:
     """Run the standing comparison of `params.yaml`; steps that are done already are reused.
 
@@ -81,26 +85,44 @@ def reproduce(
         fail_fast: stop when a run fails; otherwise the others go on.
         overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
+        resolve: in the place of seeds: as many as bring half of the 95 % interval of each variant's difference to the best to so many
+            points of the first Recall@K; reported beside the standing comparison, whose seeds are those of `params.yaml`.
+        max_seeds: of `resolve`.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
     chosen = datasets or list(params.comparison.default_datasets)
-    runs = {name: comparison_runs(params, name, variants, seeds, overrides or ()) for name in chosen}
+    runs = {name: comparison_runs(params, name, variants, seeds if resolve is None else [0], overrides or ()) for name in chosen}
     for name in chosen:
         check_parts(runs[name], check_before(project, params, runs[name]))
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
-        outcomes, failures = run_chains([spec for name in chosen for spec in runs[name]], prepared, services, force, fail_fast, code)
+
+        def run(some: Sequence[RunSpec]) -> tuple[list[Outcome], list[Failure]]:
+            return run_chains(some, prepared, services, force, fail_fast, code)
+
+        every = [spec for name in chosen for spec in runs[name]]
+        if resolve is None:
+            outcomes, failures = run(every)
+        else:
+            outcomes, failures = run_until_resolved(
+                every, checked_resolve(resolve, max_seeds), _looked_at, run, services.display.say, fail_fast
+            )
         services.display.say("writing the report")
-    partial = bool(variants or seeds or failures)
+    partial = bool(variants or seeds or resolve or failures)
     by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in chosen}
     failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
     if not any(changes_results(override) for override in overrides or ()):
         _keep(outcomes, failures, services)
     comparisons = [_conclude(by_dataset[name], failed[name], services, partial) for name in chosen if by_dataset[name]]
     if failures:
-        raise RunsFailedError(failures, sum(map(len, runs.values())), comparisons)
+        raise RunsFailedError(failures, max(len(every), len(outcomes) + len(failures)), comparisons)
     return comparisons
+
+
+def _looked_at(spec: RunSpec) -> tuple[str, str | None]:
+    """The first Recall@K; the reference is the best variant."""
+    return f"recall@{spec.evaluation.recall_at[0]}", None
 
 
 def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:

@@ -43,6 +43,7 @@ class Services:
         self.display = ProgressDisplay()
         self.workers = Workers(scale, project.state / "ray", say=self.display.say)
         self.tags = git_tags(project)
+        self.is_announced = False  # that Ray starts
 
     def begin(self, spec: RunSpec, doing: str) -> None:
         """Called by every step of a run before it does anything.
@@ -71,7 +72,10 @@ class Services:
     def announce(self, num_runs: int, num_to_train: int) -> None:
         """Say what is to come: how many runs, how many of them train, and that Ray takes its time."""
         self.display.plan(num_runs, num_to_train)
-        if num_to_train:
+        if num_to_train and self.is_announced:
+            self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train")
+        elif num_to_train:
+            self.is_announced = True
             where = "connecting to the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray on this machine (about 25 s)"
             self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train; {where}")
 

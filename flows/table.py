@@ -5,6 +5,7 @@ prepare each dataset (DVC; drawn for --smoke) -> every run's chain (flows/run.py
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
-from flows.outcomes import RunsFailedError
+from flows.outcomes import Failure, Outcome, RunsFailedError
+from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from flows.smoke import run_smoke
@@ -23,8 +25,10 @@ from tasks.runs.made import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
-from tasks.tables.file import load_table, paper_tables
-from tasks.tables.runs import at_scale, chosen_runs
+from tasks.tables.comparing import compared_columns
+from tasks.tables.enough import checked_resolve
+from tasks.tables.file import label_parts, load_table, paper_tables, run_label
+from tasks.tables.runs import at_scale, chosen_runs, column_dataset
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 
 
@@ -58,6 +62,8 @@ def table(
     force: bool = False,
     fail_fast: bool = False,
     code: Code = "strict",
+    resolve: float | None = None,
+    max_seeds: int | None = None,
 ) -> list[TableOutcome]:
     """Run tables or figures of the papers; steps that are done already are reused, and what several tables show runs once.
 
@@ -73,11 +79,23 @@ def table(
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
+        resolve: in the place of seeds: as many as bring half of the 95 % interval of each row's difference to the reference to so many
+            points, by the first metric of each dataset.
+        max_seeds: of `resolve`.
     """
     project = open_project()
     names = tables or paper_tables()
     params = at_scale(load_params(project.params_file), map(load_table, names))
-    choice = Choice(tuple(rows or ()), tuple(datasets or ()), variant, track, tuple(seeds or (0,)), smoke, prepared_only, one_row)
+    choice = Choice(
+        tuple(rows or ()),
+        tuple(datasets or ()),
+        variant,
+        track,
+        (0,) if resolve is not None else tuple(seeds or (0,)),
+        smoke,
+        prepared_only,
+        one_row,
+    )
     chosen = chosen_runs(params, names, choice)
     runs = check_tables(project, params, chosen, choice)
     with closing(Services(project, params.scale)) as services:
@@ -87,6 +105,13 @@ def table(
         }
         if smoke:
             outcomes, failures = run_smoke(runs, prepared, services, fail_fast)
+        elif resolve is not None:
+
+            def run(some: Sequence[RunSpec]) -> tuple[list[Outcome], list[Failure]]:
+                return run_chains(some, prepared, services, force, fail_fast, code)
+
+            asked = checked_resolve(resolve, max_seeds)
+            outcomes, failures = run_until_resolved(runs, asked, partial(_looked_at, params), run, services.display.say, fail_fast)
         else:
             outcomes, failures = run_chains(runs, prepared, services, force, fail_fast, code)
         services.display.say("writing the pages")
@@ -96,8 +121,22 @@ def table(
             own_failures = [failure for failure in failures if table_of(failure.spec) == name]
             concluded.append(conclude(name, own_outcomes, own_failures, params, services, smoke))
     if failures:
-        raise RunsFailedError(failures, len(runs), concluded)
+        raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), concluded)
     return concluded
+
+
+def _looked_at(params: Params, spec: RunSpec) -> tuple[str, str | None] | None:
+    """Of a run's table on its dataset the first metric that has a best, and the run's name of the reference, if the table names one."""
+    table = load_table(table_of(spec))
+    first = compared_columns(table.flat_columns).get(column_dataset(params, table, spec.dataset))
+    if first is None:
+        return None
+    reference = None
+    if table.reference is not None:
+        variant = label_parts(spec.variant)[1]
+        known = table.rows[table.reference].variants
+        reference = run_label(table.reference, variant if variant in known else known[0])
+    return table.flat_columns[first].metric, reference
 
 
 def _prepare(runs: Sequence[RunSpec], params: Params, services: Services, smoke: bool) -> DatasetRecord:

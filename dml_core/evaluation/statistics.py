@@ -1,21 +1,24 @@
 """Which of several systems is better, from runs that share their seeds: paired differences, corrected for how many were looked at.
 
 Runs of one seed share classes, order and the initial weights of what they have in common, so systems are compared seed by seed. Over
-several datasets they are compared by ranks (Demsar, JMLR 2006).
+several datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.comparing` makes whole tables of these.
 
-Shapes: S seeds, K systems, B blocks (datasets, or datasets and seeds).
+Shapes: S seeds, K systems, B blocks (datasets, or datasets and seeds), Q queries.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import nctdtr, stdtr, stdtrit
+from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
 
-from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.evaluation.confidence import bootstrap_means, mean_over_seeds
 
 MOST_SEEDS = 10_000
+MANY_SEEDS, LARGEST_NORMAL = 30, 9.0  # of the quadrature in `power`
+SAME = 1e-9  # of the values: differences whose spread is less do not vary, whatever their last bits say
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,21 @@ class PairedDifference:
         mean, half_width: of the differences, the latter of the 95 % interval (Student's t).
         num_seeds: how many there are.
         p_value: of the paired two-sided t test that the mean is 0, not corrected for other comparisons.
+        deviation: standard deviation of the differences.
     """
 
     mean: float
     half_width: float
     num_seeds: int
     p_value: float
+    deviation: float
 
 
 def paired_difference(values_S: Sequence[float], references_S: Sequence[float]) -> PairedDifference:
     """The mean difference, seed by seed.
+
+    Differences that do not vary say nothing of their spread: a share of few queries takes few values, and two or three seeds often have the
+    same. Their p value is the sign test's, 2 / 2^S, in the place of 0.
 
     Args:
         values_S: one for each seed, at least two.
@@ -48,10 +56,27 @@ def paired_difference(values_S: Sequence[float], references_S: Sequence[float]) 
         raise ValueError(f"a paired difference needs two seeds or more of both, found {len(values_S)} and {len(references_S)}")
     differences_S = np.subtract(values_S, references_S, dtype=np.float64)
     mean, half_width = mean_over_seeds(list(differences_S))
-    error = float(differences_S.std(ddof=1)) / len(differences_S) ** 0.5
-    certain = 1.0 if mean == 0 else 0.0  # where the differences do not vary
-    p_value = float(2 * stdtr(len(differences_S) - 1, -abs(mean) / error)) if error > 0 else certain
-    return PairedDifference(mean, half_width, len(differences_S), p_value)
+    deviation = float(differences_S.std(ddof=1))
+    scale = float(np.abs([values_S, references_S]).max())
+    if deviation <= SAME * scale:
+        return PairedDifference(mean, 0.0, len(differences_S), 1.0 if abs(mean) <= SAME * scale else 2.0 ** (1 - len(differences_S)), 0.0)
+    p_value = float(2 * stdtr(len(differences_S) - 1, -abs(mean) / deviation * len(differences_S) ** 0.5))
+    return PairedDifference(mean, half_width, len(differences_S), p_value, deviation)
+
+
+def signed_rank(values_B: Sequence[float], references_B: Sequence[float]) -> float:
+    """The p value of Wilcoxon's signed-rank test that the differences over blocks are symmetric about 0, two-sided.
+
+    Blocks may have differences of any size, as datasets have, for only their order counts. Exact for few blocks without ties.
+
+    Args:
+        values_B: one for each block.
+        references_B: of the other system, in the same order of blocks.
+    """
+    from scipy.stats import wilcoxon  # a second to import
+
+    differences_B = np.subtract(values_B, references_B, dtype=np.float64)
+    return float(wilcoxon(differences_B).pvalue) if (differences_B != 0).any() else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -66,28 +91,49 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def power(difference: float, deviation: float, num_seeds: int, level: float = 0.05) -> float:
     """The chance that the paired t test over `num_seeds` finds a true mean difference.
 
+    With z standard normal, V the variance of the sample in units of the true one, and c the test's threshold, that is the chance of
+    (z + shift)^2 > c^2 V. It is summed over z where seeds are few and over V where they are many, for there it is smooth; SciPy's
+    distribution function of the noncentral t (1.17) is wrong for few seeds and large shifts.
+
     Args:
         difference: the true mean, above 0.
         deviation: standard deviation of the differences, above 0.
         num_seeds: at least two.
         level: of the two-sided test.
     """
-    threshold = float(stdtrit(num_seeds - 1, 1 - level / 2))
+    freedom, nodes, weights = num_seeds - 1, *_nodes()
+    threshold = float(stdtrit(freedom, 1 - level / 2))
     shift = difference / deviation * num_seeds**0.5
-    return float(1 - nctdtr(num_seeds - 1, shift, threshold) + nctdtr(num_seeds - 1, shift, -threshold))
+    if freedom < MANY_SEEDS:
+        normals = LARGEST_NORMAL * nodes
+        densities = np.exp(-(normals**2) / 2) / (2 * np.pi) ** 0.5
+        return float(LARGEST_NORMAL * weights @ (densities * chdtr(freedom, freedom * ((normals + shift) / threshold) ** 2)))
+    bounds = threshold * np.sqrt(chdtri(freedom, (1 - nodes) / 2) / freedom)
+    return float(weights @ (ndtr(shift - bounds) + ndtr(-shift - bounds)) / 2)
+
+
+@cache
+def _nodes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of Gauss and Legendre's quadrature from -1 to 1."""
+    nodes, weights = np.polynomial.legendre.leggauss(400)
+    return nodes, weights
 
 
 def smallest_difference(deviation: float, num_seeds: int, wanted_power: float = 0.8, level: float = 0.05) -> float:
     """The smallest true mean difference that so many seeds find with the wanted power, in the unit of `deviation`."""
-    if deviation == 0:
-        return 0.0
+    return deviation * _smallest_effect(num_seeds, wanted_power, level)
+
+
+@cache
+def _smallest_effect(num_seeds: int, wanted_power: float, level: float) -> float:
+    """In standard deviations: the same for all pairs of a table."""
     low, high = 0.0, 1.0
     while power(high, 1.0, num_seeds, level) < wanted_power:
         low, high = high, 2 * high
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if power(middle, 1.0, num_seeds, level) < wanted_power else (low, middle)
-    return high * deviation
+    return high
 
 
 def seeds_needed(difference: float, deviation: float, wanted_power: float = 0.8, level: float = 0.05) -> int | None:
@@ -139,3 +185,54 @@ def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
     quantile = float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
     critical = quantile * (num_systems * (num_systems + 1) / (6 * num_blocks)) ** 0.5
     return RankComparison(tuple(map(float, ranks_BK.mean(axis=0))), p_value, critical, num_blocks)
+
+
+@dataclass(frozen=True)
+class VarianceParts:
+    """Where the variance of a mean over seeds and queries comes from; the three add up to it, in the unit of the hits squared.
+
+    Attributes:
+        mean: over seeds and queries.
+        seeds: what other seeds would change on these very classes; falls with the number of seeds.
+        classes: what other classes (and their queries) would change whatever the seed; falls with the number of classes alone.
+        both: what a seed does to single classes; falls with either number.
+    """
+
+    mean: float
+    seeds: float
+    classes: float
+    both: float
+
+    @property
+    def total(self) -> float:
+        """Variance of the mean, had seeds and classes both been drawn anew."""
+        return self.seeds + self.classes + self.both
+
+
+def variance_parts(hits_SQ: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int = 1000, seed: int = 0) -> VarianceParts:
+    """Split the variance of a mean over seeds and queries into what seeds do, what classes do, and what they do together.
+
+    Model: the mean of seed s over class c is m + a_s + b_c + e_sc, all independent; a seed's mean weighs classes by their queries.
+    Resampled classes move the means of two seeds together by their b alone, and that of one seed by b and e. So of the bootstrap's
+    covariance of the seeds' means an entry beside the diagonal estimates the variance of the classes' part, and one on the diagonal less
+    it that of both. The variance between the seeds' means is that of a and e. A part that is found below 0 is 0.
+
+    Args:
+        hits_SQ: whether each query's nearest neighbour is of its class (or any score of queries), for each seed; the same queries in
+            the same order for all.
+        codes_Q: the query's class.
+        num_replicates: of the bootstrap.
+        seed: of its draws.
+
+    Raises:
+        ValueError: fewer than two seeds or two classes.
+    """
+    num_seeds, num_classes = len(hits_SQ), len(np.unique(codes_Q))
+    if num_seeds < 2 or num_classes < 2:
+        raise ValueError(f"variance parts need two seeds and two classes or more, found {num_seeds} and {num_classes}")
+    means_BS = bootstrap_means(hits_SQ.T, codes_Q, num_replicates, seed)
+    covariance_SS = np.cov(means_BS.T) * num_classes / (num_classes - 1)  # a bootstrap of C units has (C - 1) / C of their variance
+    shared = float((covariance_SS.sum() - covariance_SS.trace()) / (num_seeds * (num_seeds - 1)))
+    both = max(0.0, float(covariance_SS.trace() / num_seeds) - shared)
+    between = float(hits_SQ.mean(axis=1).var(ddof=1))
+    return VarianceParts(float(hits_SQ.mean()), max(0.0, between - both) / num_seeds, max(0.0, shared), both / num_seeds)

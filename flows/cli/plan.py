@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.app import app, open_project, print_table
-from flows.cli.tables import NumSeeds, Rows, TrackName, choice_of
+from flows.cli.tables import AUTO, NumSeeds, Rows, TrackName, choice_of
 
 if TYPE_CHECKING:
     from tasks.plans.cost import Estimate
@@ -54,6 +54,8 @@ def plan(
         for why in plan.left_out:
             print(f"{plan.name}: left out: {why}")
     print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
+    if seeds == AUTO:
+        print("--seeds auto: these are the seeds that it begins with; how many more it takes cannot be told before they have run")
     print_needs(needs)
 
 

@@ -1,11 +1,12 @@
 """Verbs that train: the standing comparison, a table, a single run."""
 
+import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.cli.app import app, open_project, prefect_starting
-from flows.cli.tables import NumSeeds, Rows, TrackName
+from flows.cli.tables import AUTO, MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, resolving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +45,8 @@ def reproduce(
     set_: Overrides = None,
     row: Rows = None,
     seeds: NumSeeds = None,
+    resolve: ResolvePoints = None,
+    max_seeds: MaxSeeds = None,
     track: TrackName = None,
     prepared_only: Annotated[bool, typer.Option("--prepared-only", help="Of tables: only on datasets that are prepared.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Of tables: a few drawn images, one epoch; does the whole chain run?")] = False,
@@ -55,27 +58,32 @@ def reproduce(
     What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
     """
     from dml_core.errors import ConfigError
+    from tasks.tables.enough import FIRST_SEEDS
 
+    until = resolving(seeds, resolve, max_seeds, smoke)
     if tables and tables != [STANDING]:
         from flows.cli.tables import choice_of, run_tables
 
         if set_:
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
         choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
-        return run_tables(tables, choice, force, fail_fast, code)
-    if row or smoke or track or seeds or prepared_only or one_row:
+        return run_tables(tables, choice, force, fail_fast, code, until)
+    if row or smoke or track or prepared_only or one_row or seeds not in (None, AUTO):
         raise ConfigError(
-            "--row, --seeds, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
+            "--row, --seeds N, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
         )
+    if seed and until:
+        raise ConfigError("--seed names seeds and --seeds auto adds them until differences are sure enough: give one of them")
     project = open_project()
     _say("dml reproduce: checking parameters")
-    _check(project, dataset, variant, seed, set_)
+    _check(project, dataset, variant, range(FIRST_SEEDS) if until else seed, set_)
     with prefect_starting():
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
     try:
-        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code), project)
+        asked = (None, None) if until is None else (until.points, until.most)
+        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code, *asked), project)
     except RunsFailedError as error:
         _print_comparisons(error.comparisons, project)
         raise
@@ -168,7 +176,8 @@ def _check(
 
 def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") -> None:
     for comparison in comparisons:
-        print(comparison.report.replace("![Recall@K](recall.png)\n", "").rstrip() + "\n")
+        links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files that lie beside the report
+        print(links.sub("", comparison.report).rstrip() + "\n")
         print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
         print(f"report: {comparison.folder / 'report.md'}")
         print(f"best of it: {comparison.best.spec.title}")

@@ -14,11 +14,21 @@ if TYPE_CHECKING:
     from tasks.plans.state import TableState
     from tasks.runs.made import Code
     from tasks.tables.choice import Choice, Track
+    from tasks.tables.enough import Resolve
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
 
 Rows = Annotated[list[str] | None, typer.Option("--row", help="Of tables: this row; repeat for several.")]
-NumSeeds = Annotated[int | None, typer.Option("--seeds", "-r", min=1, help="Of tables: this many seeds, from 0.")]
+NumSeeds = Annotated[
+    str | None,
+    typer.Option("--seeds", "-r", metavar="N|auto", help="Of tables: this many seeds, from 0. auto: until differences are sure enough."),
+]
+ResolvePoints = Annotated[
+    float | None,
+    typer.Option("--resolve", metavar="POINTS", help="With --seeds auto: half of the 95 % interval of each difference; 1.0 if left out."),
+]
+MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", metavar="N", help="With --seeds auto: no more than these; 20 if left out.")]
+AUTO = "auto"
 TrackName = Annotated[
     str | None, typer.Option("--track", metavar="paper|common", help="Of tables: as each paper ran it, or every loss alike.")
 ]
@@ -124,7 +134,7 @@ def show(
     from rich.table import Table
 
     from tasks.tables.file import load_table
-    from tasks.tables.report import claim_lines, lines
+    from tasks.tables.report import RICH, claim_lines, lines, told_lines
     from tasks.tables.result import load_result
     from tasks.tables.shown import shown_table
 
@@ -132,7 +142,9 @@ def show(
     if as_json:
         print(found.model_dump_json(indent=1))
         return
-    header, *rows = lines(found)
+    header, *rows = lines(found, RICH)
+    for line in told_lines(found):
+        print(line)
     page = f", page {found.page}" if found.page is not None else ""
     shown = Table(*header, title=f"{name}{page}: {found.title}")
     for row in rows:
@@ -149,7 +161,7 @@ def choice_of(
     variants: "list[str] | None",
     track: str | None,
     seeds: "list[int] | None",
-    num_seeds: int | None,
+    num_seeds: str | None,
     smoke: bool = False,
     prepared_only: bool = False,
     one_row: bool = False,
@@ -165,8 +177,10 @@ def choice_of(
 
     if variants and len(variants) > 1:
         raise ConfigError(f"--variant: a table runs in one variant at a time, as as_released; {len(variants)} were given")
+    count = number_of_seeds(num_seeds)
     if seeds and num_seeds:
-        raise ConfigError(f"--seed names seeds and --seeds says how many (0 to {num_seeds - 1}): give one of them")
+        said = f"how many (0 to {count - 1})" if num_seeds != AUTO else "that they are added until differences are sure enough"
+        raise ConfigError(f"--seed names seeds and --seeds says {said}: give one of them")
     if track not in (None, *TRACKS):
         raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
     if one_row and not smoke:
@@ -174,12 +188,50 @@ def choice_of(
     if track == "common" and variants:
         raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
     variant = variants[0] if variants else None
-    chosen = tuple(seeds or range(num_seeds or 1))
+    chosen = tuple(seeds or range(count))
     known: Track = "common" if track == "common" else "paper"
     return Choice(tuple(rows or ()), tuple(datasets or ()), variant, known, chosen, smoke, prepared_only, one_row)
 
 
-def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict") -> None:
+def number_of_seeds(num_seeds: str | None) -> int:
+    """How many seeds were asked for; of auto those that it begins with.
+
+    Raises:
+        ConfigError: no such number.
+    """
+    from dml_core.errors import ConfigError
+    from tasks.tables.enough import FIRST_SEEDS
+
+    if num_seeds is None:
+        return 1
+    if num_seeds == AUTO:
+        return FIRST_SEEDS
+    if not num_seeds.isdigit() or int(num_seeds) < 1:
+        raise ConfigError(f"--seeds {num_seeds}: expected a number from 1, or auto")
+    return int(num_seeds)
+
+
+def resolving(num_seeds: str | None, points: float | None, most: int | None, smoke: bool = False) -> "Resolve | None":
+    """What `--seeds auto` is to come to; None where a number of seeds was given.
+
+    Raises:
+        ConfigError: options that do not go together, or a width or cap that cannot be.
+    """
+    from dml_core.errors import ConfigError
+    from tasks.tables.enough import checked_resolve
+
+    if num_seeds != AUTO:
+        if points is not None or most is not None:
+            raise ConfigError("--resolve and --max-seeds go with --seeds auto, which adds seeds until differences are that sure")
+        return None
+    if smoke:
+        raise ConfigError("--seeds auto looks at scores, and a smoke run has none: leave one of them out")
+    return checked_resolve(points, most)
+
+
+def run_tables(
+    patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict", resolve: "Resolve | None" = None
+) -> None:
     """Run the rows of tables, and print each with what was measured: `dml reproduce <table>...`."""
     project = open_project()
     from tasks.checks import check_places
@@ -199,15 +251,17 @@ def run_tables(patterns: "list[str]", choice: "Choice", force: bool, fail_fast: 
     for name, reasons in chosen.left_out.items():
         typer.echo(f"{name}, left out: {'; '.join(reasons)}", err=True)
     datasets = ", ".join(dict.fromkeys(spec.dataset for spec in runs))
-    typer.echo(f"{what}: {len(runs)} run{'s' if len(runs) > 1 else ''} on {datasets}", err=True)
+    begins = " to begin with" if resolve is not None else ""
+    typer.echo(f"{what}: {len(runs)} run{'s' if len(runs) > 1 else ''} on {datasets}{begins}", err=True)
     typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
     with prefect_starting():
         from flows.outcomes import RunsFailedError
         from flows.table import table as flow
 
     narrowing = (list(choice.rows), list(choice.datasets), choice.variant, choice.track, list(choice.seeds))
+    until = (None, None) if resolve is None else (resolve.points, resolve.most)
     try:
-        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, choice.one_row, force, fail_fast, code))
+        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, choice.one_row, force, fail_fast, code, *until))
     except RunsFailedError as error:
         _print_outcomes(error.comparisons)
         raise

@@ -17,17 +17,23 @@ def compare(
 ) -> None:
     """Show a comparison's variants side by side, best first.
 
-    The runs are those that MLflow has.
+    What can be told of them stands above. The runs are those that MLflow has.
     """
     project = open_project()
     from tasks.runs.specs import comparison_title, load_params
     from tasks.tracking.published import published_runs
-    from tasks.tracking.summaries import comparison_table
+    from tasks.tracking.summaries import compare_published, comparison_table
 
     params = load_params(project.params_file, override or ())
     chosen = dataset or params.comparison.default_datasets[0]
     title = comparison_title(chosen, params.evaluation.role, override or ())
-    print_table(comparison_table(title, published_runs(project.tracking_uri, chosen, title)))
+    runs = published_runs(project.tracking_uri, chosen, title)
+    found = compare_published(chosen, runs)
+    if found is not None:
+        print(found.sentence)
+    print_table(comparison_table(title, runs, found))
+    if found is not None and found.limits is not None:
+        print(f"Bold: {found.best} and all that cannot be told from it. {found.limits}")
 
 
 @app.command()

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from rich.table import Column, Table
 
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
+from dml_core.evaluation.comparing import Comparison, compare, metric_title
 from dml_core.evaluation.confidence import Summary, summarise
+from dml_core.evaluation.mean_ranks import rank_systems
+from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.recalls import plot_recalls
 from tasks.runs.made import made_by_older_code
 from tasks.runs.records import MetricRecord
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
 METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
 REPORT_FILE, FIGURE_FILE = "report.md", "recall.png"
+DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.md", "ranks.png"
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
@@ -36,7 +40,8 @@ def write_report(
     """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
 
     `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
-    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people.
+    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people, beginning with
+    what can be told of the variants; `differences/`: every pair of them, and their ranks.
 
     Args:
         title: of the comparison.
@@ -52,9 +57,58 @@ def write_report(
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
     _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
     plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
-    text = _markdown(title, summaries, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
+    found = compare_runs(runs)
+    _write_differences(title, runs, found, folder / DIFFERENCES_FOLDER)
+    text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
     (folder / REPORT_FILE).write_text(text)
     return text
+
+
+def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> Comparison | None:
+    """The variants of one dataset by their first metric, in per cent; None for one variant."""
+    first = table_columns(runs[0][1].metrics)[0]
+    return compare(runs[0][0].dataset, first, _first_scores(runs, first))
+
+
+def _first_scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str) -> dict[str, dict[int, float]]:
+    scores: dict[str, dict[int, float]] = {}
+    for spec, record in runs:
+        scores.setdefault(spec.variant, {})[spec.seed] = 100 * record.metrics[metric]
+    return scores
+
+
+def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison | None, folder: Path) -> None:
+    """Every pair of variants, and their ranks over the seeds where there are three variants and two seeds or more."""
+    folder.mkdir(exist_ok=True)
+    (folder / RANKS_FILE).unlink(missing_ok=True)
+    lines = [f"# {title}: differences", ""]
+    if found is None:
+        lines += ["One variant alone is compared with nothing.", ""]
+    else:
+        lines += [found.sentence, *([found.limits] if found.limits else []), ""]
+        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points: mean and half of the difference's own 95 %"]
+        lines += [f"interval. Bold: the two are told apart (paired t test, Holm over all {len(found.pairs)} pairs, 0.05).", ""]
+        lines += [*_matrix(found), ""]
+        ranking = rank_systems(found.metric, {found.dataset: _first_scores(runs, found.metric)})
+        if ranking is not None:
+            plot_mean_ranks(ranking, folder / RANKS_FILE)
+            lines += [ranking.sentence, "", f"![Mean ranks]({RANKS_FILE})", ""]
+    (folder / DIFFERENCES_FILE).write_text("\n".join(lines))
+
+
+def _matrix(found: Comparison) -> list[str]:
+    rows = [["less", *found.means]]
+    for system, pairs in found.matrix:
+        said = ["" if pair is None else f"**{found.said(pair)}**" if pair.is_told else found.said(pair) for pair in pairs]
+        rows.append([system, *said])
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of Markdown whose columns are as wide as their widest cell."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
+    return [padded[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *padded[1:]]
 
 
 def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
@@ -117,15 +171,30 @@ def _write_csv(path: Path, rows: list[list[str]]) -> None:
 
 
 def _markdown(
-    title: str, summaries: dict[str, dict[str, Summary]], num_seeds: int, role: str, older_code: Mapping[str, Sequence[str]]
+    title: str,
+    summaries: dict[str, dict[str, Summary]],
+    found: Comparison | None,
+    num_seeds: int,
+    role: str,
+    older_code: Mapping[str, Sequence[str]],
 ) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    names = {variant: f"{variant} (older code)" if variant in older_code else variant for variant in summaries}
-    rows = [["variant", *columns], *([names[variant], *(str(metrics[name]) for name in columns)] for variant, metrics in summaries.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
-    padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
-    rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
-    lines = [f"# {title}", "", f"Per cent, {role} classes, {spread}.", "", padded[0], rule, *padded[1:]]
+    bold = found.in_bold if found is not None else frozenset()
+    rows = [["variant", *columns, *([found.heading] if bold and found else [])]]
+    for variant, metrics in summaries.items():
+        name, first = variant, str(metrics[columns[0]])
+        if variant in bold:
+            name, first = f"**{name}**", f"**{first}**"
+        if variant in older_code:
+            name += " (older code)"
+        others = [str(metrics[column]) for column in columns[1:]]
+        rows.append([name, first, *others, *([found.beside(variant)] if bold and found else [])])
+    lines = [f"# {title}", ""]
+    if found is not None:
+        lines += [f"{found.sentence}{f' {found.limits}' if found.limits else ''}", ""]
+    lines += [f"Per cent, {role} classes, {spread}.{f' Bold: {found.best} and all that cannot be told from it.' if bold and found else ''}"]
+    lines += ["", *_aligned(rows)]
     notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
-    return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", ""])
+    differences = f"[Every pair of variants, and their ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"
+    return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", "", differences, ""])

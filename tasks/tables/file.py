@@ -174,6 +174,7 @@ class TableFile(Config):
         tolerances: of single metrics, in the place of the table's.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
+        reference: the row, in its first variant, with which the others are compared; the best by the scores where none is named.
         role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
         scale: what its runs may use, laid over `scale` of `params.yaml`; changes no result.
         note: what a reader has to know of the whole.
@@ -188,6 +189,7 @@ class TableFile(Config):
     tolerances: dict[str, Tolerance] = {}
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
+    reference: RowName | None = None
     role: ImageRole = "test"
     scale: dict[str, Any] = {}
     note: str | None = None
@@ -228,6 +230,8 @@ class TableFile(Config):
                 raise ValueError(f"row '{name}' has published figures, and the table no page")
             if printed and row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None and not in_minutes:
                 raise ValueError(f"row '{name}' has no tolerance, nor has the table")
+        if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):
+            raise ValueError(f"reference: no row that is run is called '{self.reference}'")
         for claim in self.claims:
             for named in (claim.row, claim.reference):
                 if isinstance(named, str) and named not in self.rows:

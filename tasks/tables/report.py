@@ -6,12 +6,27 @@ from collections.abc import Sequence
 from tasks.tables.claims import JudgedClaim
 from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
+MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
 
-def lines(table: ShownTable) -> list[list[str]]:
-    """The whole table: a header; for each row its published figures, other sources' figures, and a line for each way it was measured."""
+
+def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
+    """The whole table: a header; for each row its published figures, other sources' figures, and a line for each way it was measured.
+
+    Args:
+        table: what is shown.
+        bold: how a figure is made bold that is the best of its comparison or cannot be told from it.
+    """
     return [["row", "figures", *(f"{column.metric} {column.dataset}" for column in table.columns)]] + [
-        line for row in table.rows for line in _row_lines(row, table.columns)
+        line for row in table.rows for line in _row_lines(row, table, bold)
     ]
+
+
+def told_lines(table: ShownTable) -> list[str]:
+    """What can be told of the measured rows, and what bold is."""
+    if not table.comparisons:
+        return []
+    limits = [f"{found.dataset}: {found.limits}" if len(table.comparisons) > 1 else found.limits for found in table.comparisons]
+    return [*table.told, " ".join(["Bold: the best, and all that cannot be told from it.", *(limit for limit in limits if limit)])]
 
 
 def as_markdown(table: ShownTable) -> str:
@@ -19,7 +34,8 @@ def as_markdown(table: ShownTable) -> str:
     header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
     grid = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
     tolerances = [f"Tolerance of {found.of}: {found.value:g} ({found.reason})." for found in table.tolerances]
-    paragraphs = [f"# {table.name}: {table.title}", table.states, table.note or "", grid, _bullets(claim_lines(table))]
+    paragraphs = [f"# {table.name}: {table.title}", *told_lines(table), table.states, table.note or "", grid]
+    paragraphs.append(_bullets(claim_lines(table)))
     paragraphs += [_bullets(tolerances), _bullets(_older_code(table)), *(f"{row.label}: {row.note}." for row in table.rows if row.note)]
     if table.gone:
         paragraphs.append(f"Not shown: runs of rows that the file no longer has ({', '.join(table.gone)}).")
@@ -57,6 +73,7 @@ def as_note(table: ShownTable) -> str:
         f"What it shows: {table.states}",
         f"Measured: {table.num_measured} of the {table.num_to_run} rows that are to be run. Verdicts on printed figures: {verdicts}."
         + (f" Claims: {judged}." if judged else ""),
+        *table.told,
         f"Run with `dml reproduce {table.name}`, shown with `dml tables show {table.name}`; page, Markdown and JSON are artifacts here.",
     ]
     return "\n\n".join([*parts, *([table.note] if table.note else [])])
@@ -68,14 +85,15 @@ def measured_text(cell: ShownCell, column: ShownColumn) -> str:
     return f"{column.measured(cell.mean)}{spread}"
 
 
-def _row_lines(row: ShownRow, columns: Sequence[ShownColumn]) -> list[list[str]]:
+def _row_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
+    columns = table.columns
     kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
     found = [
         [label, what, *(column.printed(value) for column, value in zip(columns, values, strict=True))]
         for label, what, values in ((row.label, kind, row.published), ("", "released", row.released), ("", "independent", row.independent))
         if values is not None
     ]
-    found += [["", line.label, *_measured(line, columns)] for line in row.lines]
+    found += [["", line.label, *_measured(line, table, bold)] for line in row.lines]
     empty = [""] * len(columns)
     for why, datasets in row.waiting.items():
         on = f" on {', '.join(datasets)}" if row.lines else ""
@@ -83,11 +101,15 @@ def _row_lines(row: ShownRow, columns: Sequence[ShownColumn]) -> list[list[str]]
     return found + [["", f"FAILED, {run}: {why}", *empty] for run, why in row.failures.items()]
 
 
-def _measured(line: ShownLine, columns: Sequence[ShownColumn]) -> list[str]:
-    return [
-        "-" if cell is None else f"{measured_text(cell, column)} {cell.says}".rstrip()
-        for cell, column in zip(line.cells, columns, strict=True)
-    ]
+def _measured(line: ShownLine, table: ShownTable, bold: str) -> list[str]:
+    found = []
+    for index, (cell, column) in enumerate(zip(line.cells, table.columns, strict=True)):
+        if cell is None:
+            found.append("-")
+            continue
+        figure = measured_text(cell, column)
+        found.append(f"{bold.format(figure) if table.is_bold(line, index) else figure} {cell.says}".rstrip())
+    return found
 
 
 def _older_code(table: ShownTable) -> list[str]:

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Literal
 
+from dml_core.evaluation.comparing import Comparison
 from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.evaluation.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
+from tasks.tables.comparing import compare_lines, rank_lines
 from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import belongs, datasets_of
@@ -102,6 +105,7 @@ class ShownLine(Record):
         cells: one for each column; None where nothing was measured.
         runs: by dataset and seed.
         older_code: files that differ from those that made some of its runs, which were kept all the same.
+        system: how comparisons call it: by its row, and by variant and epoch where the row has several lines.
     """
 
     variant: str
@@ -110,6 +114,7 @@ class ShownLine(Record):
     cells: tuple[ShownCell | None, ...]
     runs: tuple[ShownRun, ...]
     older_code: tuple[str, ...]
+    system: str = ""
 
     @property
     def label(self) -> str:
@@ -161,6 +166,8 @@ class ShownTable(Record):
         tolerances: of verdicts; a later one goes before an earlier one.
         verdicts: how many cells have each, after the last epoch.
         gone: rows that have runs and are no longer in the file.
+        comparisons: of the measured lines with each other, by the first metric of each dataset that has a best; where two share two seeds.
+        ranking: of the lines over the datasets that have a metric in common, or over the seeds of the one dataset there is.
     """
 
     format: int = FORMAT
@@ -176,6 +183,20 @@ class ShownTable(Record):
     claims: tuple[JudgedClaim, ...]
     verdicts: dict[str, int]
     gone: tuple[str, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    ranking: Ranking | None = None
+
+    @property
+    def told(self) -> list[str]:
+        """What the comparisons and the ranking say, a line each; of several datasets each is named."""
+        named = len({column.dataset for column in self.columns}) > 1
+        said = [f"{f'{found.dataset}: ' if named else ''}{found.sentence}" for found in self.comparisons]
+        return [*said, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]
+
+    def is_bold(self, line: ShownLine, column: int) -> bool:
+        """Whether the line's cell is the best of its comparison, or cannot be told from it."""
+        place = self.columns[column].dataset, self.columns[column].metric
+        return any((found.dataset, found.metric) == place and line.system in found.in_bold for found in self.comparisons)
 
     @property
     def num_to_run(self) -> int:
@@ -197,21 +218,46 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         result: what was measured so far.
         waiting: (row, dataset) -> what it waits for, where more is known than that it was not run.
     """
-    rows = tuple(_row(name, table, row, result, waiting or {}) for row in table.rows)
+    rows = _with_systems([_row(name, table, row, result, waiting or {}) for row in table.rows])
+    lines = [line for row in rows for line in row.lines]
     cells = [cell for row in rows for line in row.lines if line.epoch == "last" for cell in line.cells]
+    columns = _columns(table, rows)
     verdicts = Counter(cell.verdict for cell in cells if cell is not None and cell.verdict is not None)
     return ShownTable(
         name=name,
         **table.model_dump(include={"title", "page", "states"}),
         note=_note(table),
         made=result.made,
-        columns=_columns(table, rows),
+        columns=columns,
         rows=rows,
         tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
         claims=judge_claims(table, result),
         verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
+        comparisons=compare_lines(columns, lines, _reference(table, rows)),
+        ranking=rank_lines(columns, lines),
     )
+
+
+def _with_systems(rows: Sequence[ShownRow]) -> tuple[ShownRow, ...]:
+    """With a name for each line that no other line has."""
+    labels = Counter(row.label for row in rows)
+    found = []
+    for row in rows:
+        name = row.label if labels[row.label] == 1 else f"{row.label} ({row.name})"
+        lines = tuple(line.model_copy(update={"system": _system(name, line, len(row.lines) > 1)}) for line in row.lines)
+        found.append(row.model_copy(update={"lines": lines}))
+    return tuple(found)
+
+
+def _system(row: str, line: ShownLine, is_one_of_several: bool) -> str:
+    variant, epoch = [line.variant] if is_one_of_several else [], EPOCH_NOTES[line.epoch]
+    return ", ".join([row, *variant, *([epoch] if epoch else [])])
+
+
+def _reference(table: TableFile, rows: Sequence[ShownRow]) -> str | None:
+    """The system of the row that the table's file names, in its first line."""
+    return next((row.lines[0].system for row in rows if row.name == table.reference and row.lines), None)
 
 
 def _note(table: TableFile) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from dml_core.config import flatten, parse
 from dml_core.evaluation.columns import SHOWN, table_columns
+from dml_core.evaluation.comparing import Comparison
 from dml_core.evaluation.confidence import Summary
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
@@ -136,11 +137,14 @@ def describe_comparison(
     runs: Sequence[PublishedRun],
     model: str,
     about: str | None = None,
+    found: Comparison | None = None,
 ) -> str:
     """The description of a comparison's parent run: the table, best first, with links to each variant's best run and the model.
 
-    A paper's table says first what it is and what came of it (`about`); its report is its page.
+    A paper's table says first what it is and what came of it (`about`); its report is its page. Then what can be told of the variants
+    (`found`), of which the best and all that cannot be told from it are bold.
     """
+    bold = found.in_bold if found is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
     head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "best run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
@@ -148,13 +152,15 @@ def describe_comparison(
         seeds = [run for run in runs if run.variant == variant]
         best = best_run(seeds)
         link = f"[seed {best.seed}]({run_link(experiment_id, best.run_id)})"
+        name = f"**{variant}**" if variant in bold else variant
         lines.append(
-            f"| {variant} | {' | '.join(str(metrics[name]) if name in metrics else '-' for name in names)} | {len(seeds)} | {link} |"
+            f"| {name} | {' | '.join(str(metrics[metric]) if metric in metrics else '-' for metric in names)} | {len(seeds)} | {link} |"
         )
     files = "`report.md` and its figure" if about is None else "the table's page, Markdown and JSON"
     return "\n".join(
         [
             *([about, ""] if about is not None else []),
+            *([found.sentence, ""] if found is not None else []),
             f"**{title}**: per cent on {role} images; mean ± half of the 95 % interval over the seeds, best first.",
             "",
             *lines,
@@ -181,13 +187,14 @@ def view_link(experiment_id: str) -> str:
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
 
 
-def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]]) -> str:
+def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], found: Comparison | None = None) -> str:
     """The line over an experiment's runs that answers which loss, Markdown; `run` and `view` are the links that it leads to."""
+    told = f"{found.sentence} " if found is not None else ""
     best, metrics = next(iter(summaries.items()))
     score = next(iter(metrics.values()))
     return (
         f"**{best}** is best on average: Recall@1 {score} per cent over {score.num_seeds} seed{'s' if score.num_seeds > 1 else ''}, "
-        f"of {len(summaries)} variants. [Side by side]({view}) · [table and report]({run})"
+        f"of {len(summaries)} variants. {told}[Side by side]({view}) · [table and report]({run})"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dml_core.evaluation.columns import table_columns
+from dml_core.evaluation.comparing import Comparison, compare
 from dml_core.evaluation.confidence import Summary, summarise
 from tasks.tracking.published import PublishedRun, metric_name, plain_name
 
@@ -28,14 +29,38 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     return dict(sorted(found.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 
 
-def comparison_table(title: str, runs: Sequence[PublishedRun]) -> "Table":
-    """A comparison's published runs side by side for the terminal: a row a variant, best first, mean and interval over its seeds."""
+def compare_published(dataset: str, runs: Sequence[PublishedRun]) -> Comparison | None:
+    """The variants of a comparison by their first metric, in per cent, paired by seed; None for one variant."""
+    first = next(iter(table_columns(plain_name(name) for run in runs for name in run.metrics)), None)
+    if first is None:
+        return None
+    scores: dict[str, dict[int, float]] = {}
+    for run in runs:
+        if metric_name(first) in run.metrics:
+            scores.setdefault(run.variant, {})[run.seed] = 100 * run.metrics[metric_name(first)]
+    return compare(dataset, first, scores)
+
+
+def comparison_table(title: str, runs: Sequence[PublishedRun], found: Comparison | None = None) -> "Table":
+    """A comparison's published runs side by side for the terminal: a row a variant, best first, mean and interval over its seeds.
+
+    Args:
+        title: above it.
+        runs: the comparison's.
+        found: what can be told of them: bold are the best variant and all that cannot be told from it, and a last column has differences.
+    """
     from rich.table import Column, Table
 
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    table = Table(Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), title=title)
+    bold = found.in_bold if found is not None else frozenset()
+    heading = [found.heading] if found is not None and bold else []
+    table = Table(
+        Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), *heading, title=title
+    )
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
-        table.add_row(variant, str(num_seeds), *(str(metrics[name]) if name in metrics else "-" for name in names))
+        beside = [found.beside(variant)] if found is not None and bold else []
+        cells = (str(metrics[name]) if name in metrics else "-" for name in names)
+        table.add_row(variant, str(num_seeds), *cells, *beside, style="bold" if variant in bold else None)
     return table

@@ -43,7 +43,7 @@ from tasks.tracking.published import (
     experiment_name,
 )
 from tasks.tracking.reading import all_runs, as_published, told_as_tracking_error
-from tasks.tracking.summaries import summarise_published
+from tasks.tracking.summaries import compare_published, summarise_published
 
 MAX_METRICS_PER_BATCH = 1000
 logger = logging.getLogger(__name__)
@@ -266,21 +266,29 @@ class Tracker:
         parent = self._find_or_create_parent(report.comparison, report.dataset)
         self._mark_killed(report.comparison)
         runs = [as_published(run) for run in self._search(current_runs_filter(report.comparison))]
-        summaries = summarise_published(runs)
+        summaries, found = summarise_published(runs), compare_published(report.dataset, runs)
         best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
         run = self._client.get_run(parent)
         now = int(time.time() * 1000)
         means = pages.summary_metrics(summaries)
         self._log_metrics(parent, [Metric(name, mean, now, 0) for name, mean in means.items() if run.data.metrics.get(name) != mean])
         note = pages.describe_comparison(
-            report.comparison, report.role, run.info.experiment_id, parent, summaries, runs, self._register(report, best), report.about
+            report.comparison,
+            report.role,
+            run.info.experiment_id,
+            parent,
+            summaries,
+            runs,
+            self._register(report, best),
+            report.about,
+            found,
         )
         named = {f"dml.{name}": report.tags[name] for name in ("paper", "table") if name in report.tags}
         if run.data.tags.get(pages.NOTE_TAG) != note or not named.items() <= run.data.tags.items():
             self._set_tags(parent, _mlflow_tags(report.tags) | named | {pages.NOTE_TAG: note})
         if report.comparison == comparison_title(report.dataset, "test"):
             link, view = pages.run_link(run.info.experiment_id, parent), pages.view_link(run.info.experiment_id)
-            answer = pages.describe_experiment(link, view, summaries)
+            answer = pages.describe_experiment(link, view, summaries, found)
             self._client.set_experiment_tag(run.info.experiment_id, pages.NOTE_TAG, answer)
         if report.folder is not None and Path(report.folder).is_dir():
             self._client.log_artifacts(parent, report.folder)

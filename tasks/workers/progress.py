@@ -49,9 +49,10 @@ class ProgressDisplay:
         logger.info("%s", text)
 
     def plan(self, num_runs: int, num_to_train: int) -> None:
-        """How many runs there are, and how many of them have to train; called before the first one ends."""
-        self._num_runs, self._num_to_train = num_runs, num_to_train
-        if self._console.is_terminal and num_to_train:
+        """So many runs more, and how many of them have to train; called before the first of them ends."""
+        self._num_runs += num_runs
+        self._num_to_train += num_to_train
+        if self._console.is_terminal and num_to_train and self._all is None:
             self._bars.start()
             self._all = self._bars.add_task(self._overall(), total=None, where="", training=False)
 

@@ -90,6 +90,8 @@ def test_an_edited_loss_reruns_its_own_runs_only_and_a_run_that_fails_stops_no_o
     assert "error: 1 of 4 runs failed" in printed.splitlines()[-1]
     report = (project.root / "state/reports/synthetic/report.md").read_text()
     assert "| softtriple " in report
+    assert "is highest (R@1 " in report
+    assert "but one seed decides nothing." in of_test
     assert "\n- synthetic / fails / seed 0: FAILED: " in report
     assert (project.root / "results/synthetic/report.md").read_bytes() == standing
     assert project.run("dml", "compare", "synthetic") == of_test

@@ -112,6 +112,21 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
         assert all(run["seconds"] > 0 for run in kept["runs"])
 
 
+def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be_told(project: Project) -> None:
+    """A twentieth of a point is finer than these few queries can be; the first three seeds were run by the test before this one."""
+    printed = project.run("dml", "reproduce", "softtriple/table92", "--seeds", "auto", "--resolve", "0.05", "--max-seeds", "5")
+    rounds = re.findall(r"softtriple/table92 on cub200: (\d) seeds; the least sure difference is (\w+) as_published less", printed)
+    assert [count for count, _ in rounds] == ["3", "5"]
+    assert "going on to 5 seeds" in printed
+    assert "more than 0.05, but --max-seeds is reached" in printed
+    assert printed.count("starting Ray") == 1
+    assert "4 of 4 runs to train" in printed
+    page = page_of(project, "softtriple/table92")
+    assert page.count("as_published, 5 seeds") == 2
+    assert re.search(r"^(Trained|Untrained) (is better than|and (Trained|Untrained)) .* over 5 seeds\.$", page, re.MULTILINE)
+    assert "What can be told" in (project.root / "results/site/softtriple/table92.html").read_text()
+
+
 def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_dataset(project: Project) -> None:
     """Run by the test before this one, in the same flow as tables of a paper."""
     kept = json.loads(json.loads((project.root / "state/tables/project/tiny.json").read_text())["record"])
@@ -149,6 +164,11 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
         (("softtriple/table91", "-r", "3", "-s", "4"), "--seed names seeds and --seeds says how many (0 to 2)"),
         (("softtriple/table91", "--track", "commn"), "unknown track 'commn'; did you mean 'common'?"),
         (("--smoke",), "--smoke go with a table"),
+        (("softtriple/table91", "--resolve", "1"), "--resolve and --max-seeds go with --seeds auto"),
+        (("softtriple/table91", "--seeds", "auto", "--resolve", "0"), "--resolve 0: half of an interval in points, so above 0"),
+        (("softtriple/table91", "--seeds", "many"), "--seeds many: expected a number from 1, or auto"),
+        (("--seeds", "auto", "--max-seeds", "2"), "--max-seeds 2: --seeds auto begins with 3 seeds"),
+        (("--seeds", "auto", "--seed", "1"), "--seed names seeds and --seeds auto adds them"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dml_core.evaluation.statistics import compare_ranks, holm, paired_difference, power, seeds_needed, smallest_difference
+from dml_core.evaluation.statistics import (
+    compare_ranks,
+    holm,
+    paired_difference,
+    power,
+    seeds_needed,
+    signed_rank,
+    smallest_difference,
+    variance_parts,
+)
 
 
 def test_a_paired_difference_is_scipys_paired_t_test() -> None:
@@ -19,9 +28,19 @@ def test_a_paired_difference_is_scipys_paired_t_test() -> None:
     assert found.num_seeds == 7
 
 
-@pytest.mark.parametrize(("reference", "p_value"), [([1.0, 2.0], 1.0), ([0.0, 1.0], 0.0)])
-def test_differences_that_do_not_vary_are_certain(reference: list[float], p_value: float) -> None:
-    assert paired_difference([1.0, 2.0], reference).p_value == p_value
+@pytest.mark.parametrize(
+    ("values", "reference", "p_value"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 1.0),
+        ([1.0, 2.0], [0.0, 1.0], 0.5),
+        ([0.851, 0.823, 0.9], [0.842, 0.814, 0.891], 0.25),  # 0.009 three times, but for their last bits
+    ],
+)
+def test_differences_that_do_not_vary_have_the_sign_tests_p_value(values: list[float], reference: list[float], p_value: float) -> None:
+    found = paired_difference(values, reference)
+    assert (found.p_value, found.deviation, found.half_width) == (p_value, 0.0, 0.0)
+    if p_value < 1:
+        assert stats.binomtest(len(values), len(values)).pvalue == p_value
 
 
 @pytest.mark.parametrize(("values", "references"), [([1.0], [1.0]), ([1.0, 2.0], [1.0])])
@@ -60,6 +79,22 @@ def test_the_power_is_what_simulated_tests_have(num_seeds: int) -> None:
     assert power(1.0, 0.8, num_seeds) == pytest.approx(share, abs=0.012)
 
 
+@pytest.mark.parametrize(("num_seeds", "level"), [(2, 0.05), (2, 0.001), (3, 0.0008), (5, 0.01), (31, 0.0008), (200, 0.05)])
+@pytest.mark.parametrize("wanted", [0.3, 0.8])
+def test_the_power_holds_for_few_seeds_and_small_levels_too(num_seeds: int, level: float, wanted: float) -> None:
+    """Where SciPy's noncentral t gives out. Sample variances are drawn on their own: 200,000 tests."""
+    rng, shift = np.random.default_rng(num_seeds), smallest_difference(1.0, num_seeds, wanted, level) * num_seeds**0.5
+    t = (rng.normal(shift, 1, 200_000)) / np.sqrt(rng.chisquare(num_seeds - 1, 200_000) / (num_seeds - 1))
+    assert (np.abs(t) > stats.t.ppf(1 - level / 2, num_seeds - 1)).mean() == pytest.approx(wanted, abs=0.005)
+
+
+@pytest.mark.parametrize("num_seeds", [6, 20, 31, 40, 300])
+def test_the_power_is_the_noncentral_ts_where_that_is_right(num_seeds: int) -> None:
+    shift, threshold = 0.2 * num_seeds**0.5, stats.t.ppf(0.975, num_seeds - 1)
+    expected = stats.nct.sf(threshold, num_seeds - 1, shift) + stats.nct.cdf(-threshold, num_seeds - 1, shift)
+    assert power(0.2, 1.0, num_seeds) == pytest.approx(expected, abs=1e-6)
+
+
 def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_the_fewest() -> None:
     assert power(smallest_difference(2.0, 6), 2.0, 6) == pytest.approx(0.8, abs=1e-6)
     needed = seeds_needed(1.0, 2.0)
@@ -86,3 +121,51 @@ def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
 def test_two_systems_have_no_comparison_by_ranks() -> None:
     with pytest.raises(ValueError, match="three systems and two blocks"):
         compare_ranks(np.ones((4, 2)))
+
+
+def test_signed_ranks_by_hand_and_beside_scipy() -> None:
+    # differences 1, 2, 3, 4, -5: the negative ranks sum to 5; of the 32 signs of five ranks 10 sum to 5 or less: 2 * 10 / 32
+    assert signed_rank([1, 2, 3, 4, 0], [0, 0, 0, 0, 5]) == pytest.approx(20 / 32)
+    rng = np.random.default_rng(4)
+    values, references = rng.normal(0.3, 1, 12), rng.normal(0, 1, 12)
+    assert signed_rank(values.tolist(), references.tolist()) == pytest.approx(stats.wilcoxon(values, references).pvalue)
+    assert signed_rank([1, 2], [1, 2]) == 1.0
+
+
+def hits_drawn(rng: np.random.Generator, seeds: int, classes: int, size: int, parts: tuple[float, float, float]) -> np.ndarray:
+    """Scores of queries by the model: deviations of seeds, classes and both; queries of a class have its score."""
+    of_seeds, of_classes, of_both = parts
+    means_SC = rng.normal(0, of_seeds, (seeds, 1)) + rng.normal(0, of_classes, classes) + rng.normal(0, of_both, (seeds, classes))
+    return np.repeat(means_SC, size, axis=1)
+
+
+@pytest.mark.parametrize("parts", [(0.3, 1.0, 0.5), (0.5, 0.4, 1.0), (0.0, 1.0, 0.3)])
+def test_variance_parts_are_those_that_were_drawn(parts: tuple[float, float, float]) -> None:
+    """The mean estimate of 150 draws: 6 seeds, 20 classes. Parts below 0 are made 0, so an absent one is found a little above."""
+    rng = np.random.default_rng(8)
+    codes = np.repeat(np.arange(20), 3)
+    found = [variance_parts(hits_drawn(rng, 6, 20, 3, parts), codes, 200, draw) for draw in range(150)]
+    expected = (parts[0] ** 2 / 6, parts[1] ** 2 / 20, parts[2] ** 2 / 120)
+    means = [np.mean([getattr(one, part) for one in found]) for part in ("seeds", "classes", "both")]
+    assert means == pytest.approx(expected, rel=0.2, abs=0.002)
+    # and their sum is the variance that the mean over seeds and classes really has from draw to draw
+    assert np.mean([one.total for one in found]) == pytest.approx(np.var([one.mean for one in found], ddof=1), rel=0.35)
+
+
+def test_variance_parts_by_an_analysis_of_variance() -> None:
+    """Beside the usual estimates from mean squares of a table of seeds by classes of one size."""
+    hits = hits_drawn(np.random.default_rng(9), 5, 30, 2, (0.4, 0.8, 0.6))
+    cells = hits[:, ::2]
+    seeds, classes = cells.shape
+    residual = cells - cells.mean(axis=0) - cells.mean(axis=1, keepdims=True) + cells.mean()
+    both = (residual**2).sum() / ((seeds - 1) * (classes - 1))
+    of_seeds = max(0.0, cells.mean(axis=1).var(ddof=1) - both / classes)
+    of_classes = cells.mean(axis=0).var(ddof=1) - both / seeds
+    found = variance_parts(hits, np.repeat(np.arange(30), 2), 4000)
+    assert (found.seeds, found.classes, found.both) == pytest.approx((of_seeds / 5, of_classes / 30, both / 150), rel=0.1)
+
+
+@pytest.mark.parametrize(("num_seeds", "codes"), [(1, [0, 1, 2]), (3, [0, 0, 0])])
+def test_variance_has_no_parts_with_one_seed_or_class(num_seeds: int, codes: list[int]) -> None:
+    with pytest.raises(ValueError, match="two seeds and two classes"):
+        variance_parts(np.ones((num_seeds, 3)), np.array(codes))

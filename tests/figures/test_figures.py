@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.mean_ranks import Ranking, rank_systems
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG
 from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
 from dml_core.figures.maps import plot_embeddings, plot_map
+from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.recalls import plot_recalls
 
 
@@ -63,6 +65,7 @@ STEPS = np.arange(60) / 10
 DRAWINGS: dict[str, Callable[[Path], Path]] = {
     "curves": lambda path: plot_training_curves({"loss": (STEPS, -STEPS), "part": ([0], [1])}, path, "run", {"recall": ([1], [0.5])}),
     "recall": lambda path: plot_recalls(RECALLS, path),
+    "mean ranks": lambda path: plot_mean_ranks(ranking(("a", "b with $ in it", "c" * 80, "d")), path),
     "recall of one seed": lambda path: plot_recalls({"a": {1: [0.6]}}, path),
     "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, num_pairs=500),
     "gallery": lambda path: draw_gallery(path, np.array([[True, False]] * 3)),
@@ -232,3 +235,27 @@ def test_charts_of_counts_have_the_same_bars_whatever_was_counted(tmp_path: Path
 def test_counts_without_a_bar_are_refused(counts: list[int], tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="a chart of counts needs one or more of 1 to 9"):
         plot_counts(np.array(counts, dtype=int), 9, tmp_path / "counts.png", "a", "b", "c")
+
+
+def ranking(names: tuple[str, ...], num_seeds: int = 12, gap: float = 9.0) -> Ranking:
+    """Systems that lie a gap apart, give or take one."""
+    noise = np.random.default_rng(0).normal(0, 1, (len(names), num_seeds))
+    scores = {name: dict(enumerate((gap * place + noise[place]).tolist())) for place, name in enumerate(names)}
+    found = rank_systems("recall@1", {"d": scores})
+    assert found is not None
+    return found
+
+
+def test_bars_of_the_diagram_join_what_is_within_the_critical_difference(tmp_path: Path) -> None:
+    """Rows of the picture in which there is a bar, and how long it is: one for all where nothing differs, shorter ones where it does."""
+
+    def bars(found: Ranking) -> list[int]:
+        lengths = is_colour(plot_mean_ranks(found, tmp_path / "ranks.png"), COLOURS[1]).sum(axis=1)
+        return [int(lengths[row]) for row in range(1, len(lengths)) if lengths[row] > 20 >= lengths[row - 1]]
+
+    apart, alike = ranking(("a", "b", "c", "d", "e")), ranking(("a", "b", "c", "d", "e"), gap=0.0)
+    assert len(apart.groups) > 1
+    assert len(bars(apart)) == len(apart.groups)
+    assert len(bars(alike)) == len(alike.groups) == 1
+    inches = 4.6 * (max(alike.mean_ranks.values()) - min(alike.mean_ranks.values())) / 4
+    assert bars(alike)[0] == pytest.approx(150 * (inches + 0.1), abs=12)

@@ -17,6 +17,7 @@ from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
+from tasks.reports.site.pictures import diagram_picture
 from tasks.reports.site.waiting import waits
 from tasks.runs.specs import Params, table_comparison
 from tasks.storage import Store
@@ -94,6 +95,7 @@ def _write_table(project: Project, params: Params, name: str, folder: Path) -> T
             table=shown,
             details=line_details(name, table, result, store),
             links=_links(project, shown),
+            diagram=None if shown.ranking is None else diagram_picture(shown.ranking),
             scales=[glyphs.column_scale(shown, index) for index in range(len(shown.columns))],
             json_name=f"{name.rpartition('/')[2]}.json",
         )
@@ -153,7 +155,7 @@ def _environment() -> Environment:
         "blocks": _blocks,
         "is_figure": _is_figure,
     }
-    environment.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title}
+    environment.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title, "figure": _figure}
     return environment
 
 
@@ -173,6 +175,10 @@ def table_title(name: str) -> str:
     stem = name.rpartition("/")[2]
     kind = stem.rstrip("0123456789")
     return f"{kind} {stem.removeprefix(kind)}".replace("_", " ").strip().capitalize()
+
+
+def _figure(decimals: int, value: float) -> str:
+    return f"{value:.{decimals}f}"
 
 
 def _printed_key(row: ShownRow) -> str:

@@ -2,11 +2,15 @@
 
 import base64
 import io
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
+
+from dml_core.evaluation.mean_ranks import Ranking
+from dml_core.figures.mean_ranks import plot_mean_ranks
 
 FIGURES, MEASUREMENTS = "figures", "measurements"
 ORDER = ("curve", "gallery", "similarities", "map")
@@ -89,3 +93,10 @@ def all_pictures(folders: Sequence[Path]) -> dict[Path, list[Picture]]:
     files = {folder: picture_files(folder) for folder in folders}
     num_pictures = sum(map(len, files.values()))
     return {folder: [load_picture(path, folder, num_pictures) for path in paths] for folder, paths in files.items()}
+
+
+def diagram_picture(ranking: Ranking) -> Picture:
+    """The critical-difference diagram of a table's systems, drawn anew: it follows from the table alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = plot_mean_ranks(ranking, Path(folder) / "ranks.png")
+        return load_picture(path, Path(folder), 1)

@@ -12,7 +12,7 @@ from tasks.reports.reporting import recall_by_k, write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
-from tasks.tracking.summaries import comparison_table, summarise
+from tasks.tracking.summaries import compare_published, comparison_table, summarise
 from tests.conftest import small_training
 
 
@@ -43,7 +43,9 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     text = write_report("title", runs, tmp_path / "one")
     write_report("title", runs, tmp_path / "other")
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
-    assert [str(path) for path in files] == ["metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"]
+    assert [str(path) for path in files] == [
+        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"
+    ]  # fmt: skip
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
     # The few that `dvc metrics show` has a column for; MAP@R was not measured.
@@ -80,6 +82,43 @@ def test_a_row_that_older_code_made_is_marked_with_the_files(tmp_path: Path) -> 
     assert (tmp_path / "metrics/a.json").is_file()
 
 
+SEEDS = {"a": (0.50, 0.52, 0.54), "b": (0.49, 0.50, 0.51), "c": (0.40, 0.422, 0.438)}  # worked out in tests/evaluation/test_comparing.py
+
+
+def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp_path: Path) -> None:
+    runs = [run(variant, seed, value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
+    text = write_report("title", runs, tmp_path)
+    lines = text.splitlines()
+    assert lines[2].startswith("a is better than c by 10.0 ± 0.5 R@1 over 3 seeds; b cannot be told from a. A difference of ")
+    assert lines[4].endswith("Bold: a and all that cannot be told from it.")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert rows[0][0::4] == ["variant", "difference to the best (Holm)"]
+    assert [row[0] for row in rows[1:]] == ["**a**", "**b**", "c"]
+    assert [row[1] for row in rows[1:]] == ["**52.0 ± 5.0**", "**50.0 ± 2.5**", "42.0 ± 4.7"]
+    assert [row[4] for row in rows[1:]] == ["the best", "-2.0 ± 2.5, p 0.074", "-10.0 ± 0.5, p < 0.001"]
+    differences = (tmp_path / "differences/differences.md").read_text()
+    matrix = [[cell.strip() for cell in line.split("|")[1:-1]] for line in differences.splitlines() if line.startswith("| ")]
+    assert matrix == [
+        ["less", "a", "b", "c"],
+        ["a", "", "+2.0 ± 2.5", "**+10.0 ± 0.5**"],
+        ["b", "-2.0 ± 2.5", "", "**+8.0 ± 2.3**"],
+        ["c", "**-10.0 ± 0.5**", "**-8.0 ± 2.3**", ""],
+    ]
+    assert "By ranks of R@1 over 3 seeds of one dataset, a is first (mean rank 1); systems differ (Friedman, p = 0.05)" in differences
+    assert (tmp_path / "differences/ranks.png").is_file()
+    write_report("title", [entry for entry in runs if entry[0].variant != "c"], tmp_path)
+    assert not (tmp_path / "differences/ranks.png").exists(), "two variants have no ranks"
+
+
+def test_one_seed_is_said_to_decide_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
+    text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
+    assert "a is highest (R@1 25.0), but one seed decides nothing." in text
+    assert "**" not in text
+    assert "Holm" not in text
+    assert "nothing" in write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
+    assert write_report("title", [run("a", 0, 0.25), run("a", 1, 0.1)], tmp_path).splitlines()[2].startswith("Per cent, ")
+
+
 def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
     return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
 
@@ -108,3 +147,17 @@ def test_a_narrow_terminal_still_tells_the_variants_apart() -> None:
     printed = console.export_text()
     assert "triplet-semi-hard" in printed
     assert "triplet-batch-hard" in printed
+
+
+def test_the_terminal_says_what_can_be_told_and_has_it_bold() -> None:
+    runs = [published(variant, seed, recall_at_1=value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
+    found = compare_published("d", runs)
+    assert found is not None
+    assert found.sentence == "a is better than c by 10.0 ± 0.5 R@1 over 3 seeds; b cannot be told from a."
+    console = Console(width=120, record=True, force_terminal=True)
+    console.print(comparison_table("title", runs, found))
+    lines = console.export_text(styles=True).splitlines()
+    bold = {name: any(f"\x1b[1m{name} " in line for line in lines) for name in "abc"}
+    assert bold == {"a": True, "b": True, "c": False}
+    assert any("-10.0 ± 0.5, p < 0.001" in line for line in lines)
+    assert compare_published("d", runs[:3]) is None

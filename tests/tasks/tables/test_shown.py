@@ -7,6 +7,8 @@ import pytest
 from dml_core.config import parse
 from dml_core.errors import ConfigError
 from tasks.tables.file import TableFile
+from tasks.tables.report import RICH, as_markdown
+from tasks.tables.report import lines as report_lines
 from tasks.tables.result import TableResult
 from tasks.tables.shown import ShownTable, shown_table
 from tests.tasks.tables.test_claims import run
@@ -142,3 +144,71 @@ def test_a_published_figure_that_is_changed_by_hand_changes_the_verdict():
 def test_a_k_that_was_not_scored_is_no_figure():
     changed = FILE | {"columns": [{"dataset": "cub200", "metrics": ["recall@16", "nmi"]}, FILE["columns"][1]]}
     assert rows(shown(*seeds("ours", recall_at_1=0.605), file=changed))["ours"].lines[0].cells == (None, None, None)
+
+
+def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_leaders_are_bold():
+    """Differences of 1, 2 and 3 points, and of 10, 9.8 and 10.2, as in tests/evaluation/test_comparing.py."""
+    values = {
+        ("ours", "as_published"): (0.50, 0.52, 0.54),
+        ("ours", "as_released"): (0.49, 0.50, 0.51),
+        ("wide", "as_published"): (0.40, 0.422, 0.438),
+    }
+    runs = [
+        run(row, seed, variant=variant, recall_at_1=value) for (row, variant), three in values.items() for seed, value in enumerate(three)
+    ]
+    table = shown(*runs)
+    (found,) = table.comparisons
+    assert (found.dataset, found.metric) == ("cub200", "recall@1")
+    assert table.told == [
+        "cub200: Ours, as_published is better than Wide by 10.0 ± 0.5 R@1 over 3 seeds; "
+        "Ours, as_released cannot be told from Ours, as_published."
+    ]
+    lines = {line.system: line for row in table.rows for line in row.lines}
+    assert {name: table.is_bold(line, 0) for name, line in lines.items()} == {
+        "Ours, as_published": True,
+        "Ours, as_released": True,
+        "Wide": False,
+    }
+    assert not any(table.is_bold(line, 1) for line in lines.values()), "the second metric is not compared"
+    page = as_markdown(table)
+    assert page.splitlines()[2] == table.told[0]
+    assert "| **52.0 ± 5.0** " in page
+    assert "| 42.0 ± 4.7 " in page
+    assert "[bold]50.0 ± 2.5[/bold]" in [
+        cell.partition(" undecided")[0].partition(" below")[0] for line in report_lines(table, RICH) for cell in line
+    ]
+    assert table.ranking is not None
+    assert table.ranking.over == "seeds", "of the other dataset no metric has a best"
+    assert json.loads(table.model_dump_json())["comparisons"][0]["sentence"] == found.sentence
+
+
+def test_one_seed_or_one_row_has_nothing_to_tell():
+    assert shown(*seeds("ours", recall_at_1=0.605)).told == []
+    assert (
+        shown(run("ours", 0, variant="as_published", recall_at_1=0.5), run("wide", 0, variant="as_published", recall_at_1=0.6)).told == []
+    )
+
+
+def test_a_named_reference_is_a_row_that_is_run():
+    table = shown(*seeds("ours", recall_at_1=0.605), *seeds("wide", recall_at_1=0.5), file=FILE | {"reference": "wide"})
+    assert (table.comparisons[0].reference, table.comparisons[0].is_named) == ("Wide", True)
+    for name in ("theirs", "nobody"):
+        with pytest.raises(ConfigError, match=f"no row that is run is called '{name}'"):
+            parse(TableFile, FILE | {"reference": name}, "table")
+
+
+def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
+    columns = [{"dataset": dataset, "metrics": ["recall@1"]} for dataset in ("cub200", "sop")]
+    rows_of = {name: {"label": "Alike", "kind": "own", "published": [None, None], "variants": ["as_published"]} for name in "abc"}
+    file = {key: value for key, value in FILE.items() if key != "tolerances"} | {"columns": columns, "rows": rows_of}
+    runs = [
+        run(row, seed, dataset=dataset, variant="as_published", recall_at_1=0.5 + 0.1 * place + 0.01 * seed)
+        for place, row in enumerate("abc")
+        for dataset in ("cub200", "sop")
+        for seed in range(3)
+    ]
+    table = shown(*runs, file=file)
+    assert table.ranking is not None
+    assert (table.ranking.over, list(table.ranking.mean_ranks)) == ("datasets", ["Alike (c)", "Alike (b)", "Alike (a)"])
+    assert len(table.comparisons) == 2
+    assert table.told[-1] == table.ranking.sentence

@@ -352,7 +352,10 @@ def test_a_comparison_says_which_variant_is_best_and_registers_its_model_once(tr
     assert parent.info.run_id == parent_id
     assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
     note = parent.data.tags["mlflow.note.content"]
-    assert note.index("| a | 50.0 ± 317.7 |") < note.index("| b | 40.0 ± 0.0 |")
+    assert note.index("| **a** | 50.0 ± 317.7 |") < note.index("| **b** | 40.0 ± 0.0 |")
+    told = "a and b cannot be told apart: the first has 10.0 ± 317.7 R@1 more over 2 seeds."
+    assert told in note
+    assert told in client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
     of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
     assert f"#/experiments/{parent.info.experiment_id}/runs/{of_run['a', 1]}" in note
     assert "**a** is best" in client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]

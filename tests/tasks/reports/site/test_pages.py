@@ -95,6 +95,28 @@ def test_claims_are_judged_with_their_difference(html: Element) -> None:
     assert "no runs yet of 'later'" in claims.text
 
 
+def test_what_can_be_told_stands_above_the_table_with_every_pair(html: Element) -> None:
+    (told,) = html.all("section", "told")
+    (sentence,) = told.all("p", "sentence")
+    oracle = "oracle epoch (chosen on the test classes)"
+    assert sentence.text.startswith("cub200: ")
+    assert f"{HOSTILE}, as_published, {oracle}" in sentence.text
+    pairs = told.all("table", "pairs")[0]
+    systems = [head.text for head in pairs.all("thead")[0].all("th")]
+    assert len(systems) == 5, "every line is a system: four of SoftTriple, one of the softmax"
+    matrix = [[cell.text for cell in row.all("td")] for row in pairs.all("tbody")[0].all("tr")]
+    assert [row[0] for row in zip(systems, matrix, strict=True)] == [row.all("th")[0].text for row in pairs.all("tbody")[0].all("tr")]
+    for number, row in enumerate(matrix):
+        for other, cell in enumerate(row):
+            marks = {"▲": "▼", "▼": "▲"}
+            assert marks.get(cell[:1], "") == (matrix[other][number][:1] if matrix[other][number][:1] in marks else "")
+    assert {cell for row in matrix for cell in row} >= {"not compared"}, "one seed is compared with nothing"
+    lead = [cell for cell in html.all("td", "measured") if "lead" in str(cell.attributes["class"]).split()]
+    assert lead
+    assert all(cell.attributes["data-column"] == "cub200 R@1" for cell in lead)
+    assert told.all("img")[0].attributes["src"].startswith("data:image/webp;base64,")
+
+
 def test_a_row_opens_to_what_differs_from_the_protocol_first_then_to_everything(html: Element) -> None:
     (run,) = rows(html)["softmax-norm"].all("section", "run")
     assert [[cell.text for cell in row.children if isinstance(cell, Element)] for row in run.all("table", "plain")[0].all("tr")[1:]] == [
@@ -131,7 +153,8 @@ def test_a_figure_s_own_pictures_stand_on_the_page_and_a_table_s_where_a_row_ope
     (seen,) = page.all("section", "seen")
     captions = [caption.text for caption in seen.all("figcaption")]
     assert any(caption.startswith(f"{HOSTILE}, as_published, cub200 : counts, seed 0") for caption in captions)
-    assert len(captions) == 5 and all("cub200 : counts, seed 0" in caption for caption in captions)
+    assert len(captions) == 5
+    assert all("cub200 : counts, seed 0" in caption for caption in captions)
     (run,) = rows(page)["softmax-norm"].all("section", "run")
     assert [caption.text.split(",")[0] for caption in run.all("figcaption")] == ["loss over epochs", "retrieval gallery"]
     assert len(page.all("img")) == len(html.all("img")), "none is carried twice"
@@ -218,7 +241,7 @@ def test_the_sort_keys_are_the_figures_and_the_headers_are_buttons(html: Element
     keys = {name: (row.attributes["data-printed"], row.attributes["data-measured"]) for name, row in rows(html).items()}
     assert keys["one-day"] == ("61 - - - - -", "- - - - - -")
     assert keys["softmax-norm"] == ("57.8 70 80.1 87.9 65.3 -", "57.9 70.05 77.9 87.9 64.5 -")
-    heads = [head for head in html.all("thead")[0].all("th") if "aria-sort" in head.attributes]
+    heads = [head for head in html.all("table", "results")[0].all("thead")[0].all("th") if "aria-sort" in head.attributes]
     assert [head.all("button")[0].attributes["data-key"] for head in heads] == ["label", "0", "1", "2", "3", "4", "5"]
     assert {head.attributes["aria-sort"] for head in heads} == {"none"}
 

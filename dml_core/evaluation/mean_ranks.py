@@ -1,0 +1,134 @@
+"""Systems over several datasets: by mean ranks (Friedman, Nemenyi) and by Wilcoxon's signed ranks, as Demsar (JMLR 2006) has it.
+
+Scores of different datasets are of different sizes, ranks are not. A block is a dataset with the means over seeds; of one dataset alone
+blocks are the seeds, and what is said then is about seeds of that dataset and nothing else.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+from dml_core.evaluation.comparing import LEVEL, Scores, metric_title
+from dml_core.evaluation.statistics import compare_ranks, holm, signed_rank
+
+
+@dataclass(frozen=True)
+class SignedRanks:
+    """Two systems by Wilcoxon's test over pairs of dataset and seed; Holm over all pairs of systems."""
+
+    system: str
+    other: str
+    num_blocks: int
+    p_value: float
+    p_holm: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Systems by their mean ranks.
+
+    Attributes:
+        metric: of the scores.
+        over: what the blocks are.
+        blocks: their names.
+        mean_ranks: of each system, the best (1) first.
+        p_value: of Friedman's test that all systems are alike.
+        critical_difference: mean ranks that are farther apart differ at the 0.05 level (Nemenyi).
+        groups: systems within one critical difference of each other, the largest such groups.
+        signed_ranks: every two systems, the better mean rank first.
+        sentence: all of it in words.
+    """
+
+    metric: str
+    over: Literal["datasets", "seeds"]
+    blocks: tuple[str, ...]
+    mean_ranks: dict[str, float]
+    p_value: float
+    critical_difference: float
+    groups: tuple[tuple[str, ...], ...]
+    signed_ranks: tuple[SignedRanks, ...]
+    sentence: str
+
+
+def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
+    """Rank the systems that every dataset has, or that have two seeds of the only one; None for fewer than three, or than two blocks.
+
+    Args:
+        metric: of the scores; more of it is better.
+        scores: dataset -> system -> seed -> score.
+    """
+    least = 1 if len(scores) > 1 else 2
+    systems = [name for name in next(iter(scores.values()), {}) if all(len(of.get(name, ())) >= least for of in scores.values())]
+    over: Literal["datasets", "seeds"] = "datasets" if len(scores) > 1 else "seeds"
+    blocks = _datasets(scores, systems) if over == "datasets" else _seeds(next(iter(scores.values()), {}), systems)
+    if len(systems) < 3 or len(blocks) < 2:
+        return None
+    found = compare_ranks(np.array(list(blocks.values())))
+    mean_ranks = dict(sorted(zip(systems, found.mean_ranks, strict=True), key=lambda item: item[1]))
+    signed_ranks = _signed_ranks(scores, list(mean_ranks))
+    return Ranking(
+        metric=metric,
+        over=over,
+        blocks=tuple(blocks),
+        mean_ranks=mean_ranks,
+        p_value=found.p_value,
+        critical_difference=found.critical_difference,
+        groups=alike(mean_ranks, found.critical_difference),
+        signed_ranks=signed_ranks,
+        sentence=_sentence(metric, over, len(blocks), mean_ranks, found.p_value, found.critical_difference),
+    )
+
+
+def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[tuple[str, ...], ...]:
+    """The largest groups of two systems or more within one critical difference, the best first.
+
+    Args:
+        mean_ranks: ascending.
+        critical_difference: between mean ranks.
+    """
+    names, ranks = list(mean_ranks), list(mean_ranks.values())
+    groups: list[tuple[str, ...]] = []
+    last_end = 0
+    for start in range(len(names)):
+        end = max(index for index in range(start, len(names)) if ranks[index] - ranks[start] <= critical_difference) + 1
+        if end > last_end and end - start > 1:
+            groups.append(tuple(names[start:end]))
+        last_end = max(last_end, end)
+    return tuple(groups)
+
+
+def _datasets(scores: Mapping[str, Scores], systems: list[str]) -> dict[str, list[float]]:
+    """Dataset -> mean over seeds of each system."""
+    return {dataset: [float(np.mean(list(found[name].values()))) for name in systems] for dataset, found in scores.items()}
+
+
+def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:
+    """Seed -> score of each system, of the seeds that all have."""
+    shared = set.intersection(*(set(scores[name]) for name in systems)) if systems else set()
+    return {f"seed {seed}": [scores[name][seed] for name in systems] for seed in sorted(shared)}
+
+
+def _signed_ranks(scores: Mapping[str, Scores], systems: list[str]) -> tuple[SignedRanks, ...]:
+    found = []
+    for system, other in combinations(systems, 2):
+        blocks = [
+            (own[system][seed], own[other][seed]) for own in scores.values() for seed in sorted(own[system].keys() & own[other].keys())
+        ]
+        values, references = zip(*blocks, strict=True) if blocks else ((), ())
+        found.append((system, other, len(blocks), signed_rank(values, references) if blocks else 1.0))
+    adjusted = holm([p_value for *_, p_value in found])
+    return tuple(SignedRanks(*pair, p_holm) for pair, p_holm in zip(found, adjusted, strict=True))
+
+
+def _sentence(metric: str, over: str, num_blocks: int, mean_ranks: Mapping[str, float], p_value: float, critical_difference: float) -> str:
+    (first, best), *others = mean_ranks.items()
+    where = f"{num_blocks} {over}" + (" of one dataset" if over == "seeds" else "")
+    ranked = f"By ranks of {metric_title(metric)} over {where}, {first} is first (mean rank {best:.2g})"
+    if p_value >= LEVEL:
+        return f"{ranked}; Friedman's test tells no system from the others (p = {p_value:.2g})."
+    behind = sum(rank - best > critical_difference for _, rank in others)
+    nemenyi = f"{behind} of the other {len(others)} lie more than the critical difference, {critical_difference:.2g}, behind it (Nemenyi)"
+    return f"{ranked}; systems differ (Friedman, p = {p_value:.2g}), and {nemenyi}."

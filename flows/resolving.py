@@ -1,0 +1,81 @@
+"""`--seeds auto` in a flow: rounds of runs on the same workers; a comparison gets more seeds until its differences are sure."""
+
+from collections.abc import Callable, Sequence
+
+from flows.outcomes import Failure, Outcome
+from tasks.runs.specs import RunSpec
+from tasks.tables.enough import FIRST_SEEDS, Resolve, first_metric_scores, next_seeds, widest
+
+Looked = Callable[[RunSpec], tuple[str, str | None] | None]
+Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]
+
+
+def run_until_resolved(
+    runs: Sequence[RunSpec], resolve: Resolve, looked_at: Looked, run: Runner, say: Callable[[str], None], fail_fast: bool = False
+) -> tuple[list[Outcome], list[Failure]]:
+    """Run with the first seeds, then with more where a difference to the reference is not sure enough; all that ran, in order.
+
+    Args:
+        runs: with one seed each; which does not matter.
+        resolve: how sure, and how many seeds at most.
+        looked_at: of a run's comparison the metric that is looked at and the reference (None: the best); None where there is no metric.
+        run: runs specs, as `flows.run.run_chains` does.
+        say: tells a person how far it is.
+        fail_fast: end with the round in which a run fails.
+
+    A system of which a run failed gets no more seeds, and is not waited for.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    counts = {spec.comparison: 0 for spec in runs}
+    wanted = dict.fromkeys(counts, min(FIRST_SEEDS, resolve.most))
+    while wanted != counts:
+        failed = {(failure.spec.comparison, failure.spec.variant) for failure in failures}
+        batch = [
+            spec.model_copy(update={"seed": seed})
+            for spec in runs
+            if (spec.comparison, spec.variant) not in failed
+            for seed in range(counts[spec.comparison], wanted[spec.comparison])
+        ]
+        if not batch:
+            break
+        ran, did_not = run(batch)
+        outcomes, failures, counts = [*outcomes, *ran], [*failures, *did_not], wanted
+        if failures and fail_fast:
+            break
+        wanted = {title: _next(title, counts[title], outcomes, failures, resolve, looked_at, say) for title in counts}
+    return outcomes, failures
+
+
+def _next(
+    title: str,
+    num_seeds: int,
+    outcomes: Sequence[Outcome],
+    failures: Sequence[Failure],
+    resolve: Resolve,
+    looked_at: Looked,
+    say: Callable[[str], None],
+) -> int:
+    """How many seeds a comparison should have next; as many as it has where that is enough."""
+    failed = {failure.spec.variant for failure in failures if failure.spec.comparison == title}
+    own = [outcome for outcome in outcomes if outcome.spec.comparison == title and outcome.spec.variant not in failed]
+    looked = looked_at(own[0].spec) if own else None
+    if looked is None:
+        return num_seeds
+    metric, reference = looked
+    values = {(one.spec.variant, one.spec.seed): one.scores.metrics[metric] for one in own if metric in one.scores.metrics}
+    found = widest(first_metric_scores(values), resolve.points, reference)
+    wanted = next_seeds(found, num_seeds, resolve)
+    if found is None:
+        say(f"{title}: {num_seeds} seeds; there are no two systems to compare")
+        return num_seeds
+    said = (
+        f"{title}: {num_seeds} seeds; the least sure difference is {found.system} less {found.reference}, ± {found.half_width:.1f} points"
+    )
+    if wanted > num_seeds:
+        say(f"{said}; going on to {wanted} seeds")
+    elif found.half_width > resolve.points:
+        say(f"{said}; more than {resolve.points:g}, but --max-seeds is reached")
+    else:
+        say(f"{said}, within {resolve.points:g}")
+    return wanted
