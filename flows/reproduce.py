@@ -24,10 +24,10 @@ from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import changes_results, comparison_runs, load_params
-from tasks.tables.file import STANDING
+from tasks.runs.specs import changes_results, comparison_runs, load_params, row_name
+from tasks.runs.tuned import STANDING
 from tasks.tables.result import load_result, save_result
-from tasks.tables.standing import VARIANT, row_name
+from tasks.tables.standing import VARIANT
 
 
 @dataclass(frozen=True)

@@ -369,11 +369,12 @@ def publish(
         variant=spec.variant,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
-        tags=services.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
+        tags=services.tags | spec.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
         dvc_digest=dvc_digest(services.project, dataset.name),
         checkpoint=checkpoint,
         embeddings=embeddings,
         scores=read_scores(scores, services.store.checked(scores)),
+        scores_only=spec.trial is not None,
     )
     return services.tracker.publish(report)
 
