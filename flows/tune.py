@@ -15,10 +15,11 @@ from typing import Any
 
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.run import STEPS_AT_ONCE, Chain, prepare
+from flows.run import Chain, prepare
 from flows.services import Services
 from tasks.environment import Project, open_project
 from tasks.runs.identity import embed_identity, train_identity
@@ -31,6 +32,7 @@ from tasks.tuning.study import Study, TrialFailedError, best_of
 from tasks.tuning.training_rows import training_rows
 
 STORAGE = "DML_TUNING_STORAGE"
+STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * ROUND_SIZE)  # a step that waits for the one before it holds a thread, too
 SHOWN = 5  # of the best trials, beside the row as it is
 
 

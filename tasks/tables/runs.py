@@ -173,10 +173,11 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
         return COMMON, common_training(name, row, dataset), ["last"]
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
-    variant = choice.variant if choice.variant in (*row.variants, TUNED) and choice.variant is not None else row.variants[0]
-    if variant == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
-        variant = row.variants[0]  # what is not trained cannot be tuned
-    training = row_training(name, row, dataset, variant, protocol, called)
+    asked = choice.variant if choice.variant in (*row.variants, TUNED) else None
+    if asked == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
+        asked = None  # what is not trained cannot be tuned
+    training = row_training(name, row, dataset, asked, protocol, called)
+    variant = asked or row.variants[0]
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 

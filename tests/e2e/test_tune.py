@@ -1,4 +1,4 @@
-"""`dml tune` for real: killed in the middle and resumed it is the undisturbed search; its winner is run by its table; MLflow has its runs."""
+"""`dml tune` for real: killed and resumed it is the undisturbed search; its winner is run by its table; MLflow has its runs."""
 
 import re
 import shutil
@@ -155,6 +155,7 @@ def test_killed_and_resumed_it_is_the_same_search(project: Project, tuned: tuple
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
+    process.stdout.close()
     before = {number: scores for number, (how, _, scores) in _begun(root / "state").items() if how == "COMPLETE"}
     assert {0, 1} <= set(before) < set(range(5))
     printed = other.run(*COMMAND, "--parallel", "2")
