@@ -25,11 +25,11 @@ from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import RunSpec, changes_results, comparison_runs, load_params
+from tasks.runs.specs import RunSpec, changes_results, comparison_runs, load_params, row_name
+from tasks.runs.tuned import STANDING
 from tasks.tables.enough import checked_resolve
-from tasks.tables.file import STANDING
 from tasks.tables.result import load_result, save_result
-from tasks.tables.standing import VARIANT, row_name
+from tasks.tables.standing import VARIANT
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ from tasks.storage import Store
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
-STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=8)
+# A step that waits for the one before it holds a thread too: four for each of as many runs as are under way. What may train and be scored
+# at the same time is limited by `Services`.
+STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
 
 
 class Chain:
@@ -327,7 +329,7 @@ def evaluate(
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
-    return lock.once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _no_slots)
+    return lock.once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _scoring_slot)
 
 
 def _evaluate(
@@ -369,11 +371,12 @@ def publish(
         variant=spec.variant,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
-        tags=services.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
+        tags=services.tags | spec.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
         dvc_digest=dvc_digest(services.project, dataset.name),
         checkpoint=checkpoint,
         embeddings=embeddings,
         scores=read_scores(scores, services.store.checked(scores)),
+        scores_only=spec.trial is not None,
     )
     return services.tracker.publish(report)
 
@@ -409,5 +412,6 @@ def _worker_slots(services: Services) -> Iterator[None]:
         yield
 
 
-def _no_slots(services: Services) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+def _scoring_slot(services: Services) -> contextlib.AbstractContextManager[object]:
+    """Scoring takes this process's memory and cores: a few runs at a time."""
+    return services.scorings

@@ -18,6 +18,7 @@ from tasks.workers.group import Workers
 from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
+SCORED_AT_ONCE = 2
 
 
 class Services:
@@ -35,6 +36,7 @@ class Services:
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that have one in common wait for the same
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
+        self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
         if PREFECT_API_URL.value():

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from dml_core.config import located
@@ -27,6 +27,9 @@ from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import Store
+
+if TYPE_CHECKING:
+    from dml_core.losses.contract import Loss  # which brings torch
 
 CONNECT_SECONDS = 2.0
 ENOUGH_CLASSES = 100  # whether parts fit does not hang on how many classes there are, and a million would take memory
@@ -100,15 +103,17 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
     """
     info = read_info(packed)
     train = info.roles["train"]
+    if role == "test" and not {"test", "gallery"} & set(info.roles):
+        raise ConfigError("evaluation.role is 'test', and the dataset has training images alone")
     # In a role that is searched in itself, a query is not compared with itself.
-    num_retrieved = info.roles["gallery"].num_images if "gallery" in info.roles else info.roles["test"].num_images - 1
+    searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
-        return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else num_retrieved)
+        return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched)
     images = _images_by_class(packed)
     held_out = held_out_classes(list(images), validation)
     num_held_out = sum(images[name] for name in held_out)
     num_trained = train.num_images - num_held_out
-    retrieved = {"test": num_retrieved, "validation": num_held_out - 1, "train": num_trained - 1}
+    retrieved = {"test": searched, "validation": num_held_out - 1, "train": num_trained - 1}
     return Sizes(num_trained, len(images) - len(held_out), retrieved[role])
 
 
@@ -172,13 +177,25 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")
 
 
+def loss_learns(training: TrainingConfig) -> bool:
+    """Whether a run's loss has parameters that the optimiser trains: centres, a classifier. Imports as `check_parts`.
+
+    Raises:
+        ConfigError: as `check_parts`.
+    """
+    return any(parameter.requires_grad for parameter in _loss(training, ENOUGH_CLASSES).parameters())
+
+
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss, and see that the sampler gives the loss what it needs."""
+    check_sampler(training.sampler, _loss(training, num_classes).needs, training.loss.name)
+
+
+def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
     from dml_core.models.heads import build_head
 
     head = build_head(training.model.head, _num_features(training.model.backbone), num_classes)
-    loss = build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
-    check_sampler(training.sampler, loss.needs, training.loss.name)
+    return build_loss(training.loss.name, training.loss.options, num_classes, head.output_dim)
 
 
 @cache

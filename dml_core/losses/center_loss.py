@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class CenterLossConfig(LossConfig):
@@ -18,8 +19,8 @@ class CenterLossConfig(LossConfig):
         centre_rate: alpha, how far a batch moves the centres of its classes (published 0.5).
     """
 
-    weight: float = Field(default=0.003, ge=0.0)
-    centre_rate: float = Field(default=0.5, gt=0.0, le=1.0)
+    weight: float = Field(default=0.003, ge=0.0, json_schema_extra=searched(1e-4, 0.1, log=True))
+    centre_rate: float = Field(default=0.5, gt=0.0, le=1.0, json_schema_extra=searched(0.1, 1))
 
 
 class CenterLoss(Loss):

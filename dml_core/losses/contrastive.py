@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class ContrastiveConfig(LossConfig):
@@ -18,7 +19,7 @@ class ContrastiveConfig(LossConfig):
         margin: m, the distance beyond which a negative pair costs nothing; unit vectors lie at most 2 apart (assumed 1).
     """
 
-    margin: float = Field(default=1.0, gt=0.0, le=2.0)
+    margin: float = Field(default=1.0, gt=0.0, le=2.0, json_schema_extra=searched(0.2, 1.6))
 
 
 class Contrastive(Loss):

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from dml_core.initial_weights import start_at_unit_norm
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class HeatedUpSoftmaxConfig(LossConfig):
@@ -32,8 +33,8 @@ class HeatedUpSoftmaxConfig(LossConfig):
         better_init: start the classifier at the normalised class means of the untrained embeddings (released code, on SOP).
     """
 
-    alpha: float = Field(default=16.0, gt=0.0)
-    heated_alpha: float | None = Field(default=4.0, gt=0.0)
+    alpha: float = Field(default=16.0, gt=0.0, json_schema_extra=searched(4, 64, log=True))
+    heated_alpha: float | None = Field(default=4.0, gt=0.0, json_schema_extra=searched(1, 16, log=True))
     heat_from: float = Field(default=61 / 80, ge=0.0, le=1.0)
     schedule: Literal["step", "gentle"] = "step"
     heated_learning_rate_factor: float = Field(default=0.1, gt=0.0, le=1.0)

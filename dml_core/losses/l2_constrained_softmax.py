@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.search import searched
 
 
 class L2ConstrainedSoftmaxConfig(LossConfig):
@@ -20,9 +21,9 @@ class L2ConstrainedSoftmaxConfig(LossConfig):
         label_smoothing: epsilon, spread over all C classes (0 in the paper; SGSL's Table 3 adds it to every softmax).
     """
 
-    radius: float = Field(default=40.0, gt=0.0)
+    radius: float = Field(default=40.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
     learn_radius: bool = False
-    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.5))
 
 
 class L2ConstrainedSoftmax(Loss):

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.search import searched
 
 ROOT_EPSILON = 1e-5  # added under eq. 9's root by the released code: keeps the gradient finite where two centres have merged
 
@@ -26,9 +27,9 @@ class MultiCentreConfig(LossConfig):
     """
 
     num_centres: int = Field(default=10, ge=1)
-    scale: float = Field(default=20.0, gt=0.0)
-    margin: float = Field(default=0.01, ge=0.0)
-    regulariser_weight: float = Field(default=0.2, ge=0.0)
+    scale: float = Field(default=20.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
+    margin: float = Field(default=0.01, ge=0.0, json_schema_extra=searched(0, 0.2))
+    regulariser_weight: float = Field(default=0.2, ge=0.0, json_schema_extra=searched(0.01, 1, log=True))
 
 
 class MultiCentre(Loss):

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.search import searched
 
 
 class NormalisedSoftmaxConfig(LossConfig):
@@ -19,7 +20,7 @@ class NormalisedSoftmaxConfig(LossConfig):
         scale: lambda of eq. 3. Not published; 20 is what SoftTriple's released code uses for its own lambda.
     """
 
-    scale: float = Field(default=20.0, gt=0.0)
+    scale: float = Field(default=20.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
 
 
 class NormalisedSoftmax(Loss):

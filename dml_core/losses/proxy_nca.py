@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.search import searched
 
 
 class ProxyNCAConfig(LossConfig):
@@ -19,7 +20,7 @@ class ProxyNCAConfig(LossConfig):
         scale: factor on the squared distances of unit-length vectors (published 1).
     """
 
-    scale: float = Field(default=1.0, gt=0.0)
+    scale: float = Field(default=1.0, gt=0.0, json_schema_extra=searched(1, 40, log=True))
 
 
 class ProxyNCA(Loss):

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class RingLossConfig(LossConfig):
@@ -17,7 +18,7 @@ class RingLossConfig(LossConfig):
         weight: lambda (published 0.01).
     """
 
-    weight: float = Field(default=0.01, ge=0.0)
+    weight: float = Field(default=0.01, ge=0.0, json_schema_extra=searched(1e-3, 1, log=True))
 
 
 class RingLoss(Loss):

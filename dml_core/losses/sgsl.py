@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class SGSLConfig(LossConfig):
@@ -24,10 +25,10 @@ class SGSLConfig(LossConfig):
             0.5; released code: none).
     """
 
-    gamma: float = Field(default=30.0, gt=0.0)
-    weight: float = Field(default=1.0, ge=0.0)
-    gate: float = Field(default=3.0, ge=0.0)
-    label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0)
+    gamma: float = Field(default=30.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
+    weight: float = Field(default=1.0, ge=0.0, json_schema_extra=searched(0.1, 10, log=True))
+    gate: float = Field(default=3.0, ge=0.0, json_schema_extra=searched(0.5, 6))
+    label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.6))
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dml_core.initial_weights import start_at_unit_norm
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.search import searched
 
 
 class SoftmaxConfig(LossConfig):
@@ -24,7 +25,7 @@ class SoftmaxConfig(LossConfig):
 
     bias: bool = True
     initial: Literal["uniform", "unit_norm"] = "uniform"
-    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0)
+    label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.5))
 
 
 class Softmax(Loss):

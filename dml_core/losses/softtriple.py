@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dml_core.losses.multi_centre import MultiCentre, MultiCentreConfig
+from dml_core.search import searched
 
 
 class SoftTripleConfig(MultiCentreConfig):
@@ -17,7 +18,7 @@ class SoftTripleConfig(MultiCentreConfig):
         gamma: temperature of the assignment to a class's centres (published 0.1).
     """
 
-    gamma: float = Field(default=0.1, gt=0.0)
+    gamma: float = Field(default=0.1, gt=0.0, json_schema_extra=searched(0.02, 0.5, log=True))
 
 
 class SoftTriple(MultiCentre):

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class TripletBatchHardConfig(LossConfig):
@@ -18,7 +19,7 @@ class TripletBatchHardConfig(LossConfig):
         margin: m of the hinge; None takes the soft margin ln(1 + exp(.)), the paper's best (SoftMargin in SGSL's Table 3).
     """
 
-    margin: float | None = Field(default=None, gt=0.0)
+    margin: float | None = Field(default=None, gt=0.0, json_schema_extra=searched(0.05, 1, log=True))
 
 
 class TripletBatchHard(Loss):

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class TripletGlobalConfig(LossConfig):
@@ -25,10 +26,10 @@ class TripletGlobalConfig(LossConfig):
         global_weight: of the global loss beside the triplets.
     """
 
-    margin: float = Field(default=0.01, gt=0.0)
-    global_margin: float = Field(default=0.4, ge=0.0)
-    mean_weight: float = Field(default=0.8, ge=0.0)
-    global_weight: float = Field(default=1.0, ge=0.0)
+    margin: float = Field(default=0.01, gt=0.0, json_schema_extra=searched(1e-3, 0.5, log=True))
+    global_margin: float = Field(default=0.4, ge=0.0, json_schema_extra=searched(0.05, 1))
+    mean_weight: float = Field(default=0.8, ge=0.0, json_schema_extra=searched(0.1, 5, log=True))
+    global_weight: float = Field(default=1.0, ge=0.0, json_schema_extra=searched(0.1, 10, log=True))
 
 
 class TripletGlobal(Loss):

@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.search import searched
 
 
 class TripletSemiHardConfig(LossConfig):
@@ -18,7 +19,7 @@ class TripletSemiHardConfig(LossConfig):
         margin: alpha (published 0.2), on squared distances.
     """
 
-    margin: float = Field(default=0.2, gt=0.0)
+    margin: float = Field(default=0.2, gt=0.0, json_schema_extra=searched(0.05, 0.8, log=True))
 
 
 class TripletSemiHard(Loss):

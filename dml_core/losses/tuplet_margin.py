@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.losses.tuplets import cos_with_slack, random_negatives
+from dml_core.search import searched
 
 
 class TupletMarginConfig(LossConfig):
@@ -25,10 +26,10 @@ class TupletMarginConfig(LossConfig):
         variance_epsilon: epsilon of eq. 15 and 16 (published 0.01).
     """
 
-    scale: float = Field(default=64.0, gt=0.0)
-    slack_margin: float = Field(default=0.1, ge=0.0, lt=torch.pi / 2)
+    scale: float = Field(default=64.0, gt=0.0, json_schema_extra=searched(8, 128, log=True))
+    slack_margin: float = Field(default=0.1, ge=0.0, lt=torch.pi / 2, json_schema_extra=searched(0, 0.5))
     negatives: Literal["random", "all"] = "random"
-    variance_weight: float = Field(default=0.5, ge=0.0)
+    variance_weight: float = Field(default=0.5, ge=0.0, json_schema_extra=searched(0.05, 5, log=True))
     variance_epsilon: float = Field(default=0.01, ge=0.0, lt=1.0)
 
 

@@ -49,7 +49,7 @@ def dml(
     """Reproduce, compare and serve deep metric learning systems."""
 
 
-SUPERVISED = {"reproduce", "run"}
+SUPERVISED = {"reproduce", "run", "tune"}
 PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
 
 

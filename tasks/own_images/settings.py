@@ -6,7 +6,7 @@ The protocol's input size, batch and number of epochs are kept as far as the ima
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import parse
-from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.store.split_config import ValidationConfig, num_held_out
 from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
 
@@ -51,8 +51,7 @@ def _num_classes(protocol: dict[str, Any], num_classes: int) -> int:
     """Those that are left to train on where the protocol holds some out for validation (`dml_core.data.store.splits`)."""
     if protocol.get("validation") is None:
         return num_classes
-    held_out = max(2, round(parse(ValidationConfig, protocol["validation"], "validation").share * num_classes))
-    return max(2, num_classes - held_out)
+    return max(2, num_classes - num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), num_classes))
 
 
 def _sampler(protocol: dict[str, Any], num_images: int, num_classes: int) -> dict[str, Any]:

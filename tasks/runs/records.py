@@ -131,6 +131,8 @@ class RunReport(Record):
         parameters: the flattened specification.
         tags: paper, table, row, git commit and what else a reader filters by.
         dvc_digest: DVC's hash of the dataset, where DVC tracks it.
+        scores_only: settings, curves and scores are published, and no network: a search's runs, whose networks nobody wants and which do
+            not stay in the store.
     """
 
     comparison: str
@@ -144,6 +146,7 @@ class RunReport(Record):
     checkpoint: CheckpointRecord
     embeddings: EmbeddingRecord
     scores: MetricRecord
+    scores_only: bool = False
 
     @property
     def outbox_name(self) -> str:
@@ -161,6 +164,7 @@ class ComparisonReport(Record):
         tags: as a run's; "paper" and "table" of a table's runs are tags of the parent too.
         about: of a table, what it is and what came of it, Markdown; stands before the runs' own figures.
         files: the table's page in its forms, to be kept with the parent.
+        is_search: the runs are a search's, which have no means over seeds: the parent says what is in `about`, and keeps the files.
     """
 
     comparison: str
@@ -170,6 +174,7 @@ class ComparisonReport(Record):
     tags: dict[str, str]
     about: str | None = None
     files: tuple[str, ...] = ()
+    is_search: bool = False
 
     @property
     def outbox_name(self) -> str:

@@ -4,6 +4,7 @@ The standing comparison is a cross of datasets, variants and seeds. A run's trai
 dataset's part and then the variant's part laid over it; every value is written once.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,10 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
+from dml_core.search import Search
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
+from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
 
 class DatasetSpec(Config):
@@ -62,7 +65,8 @@ class ComparisonSpec(Config):
         default_datasets: what `dml reproduce` runs when none is named.
         seeds: every variant runs once with each.
         protocol: the training settings that all runs share.
-        variants: variant -> its changes to the protocol.
+        variants: variant -> its changes to the protocol; `tuned: true` lays over what `dml tune project/standing/<variant>` found.
+        search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
     """
 
     default_datasets: tuple[str, ...]
@@ -70,6 +74,7 @@ class ComparisonSpec(Config):
     protocol: dict[str, Any]
     datasets: dict[str, dict[str, Any]]
     variants: dict[str, dict[str, Any]]
+    search: dict[str, Search] = {}
 
 
 class Params(Config):
@@ -81,6 +86,19 @@ class Params(Config):
     scale: ScaleSpec = ScaleSpec()
 
 
+class Trial(Config):
+    """Which run of a search a run is: of which row of its table, the number of the trial, the fold that is held out."""
+
+    row: str
+    number: int
+    fold: int
+
+    @property
+    def label(self) -> str:
+        """How the run is called among those of the search."""
+        return f"trial {self.number} fold {self.fold}"
+
+
 class RunSpec(Config):
     """One run: a variant on a dataset with a seed.
 
@@ -88,6 +106,7 @@ class RunSpec(Config):
         overrides: the `--set` settings that are not those of the standing comparison, as they were given.
         table: the paper's table that the run is of, as `softtriple/table1`; None for the standing comparison's runs.
         measurements: what is measured of the finished run beyond the evaluator's scores: name -> options (`dml_core.measurements`).
+        trial: of a run of `dml tune`, which one it is.
     """
 
     dataset: str
@@ -98,10 +117,13 @@ class RunSpec(Config):
     overrides: tuple[str, ...] = ()
     table: str | None = None
     measurements: dict[str, dict[str, Any]] = {}
+    trial: Trial | None = None
 
     @property
     def title(self) -> str:
         """How the run is called on screen."""
+        if self.trial is not None:
+            return f"{self.table}/{self.trial.row} on {self.dataset}: {self.variant}"
         where = f"{self.table}: " if self.table is not None else ""
         return f"{where}{self.dataset} / {self.variant} / seed {self.seed}"
 
@@ -120,9 +142,18 @@ class RunSpec(Config):
     @property
     def comparison(self) -> str:
         """The title of the comparison that the run belongs to."""
+        if self.trial is not None:
+            return tuning_comparison(f"{self.table}/{self.trial.row}", self.dataset)
         if self.table is not None:
             return table_comparison(self.table, self.dataset)
         return comparison_title(self.dataset, self.evaluation.role, self.overrides)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What a reader of MLflow filters a search's runs by."""
+        if self.trial is None:
+            return {}
+        return {"table": str(self.table), "row": self.trial.row, "trial": str(self.trial.number), "fold": str(self.trial.fold)}
 
     @property
     def where(self) -> str:
@@ -134,6 +165,11 @@ class RunSpec(Config):
 def table_comparison(table: str, dataset: str) -> str:
     """How a table's runs on one dataset are called together, in MLflow."""
     return f"{table} on {dataset}"
+
+
+def tuning_comparison(row: str, dataset: str) -> str:
+    """How the runs of a search are called together, in MLflow; the row with its table."""
+    return f"tuning of {row} on {dataset} (validation)"
 
 
 def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> str:
@@ -170,7 +206,7 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
             if name not in params.datasets:
                 raise ConfigError(f"{path.name}: comparison.{kind}: {unknown_name('dataset', name, list(params.datasets))}")
     for name in params.comparison.datasets:
-        comparison_runs(params, name)
+        comparison_runs(params, name, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
     return params
 
 
@@ -185,6 +221,7 @@ def comparison_runs(
     variants: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
+    tuned: bool = True,
 ) -> list[RunSpec]:
     """The comparison's runs on one dataset, in the order of `params.yaml`; `variants` and `seeds` narrow it.
 
@@ -192,9 +229,10 @@ def comparison_runs(
         params: the parameters, overrides laid over them.
         dataset, variants, seeds: which runs.
         overrides: what was laid over, for the runs' comparison title.
+        tuned: lay over what a search found, for the variants that ask for it.
 
     Raises:
-        ConfigError: an unknown dataset or variant, or a setting that is wrong in one of the runs.
+        ConfigError: an unknown dataset or variant, a setting that is wrong in one of the runs, or a variant that is to be tuned and is not.
     """
     comparison = params.comparison
     if dataset not in comparison.datasets:
@@ -207,7 +245,7 @@ def comparison_runs(
     for variant in comparison.variants:
         if variants and variant not in variants:
             continue
-        training = _training(params, dataset, variant)
+        training = _training(params, dataset, variant, tuned)
         runs += [
             RunSpec(dataset=dataset, variant=variant, seed=seed, training=training, evaluation=params.evaluation, overrides=named)
             for seed in seeds or comparison.seeds
@@ -215,9 +253,21 @@ def comparison_runs(
     return runs
 
 
-def _training(params: Params, dataset: str, variant: str) -> TrainingConfig:
+def row_name(variant: str) -> str:
+    """The row of a variant in the standing comparison's table: its name in the letters that rows have."""
+    return re.sub(r"[^a-z0-9.-]+", "-", variant.lower())
+
+
+def _training(params: Params, dataset: str, variant: str, tuned: bool) -> TrainingConfig:
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
-    settings = merge(merge(comparison.protocol, comparison.datasets[dataset]), comparison.variants[variant])
+    changes = {name: value for name, value in comparison.variants[variant].items() if name != TUNED}
+    asks_tuned = comparison.variants[variant].get(TUNED, False)
+    if not isinstance(asks_tuned, bool):
+        raise ConfigError(f"{where}: tuned: is true or false, found {asks_tuned!r}")
+    settings = merge(merge(comparison.protocol, comparison.datasets[dataset]), changes)
+    if tuned and asks_tuned:
+        with located(where):
+            settings = merge(settings, read_tuned(STANDING, row_name(variant), dataset).training)
     training = parse(TrainingConfig, settings, where)
     with located(where):
         check_loss_name(training.loss.name)

@@ -17,13 +17,15 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
+from dml_core.search import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES
 from tasks.runs.specs import load_params
+from tasks.runs.tuned import STANDING as STANDING
+from tasks.runs.tuned import TUNED
 
 PROJECT = "project"  # the folder of the project's own tables
-STANDING = f"{PROJECT}/standing"  # made from params.yaml (`tasks.tables.standing`)
 Value = float | None
 ImageRole = Literal["test", "train"]
 RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
@@ -66,13 +68,14 @@ class Row(Config):
         runs_on: of the columns' datasets those that it runs on; those with printed figures, or all where there is none, if left out.
         released: those of logs that the authors released; independent: of somebody else's re-evaluation. Like `published`.
         protocol: whose protocol trains it; the table's paper where none is named.
-        variants: of that protocol; the first is the row's default.
+        variants: of that protocol; the first is the row's default. `tuned` is the first with what `dml tune` found laid over.
         loss: in the place of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
         tolerance: of the verdict; the table's where none is given.
         epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
         role: the images that are scored and measured, in the place of the table's.
+        search: what `dml tune` tries of this row's settings, laid over the table's: dotted name -> range.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
     """
@@ -93,6 +96,7 @@ class Row(Config):
     epochs: tuple[Epoch, ...] | None = Field(default=None, min_length=1)
     measurements: dict[str, dict[str, Any]] = {}
     role: ImageRole | None = None
+    search: dict[str, Search] = {}
     lacks: str | None = None
     note: str | None = None
 
@@ -106,6 +110,8 @@ class Row(Config):
             raise ValueError("a quoted row is never run: it has no protocol, variants, changes, epochs or lacks")
         if self.kind != "quoted" and not self.lacks and not self.variants:
             raise ValueError("a row to be run names the protocol's variants, or what it lacks")
+        if self.variants[:1] == (TUNED,):
+            raise ValueError("variant 'tuned' is laid over the row's first, so it stands behind that")
         return self
 
 
@@ -176,6 +182,7 @@ class TableFile(Config):
         claims: judged where their runs are there.
         reference: the row, in its first variant, with which the others are compared; the best by the scores where none is named.
         role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
+        search: what `dml tune` tries of every row's settings, beside the ranges of the loss's own options: dotted name -> range.
         scale: what its runs may use, laid over `scale` of `params.yaml`; changes no result.
         note: what a reader has to know of the whole.
     """
@@ -192,6 +199,7 @@ class TableFile(Config):
     reference: RowName | None = None
     role: ImageRole = "test"
     scale: dict[str, Any] = {}
+    search: dict[str, Search] = {}
     note: str | None = None
 
     def tolerance_of(self, row: Row, metric: str) -> Tolerance | None:

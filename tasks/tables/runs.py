@@ -18,8 +18,9 @@ from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
 from tasks.runs.protocols import COMMON, Protocol, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec
+from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.tables.choice import Choice, narrowed
-from tasks.tables.file import STANDING, Row, TableFile, load_table, run_label
+from tasks.tables.file import Row, TableFile, load_table, run_label
 from tasks.tables.smoke import make_small, table_of
 
 EVERYTHING = Choice()
@@ -141,7 +142,7 @@ def runs_of(
                 said[why_not] = None
             elif is_run(entry) or choice.rows:
                 measured = merge(table.measurements, entry.measurements)
-                variant, training, epochs = _training(name, entry, dataset, choice)
+                variant, training, epochs = _training(name, row, entry, dataset, choice)
                 for epoch in epochs:
                     label = run_label(row, variant, epoch)
                     scored = evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch})
@@ -166,43 +167,51 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     return None if loss in _protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
-def _training(name: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
+def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
     """What a row is called on the chosen track, how it is trained there, and which epochs' weights are scored."""
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
-    chosen = choice.variant if choice.variant in row.variants else None
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
-    training = row_training(name, row, dataset, chosen, protocol)
-    variant = chosen or row.variants[0]
+    asked = choice.variant if choice.variant in (*row.variants, TUNED) else None
+    if asked == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
+        asked = None  # what is not trained cannot be tuned
+    training = row_training(name, row, dataset, asked, protocol, called)
+    variant = asked or row.variants[0]
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
 
-def row_training(table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None) -> TrainingConfig:
+def row_training(
+    table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None, called: str | None = None
+) -> TrainingConfig:
     """How a row of a table is trained on a dataset. Imports no torch: the loss's own options are `check_loss`'s.
 
     Args:
         table: `<paper>/<file>`.
         row: one that is to be run.
         dataset: of the table's columns.
-        variant: of the protocol; the row's first where none is given.
+        variant: of the protocol; the row's first where none is given. `tuned` is the first with what `dml tune` found laid over.
         protocol: the row's, where it is loaded already.
+        called: the row's name, which a tuned one is found by.
 
     Raises:
-        ConfigError: the row is not run, has no such variant, or its changes do not fit.
+        ConfigError: the row is not run, has no such variant, is not tuned, or its changes do not fit.
     """
     if not is_run(row):
         raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
     variant = variant or row.variants[0]
-    if variant not in row.variants:
+    if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
     protocol = protocol or _protocol(row.protocol or table.partition("/")[0])
-    values = protocol.settings(dataset, variant).model_dump(mode="json")
+    values = protocol.settings(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
-    where = f"{table}: {row.label}, {dataset}, {variant}"
-    return parse(TrainingConfig, merge(merge(values, row.training), row.datasets.get(dataset, {})), where)
+    values = merge(merge(values, row.training), row.datasets.get(dataset, {}))
+    if variant == TUNED:
+        assert called is not None
+        values = merge(values, read_tuned(table, called, dataset).training)
+    return parse(TrainingConfig, values, f"{table}: {row.label}, {dataset}, {variant}")
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:

@@ -3,9 +3,7 @@
 Nothing of it stands in a file of its own: a variant or a dataset more in `params.yaml` is a row or a block of columns more.
 """
 
-import re
-
-from tasks.runs.specs import Params
+from tasks.runs.specs import Params, row_name
 from tasks.tables.file import Columns, Row, TableFile
 
 VARIANT = "standing"
@@ -25,9 +23,5 @@ def standing_table(params: Params) -> TableFile:
         states="Every loss on one network, one budget and one augmentation, on the datasets of `comparison` in params.yaml.",
         columns=columns,
         rows=rows,
+        search=comparison.search,
     )
-
-
-def row_name(variant: str) -> str:
-    """The row of a variant: its name in the letters that rows have."""
-    return re.sub(r"[^a-z0-9.-]+", "-", variant.lower())

@@ -164,7 +164,7 @@ class Tracker:
             history = read_history(self._store.pull(report.checkpoint.key))
             lineage = self._log_facts(run_id, report)
             self._log_points(run_id, [*pages.curve_points(history)])
-            model_id = self._log_model(run_id, report, len(history))
+            model_id = None if report.scores_only else self._log_model(run_id, report, len(history))
             self._log_scores(run_id, report, lineage, model_id)
             self._log_files(run_id, report)
             self._supersede_others(run_id, report)
@@ -187,7 +187,7 @@ class Tracker:
         Raises:
             StoreError: a file is not as recorded.
         """
-        for record in (report.checkpoint, report.embeddings):
+        for record in () if report.scores_only else (report.checkpoint, report.embeddings):
             self._store.checked(record)
         return report.model_copy(update={"scores": read_scores(report.scores, self._store.checked(report.scores))})
 
@@ -220,7 +220,7 @@ class Tracker:
         }
         self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if step not in there.get(name, ())])
 
-    def _log_scores(self, run_id: str, report: RunReport, lineage: Dataset, model_id: str) -> None:
+    def _log_scores(self, run_id: str, report: RunReport, lineage: Dataset, model_id: str | None) -> None:
         """The final scores, linked to the model and the dataset."""
         main, detail = pages.score_metrics(report.scores.metrics)
         now = int(time.time() * 1000)
@@ -238,7 +238,7 @@ class Tracker:
         """By name, and so on the page: the settings, the figures, the scores, and then what the steps left."""
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
         self._client.log_artifacts(run_id, str(self._store.pull(report.scores.key)))
-        for record in (report.checkpoint, report.embeddings):
+        for record in () if report.scores_only else (report.checkpoint, report.embeddings):
             self._client.log_artifacts(run_id, str(self._store.pull(record.key)), f"steps/{record.step}")
 
     def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
@@ -265,6 +265,9 @@ class Tracker:
         """Bring the parent run up to date with its current runs: means, description, report, registered model. Adds what has changed."""
         parent = self._find_or_create_parent(report.comparison, report.dataset)
         self._mark_killed(report.comparison)
+        if report.is_search:
+            self._describe_parent(parent, report, report.about or "")
+            return parent
         runs = [as_published(run) for run in self._search(current_runs_filter(report.comparison))]
         summaries, found = summarise_published(runs), compare_published(report.dataset, runs)
         best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
@@ -283,19 +286,24 @@ class Tracker:
             report.about,
             found,
         )
-        named = {f"dml.{name}": report.tags[name] for name in ("paper", "table") if name in report.tags}
-        if run.data.tags.get(pages.NOTE_TAG) != note or not named.items() <= run.data.tags.items():
-            self._set_tags(parent, _mlflow_tags(report.tags) | named | {pages.NOTE_TAG: note})
+        self._describe_parent(parent, report, note)
         if report.comparison == comparison_title(report.dataset, "test"):
             link, view = pages.run_link(run.info.experiment_id, parent), pages.view_link(run.info.experiment_id)
             answer = pages.describe_experiment(link, view, summaries, found)
             self._client.set_experiment_tag(run.info.experiment_id, pages.NOTE_TAG, answer)
+        return parent
+
+    def _describe_parent(self, parent: str, report: ComparisonReport, note: str) -> None:
+        """Description, tags and files of a parent run."""
+        run = self._client.get_run(parent)
+        named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
+        if run.data.tags.get(pages.NOTE_TAG) != note or not named.items() <= run.data.tags.items():
+            self._set_tags(parent, _mlflow_tags(report.tags) | named | {pages.NOTE_TAG: note})
         if report.folder is not None and Path(report.folder).is_dir():
             self._client.log_artifacts(parent, report.folder)
         for path in report.files:
             if Path(path).is_file():
                 self._client.log_artifact(parent, path)
-        return parent
 
     def _register(self, report: ComparisonReport, best: PublishedRun) -> str:
         """Register the model of the best run; the line that says so. Only a standing comparison's: one with other settings is a trial."""

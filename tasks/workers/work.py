@@ -73,7 +73,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     store = Store(job.store, Path(job.cache))
     folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     role = job.spec.evaluation.role
-    scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"]
+    scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
     roles = {role: open_role(folder, role, validation) for role in scored}
     checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
     num_classes = len(open_role(folder, "train", validation).class_names)

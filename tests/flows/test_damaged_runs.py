@@ -82,6 +82,7 @@ class Place:
             project=SimpleNamespace(state=state),
             submitted={},
             turns=threading.BoundedSemaphore(),
+            scorings=threading.BoundedSemaphore(),
             check_going_on=lambda: None,
             store=self.store,
             workers=self.workers,
@@ -338,3 +339,30 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
     assert isinstance(strict, Outcome)
     assert (strict.ran, strict.older_code) == (dict.fromkeys(STEPS, True), ())
     assert place.run(code="keep") == place.run() != strict
+
+
+def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
+    prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits in its training until all six are there."""
+    monkeypatch.setattr(run, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
+    place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=60)
+    train = place.workers.run
+
+    def meet(job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:
+        if job.step == "train":
+            together.wait()
+        return train(job, watch)
+
+    place.workers.run = meet  # type: ignore[method-assign]
+    place.services.turns = threading.BoundedSemaphore(6)
+    specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(6)]
+    known = frozenset(evaluate_identity(spec, place.dataset) for spec in specs)
+
+    @flow(task_runner=STEPS_AT_ONCE)
+    def six() -> list[Exception | None]:
+        chains = [Chain(spec, place.dataset, place.services, False, known) for spec in specs]
+        return [chain.wait() for chain in chains]
+
+    with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
+        assert six() == [None] * 6

@@ -1,5 +1,6 @@
 """Gradients at single embeddings: against autograd through the losses themselves, and against the paper's limits."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,13 @@ def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray =
     training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None)
     run: Any = FinishedRun("a run", training, 0, Path(), scored, scored, [], {}, lambda: SimpleNamespace(loss=loss))  # type: ignore[return-value, arg-type]
     return run
+
+
+@pytest.fixture(autouse=True)
+def _the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ran before: few samples are drawn here, and not every draw shows what many would."""
+    torch.manual_seed(1)
+    monkeypatch.setattr(sys.modules[__name__], "RNG", np.random.default_rng(1))
 
 
 @pytest.fixture(autouse=True)

@@ -16,28 +16,32 @@ class ClassSplit(Config):
 
     Attributes:
         fingerprint: of the packed dataset that was split.
-        share, seed: what the choice derives from.
+        share, folds, fold, seed: what the choice derives from.
         train, validation: class names, each in the dataset's order.
     """
 
     fingerprint: str
-    share: float
+    share: float | None = None
+    folds: int | None = None
+    fold: int | None = None
     seed: int
     train: tuple[str, ...]
     validation: tuple[str, ...]
 
 
 def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
-    """Hold out a share of the training classes of a packed dataset (`held_out_classes` says which).
+    """Hold out some of the training classes of a packed dataset (`held_out_classes` says which).
 
     Raises:
-        ConfigError: fewer than two classes would be left for training.
+        ConfigError: fewer than two classes would be left for training, or be in a fold.
     """
     names = PackedDataset(folder, "train").class_names
     held_out = held_out_classes(names, config)
     return ClassSplit(
         fingerprint=read_info(folder).fingerprint,
         share=config.share,
+        folds=config.folds,
+        fold=config.fold,
         seed=config.seed,
         train=tuple(name for name in names if name not in held_out),
         validation=tuple(name for name in names if name in held_out),
@@ -65,6 +69,6 @@ def save_split(split: ClassSplit, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPLIT_FILE).write_text(split.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        (folder / SPLIT_FILE).write_text(split.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
     except OSError as error:
         raise StoreError(f"{folder}: the validation split cannot be written ({error.strerror or error}); free space") from None

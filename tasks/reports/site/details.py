@@ -10,6 +10,7 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.training.epochs import Epoch
 from tasks.reports.site.pictures import Picture, all_pictures
 from tasks.runs.protocols import load_protocol
+from tasks.runs.tuned import TUNED, read_tuned
 from tasks.storage import Store
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
@@ -37,6 +38,7 @@ class Details:
         differs: from the protocol; None where the line's variant is none of the protocol's.
         changed: from what the row's file says today.
         mixed: whether other seeds were trained in another way.
+        tuned: where tuned settings come from, by the file as it is today; or that it is gone; None of other variants.
         settings: all of them, by dotted name.
         pictures: of that run.
         figures: key of the folder in the store where all of them are.
@@ -48,6 +50,7 @@ class Details:
     differs: tuple[Difference, ...] | None
     changed: tuple[Difference, ...]
     mixed: bool
+    tuned: str | None
     settings: tuple[tuple[str, str], ...]
     pictures: tuple[Picture, ...]
     figures: str
@@ -79,7 +82,8 @@ def _details(
     name: str, table: TableFile, runs: Sequence[MeasuredRun], folder: Path | str, pictures: Mapping[Path, Sequence[Picture]]
 ) -> Details:
     run, row = runs[0], table.rows[runs[0].row]
-    protocol = _protocol_training(row.protocol or name.partition("/")[0], run)
+    variant = row.variants[0] if run.variant == TUNED else run.variant
+    protocol = _protocol_training(row.protocol or name.partition("/")[0], run.dataset, variant)
     today = _training_today(name, table, run)
     return Details(
         dataset=run.dataset,
@@ -87,6 +91,7 @@ def _details(
         differs=None if protocol is None else differences(run.training, protocol),
         changed=() if today is None else differences(run.training, today),
         mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
+        tuned=_tuned(name, run),
         settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
         pictures=tuple(pictures.get(folder, ())) if isinstance(folder, Path) else (),
         figures=run.figures,
@@ -94,16 +99,23 @@ def _details(
     )
 
 
-def _protocol_training(protocol: str, run: MeasuredRun) -> Settings | None:
+def _tuned(name: str, run: MeasuredRun) -> str | None:
     try:
-        return load_protocol(protocol).training_config(run.dataset, run.variant).model_dump(mode="json")
+        return read_tuned(name, run.row, run.dataset).says if run.variant == TUNED else None
+    except ConfigError as error:
+        return str(error)
+
+
+def _protocol_training(protocol: str, dataset: str, variant: str) -> Settings | None:
+    try:
+        return load_protocol(protocol).training_config(dataset, variant).model_dump(mode="json")
     except ConfigError:
         return None
 
 
 def _training_today(name: str, table: TableFile, run: MeasuredRun) -> Settings | None:
     try:
-        return row_training(name, table.rows[run.row], run.dataset, run.variant).model_dump(mode="json")
+        return row_training(name, table.rows[run.row], run.dataset, run.variant, called=run.row).model_dump(mode="json")
     except ConfigError:
         return None
 

@@ -1,5 +1,6 @@
 """Validation splits: class-disjoint, complete, seeded, and saved."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.store.split_config import ValidationConfig, held_out_classes, num_held_out
 from dml_core.data.store.splits import ClassSplit, open_role, save_split, split_classes
 from dml_core.errors import StoreError
 
@@ -89,3 +90,64 @@ def test_shares_that_leave_nothing(folder: Path) -> None:
 def test_unknown_class(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"train has no class '020.Species_20'"):
         len(PackedDataset(folder, "train", ("001.Species_1", "020.Species_20")))
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_classes=st.integers(4, 40), data=st.data(), seed=st.integers(0, 1000))
+def test_folds_are_disjoint_and_are_all_classes(num_classes: int, data: st.DataObject, seed: int) -> None:
+    names = [f"class {number}" for number in range(num_classes)]
+    folds = data.draw(st.integers(2, num_classes // 2))
+    parts = [held_out_classes(names, ValidationConfig(folds=folds, fold=fold, seed=seed)) for fold in range(folds)]
+    assert sorted(name for part in parts for name in part) == sorted(names)
+    sizes = {len(part) for part in parts}
+    assert min(sizes) >= 2
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == num_held_out(ValidationConfig(folds=folds, fold=0), num_classes)
+    again = [held_out_classes(names[::-1], ValidationConfig(folds=folds, fold=fold, seed=seed)) for fold in range(folds)]
+    assert parts == again, "by name, not by order"
+
+
+def test_seeds_deal_folds_differently() -> None:
+    names = [f"class {number}" for number in range(12)]
+    assert len({frozenset(held_out_classes(names, ValidationConfig(folds=4, fold=0, seed=seed))) for seed in range(20)}) > 10
+
+
+def test_a_share_holds_out_what_it_always_did() -> None:
+    """Worked out with the code before there were folds."""
+    names = [f"class {number}" for number in range(10)]
+    held_out = held_out_classes(names, ValidationConfig(share=0.3, seed=1))
+    assert held_out == set(sorted(names, key=lambda name: hashlib.sha256(f"1 {name}".encode()).digest())[:3])
+    assert ValidationConfig(share=0.3, seed=1).model_dump() == {"share": 0.3, "seed": 1}, "identities of runs with a share stay"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "held out in one way"),
+        ({"share": 0.2, "folds": 4, "fold": 0}, "held out in one way"),
+        ({"folds": 4}, "held out in one way"),
+        ({"fold": 1}, "held out in one way"),
+        ({"share": 0.2, "fold": 1}, "held out in one way"),
+        ({"folds": 4, "fold": 4}, "fold 4 of 4 is not there"),
+    ],
+)
+def test_classes_are_held_out_in_one_way(values: dict[str, float], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        parse(ValidationConfig, values, "validation")
+
+
+def test_folds_that_leave_nothing() -> None:
+    names = [f"class {number}" for number in range(9)]
+    with pytest.raises(ConfigError, match="5 folds of 9 training classes leave some with fewer than two; at most 4"):
+        held_out_classes(names, ValidationConfig(folds=5, fold=0))
+    with pytest.raises(ConfigError, match="3 training classes cannot be dealt"):
+        held_out_classes(names[:3], ValidationConfig(folds=2, fold=0))
+
+
+def test_a_fold_is_saved_as_one(folder: Path, tmp_path: Path) -> None:
+    split = split_classes(folder, ValidationConfig(folds=3, fold=1, seed=2))
+    save_split(split, tmp_path)
+    saved = json.loads((tmp_path / "validation_split.json").read_text())
+    assert (saved["folds"], saved["fold"], saved["seed"]) == (3, 1, 2)
+    assert "share" not in saved
+    assert len(split.validation) == 3

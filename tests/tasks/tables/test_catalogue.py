@@ -102,7 +102,7 @@ def test_every_row_to_be_run_is_a_training_that_can_be_scored_or_measured(name, 
             parse_measurement(one, options)
         for dataset in datasets_run(table, row):
             for variant in row.variants:
-                row_training(name, row, dataset, variant, protocol)
+                row_training(name, row, dataset, variant, protocol, key)
     assert {column.metric for column in table.flat_columns} <= known_metrics | of_any_row
 
 

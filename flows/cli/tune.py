@@ -1,0 +1,62 @@
+"""The verb that searches settings: `dml tune TABLE/ROW`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.app import app, open_project, prefect_starting, print_table
+
+if TYPE_CHECKING:
+    from flows.tune import Tuned
+
+
+@app.command()
+def tune(
+    rows: Annotated[list[str], typer.Argument(help="Rows of tables, as project/fashion_mnist/softtriple.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option("--dataset", "-d", help="Of the table's columns; all of the row's if left out. Repeat for several.")
+    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many settings are tried; more than before goes on.")] = 50,
+    folds: Annotated[int, typer.Option("--folds", min=2, help="Disjoint parts of the training classes, each held out once a trial.")] = 4,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", min=1, max=4, help="Trials at a time; changes no result. Default: scale.concurrent_runs.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the search and its runs.")] = 0,
+    metric: Annotated[str, typer.Option("--metric", help="To be high: recall@K, map@r or r_precision.")] = "recall@1",
+) -> None:
+    """Search a row's settings on folds of the training classes.
+
+    Writes the best to flows/tables/tuned; `dml reproduce TABLE --variant tuned` runs it. What was tried already is not tried again.
+    """
+    project = open_project()
+    from tasks.checks import check_places
+    from tasks.tuning.search import planned
+
+    typer.echo(f"dml tune: checking {', '.join(rows)}", err=True)
+    _, searches = planned(project, rows, dataset or (), folds, seed, metric, parallel)
+    for note in check_places(project):
+        typer.echo(f"note: {note}", err=True)
+    for search in searches:
+        typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)
+    typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
+    with prefect_starting():
+        from flows.tune import tune as flow
+
+    for tuned in flow(rows, dataset, trials, folds, parallel, seed, metric):
+        _print_tuned(tuned)
+
+
+def _print_tuned(tuned: "Tuned") -> None:
+    from rich.table import Table
+
+    from flows.tune import score_of, settings_of
+
+    search = tuned.search
+    shown = Table("trial", f"{search.metric}, mean ± standard deviation over {search.folds} folds", "settings", title=search.title)
+    for trial in tuned.shown:
+        shown.add_row(str(trial.number), score_of(trial), settings_of(search, trial))
+    print_table(shown)
+    counts = tuned.found.trials
+    print(f"{counts.finished} trials finished, {counts.pruned} given up, {counts.failed} failed; best: trial {tuned.found.trial}")
+    print(f"settings: {tuned.path}")
+    print(f"run them: dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant tuned")

@@ -1,0 +1,118 @@
+"""Settings that a search found (`dml tune`), as files: `flows/tables/tuned/<paper>/<table>/<row>@<dataset>.yaml`.
+
+A file has what differs from the row's own settings, to be laid over them, and where that came from. Runs with it are the row's variant
+`tuned`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from dml_core.config import Config, parse, read_yaml
+from dml_core.errors import ConfigError, StoreError
+from dml_core.search import Search
+from tasks.files import write_whole
+from tasks.runs import protocols
+
+TUNED = "tuned"  # the variant, and the folder
+STANDING = "project/standing"  # the table that the standing comparison is
+
+
+class TrialCounts(Config):
+    """How the trials of a search ended."""
+
+    finished: int = Field(ge=1)
+    pruned: int = Field(ge=0)
+    failed: int = Field(ge=0)
+
+
+class TunedFile(Config):
+    """What a search found.
+
+    Attributes:
+        table, row, dataset: of whom; the dataset as the table's columns name it.
+        training: changes to the row's settings; none where no trial was better than the row as it is.
+        trial: the best one's number; 0 is the row as it is.
+        score: its mean of the metric over the folds; published_score: that of the row as it is.
+        fold_scores: of the best, fold by fold.
+        metric, folds, seed: what was compared, and how.
+        trials: how many there were.
+        space: what was tried, by dotted name.
+        fingerprint: of the training images alone, packed; they are all that the search could read.
+        sampler: who proposed and who stopped trials.
+        commit: of the code that searched, and whether it had changes.
+        study: the search's identity.
+    """
+
+    table: str
+    row: str
+    dataset: str
+    training: dict[str, Any]
+    trial: int = Field(ge=0)
+    score: float
+    published_score: float
+    fold_scores: tuple[float, ...]
+    metric: str
+    folds: int = Field(ge=2)
+    seed: int = Field(ge=0)
+    trials: TrialCounts
+    space: dict[str, Search]
+    fingerprint: str
+    sampler: str
+    commit: str | None
+    dirty: bool = False
+    study: str
+
+    @property
+    def says(self) -> str:
+        """Where the settings came from, in a line."""
+        count = self.trials.finished + self.trials.pruned + self.trials.failed
+        at = f", commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else ""
+        scores = f"{self.metric} {100 * self.score:.1f} over {self.folds} folds of the training classes"
+        own = f"{100 * self.published_score:.1f} with the row's own settings"
+        return f"trial {self.trial} of {count} of dml tune, seed {self.seed}{at}: {scores}, {own}"
+
+
+def tuned_path(table: str, row: str, dataset: str) -> Path:
+    """Where a search's file is."""
+    return protocols.TABLES / TUNED / table / f"{row}@{dataset}.yaml"
+
+
+def write_tuned(found: TunedFile) -> Path:
+    """Write what a search found; its path.
+
+    Raises:
+        StoreError: the tables' folder cannot be written.
+    """
+    path = tuned_path(found.table, found.row, found.dataset)
+    title = f"# Made by `{tune_command(found.table, found.row, found.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
+    values = found.model_dump(mode="json", exclude_none=True)
+    values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in found.space.items()}
+    try:
+        write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); run dml in a checkout whose flows/tables can") from None
+    return path
+
+
+def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
+    """What a search found.
+
+    Raises:
+        ConfigError: there is no such file, and the line says how it is made; or it is damaged or another's.
+    """
+    path = tuned_path(table, row, dataset)
+    if not path.is_file():
+        raise ConfigError(f"{table}/{row} is not tuned on {dataset}; run: {tune_command(table, row, dataset)}")
+    where = f"{TUNED}/{table}/{path.name}"
+    found = parse(TunedFile, read_yaml(path), where)
+    if (found.table, found.row, found.dataset) != (table, row, dataset):
+        raise ConfigError(f"{where}: is of {found.table}/{found.row} on {found.dataset}; run: {tune_command(table, row, dataset)}")
+    return found
+
+
+def tune_command(table: str, row: str, dataset: str) -> str:
+    """What makes the file."""
+    return f"dml tune {table}/{row} --dataset {dataset}"

@@ -1,0 +1,138 @@
+"""Which settings of a row are searched, and where: the ranges of its loss's own options, of its table, and of the row itself.
+
+A path leads into `TrainingConfig`, as `optimiser.groups.loss.learning_rate`. What says which classes train, which are held out and which
+weights are kept is no setting of a search: those paths are refused.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dml_core.config import flatten, located, merge, parse
+from dml_core.errors import ConfigError
+from dml_core.losses.registry import PML_PREFIX, parse_loss_options
+from dml_core.search import Search, declared_searches
+from dml_core.training.config import TrainingConfig
+
+SEARCHED = ("loss.options.", "model.", "optimiser.", "sampler.", "schedule.", "transform.")
+NAMES = ("model.backbone.name", "model.backbone.weights", "model.backbone.weights_sha256")
+OPTIONS, LOSS_GROUP = "loss.options.", "optimiser.groups.loss."
+Space = dict[str, Search]
+Params = dict[str, Any]
+
+
+def row_space(
+    training: TrainingConfig, of_table: Mapping[str, Search], of_row: Mapping[str, Search], loss_learns: Callable[[], bool]
+) -> Space:
+    """What is searched of a row: dotted path -> range, each wide enough for the row's own value, by path.
+
+    Args:
+        training: the row's own settings.
+        of_table: ranges of the table's file; one of an option that the row's loss has not is left out.
+        of_row: ranges of the row; they replace the table's and the loss's own.
+        loss_learns: whether the row's loss has parameters, for ranges of their learning rate; asked only where there is one.
+
+    Raises:
+        ConfigError: a path that may not be searched or that the row has no value at, or a range with an end that no run could have.
+    """
+    if training.num_epochs == 0:
+        raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
+    options = loss_options(training)
+    given = {path: search for path, search in of_table.items() if not path.startswith(OPTIONS) or path.removeprefix(OPTIONS) in options}
+    space: Space = {}
+    for path, search in {**given, **of_row}.items():
+        with located(f"search: {path}"):
+            if path.startswith(LOSS_GROUP) and not loss_learns():
+                continue
+            _check_path(path)
+            space[path] = _holding(search, own_value(training, path))
+    found = {f"{OPTIONS}{name}": search for name, search in _declared(training).items()}
+    space = dict(sorted({**found, **space}.items()))
+    for path, search in space.items():
+        with located(f"search: {path}"):
+            for value in _ends(search):
+                lay_over(training, {path: value})
+    if not space:
+        raise ConfigError(
+            f"nothing of it is searched: loss '{training.loss.name}' declares no range, and neither the table nor the row has any"
+        )
+    return space
+
+
+def own_values(training: TrainingConfig, space: Space) -> Params:
+    """The row's own value of everything that is searched."""
+    return {path: own_value(training, path) for path in space}
+
+
+def own_value(training: TrainingConfig, path: str) -> Any:
+    """The row's own value at a path; a group's rate that is not given is the optimiser's.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    values = flatten(training.model_dump(mode="json", exclude={"loss"})) | {
+        f"{OPTIONS}{name}": value for name, value in loss_options(training).items()
+    }
+    if path.startswith("optimiser.groups.") and values.get(path) is None:
+        path = f"optimiser.{path.rpartition('.')[2]}"
+    if values.get(path) is None:
+        raise ConfigError("the row has no value there for the search to begin at; give it one, or leave it out of the search")
+    return values[path]
+
+
+def loss_options(training: TrainingConfig) -> dict[str, Any]:
+    """Every option of a row's loss with its value, by dotted name; of pytorch-metric-learning's those that are given."""
+    loss = training.loss
+    if loss.name.startswith(PML_PREFIX):
+        return flatten(loss.options)
+    return flatten(parse_loss_options(loss.name, loss.options).model_dump(mode="json"))
+
+
+def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
+    """A row's settings with the searched ones replaced.
+
+    Raises:
+        ConfigError: they do not fit each other.
+    """
+    changed = parse(TrainingConfig, merge(training.model_dump(mode="json"), nested(params)), "a trial's settings")
+    parse_loss_options(changed.loss.name, changed.loss.options, "a trial's loss")
+    return changed
+
+
+def nested(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted path as nested mappings, as a file has them."""
+    found: dict[str, Any] = {}
+    for path, value in params.items():
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        found = merge(found, value)
+    return found
+
+
+def _declared(training: TrainingConfig) -> Mapping[str, Search]:
+    return declared_searches(parse_loss_options(training.loss.name, training.loss.options))
+
+
+def _check_path(path: str) -> None:
+    if path in NAMES or not (path.startswith(SEARCHED) or path == "num_epochs"):
+        raise ConfigError(f"may not be searched; what may are settings below {', '.join(SEARCHED)} and num_epochs")
+
+
+def _holding(search: Search, own: Any) -> Search:
+    """The range with the row's own value in it."""
+    if search.choices is not None:
+        return search if own in search.choices else search.model_copy(update={"choices": (own, *search.choices)})
+    if isinstance(own, bool) or not isinstance(own, int | float):
+        raise ConfigError(f"the row has {own!r} there, which is in no range; list choices")
+    if search.log and own <= 0:
+        raise ConfigError(f"the row has {own:g} there, which is in no logarithmic range; leave log out")
+    if search.integer and not float(own).is_integer():
+        raise ConfigError(f"the row has {own:g} there, which is no whole number; leave integer out")
+    return search.holding(own)
+
+
+def _ends(search: Search) -> tuple[Any, ...]:
+    if search.choices is not None:
+        return search.choices
+    assert search.low is not None
+    assert search.high is not None
+    return (int(search.low), int(search.high)) if search.integer else (search.low, search.high)

@@ -1,0 +1,185 @@
+"""`dml tune` for real: killed and resumed it is the undisturbed search; its winner is run by its table; MLflow has its runs."""
+
+import re
+import shutil
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from tests.e2e.conftest import Project, make_project
+
+pytestmark = pytest.mark.slow
+ROW = "project/tiny/softtriple"
+COMMAND = ("dml", "tune", ROW, "--trials", "5", "--folds", "2")
+TUNED = "flows/tables/tuned/project/tiny/softtriple@synthetic.yaml"
+TINY = {
+    "model": {"backbone": {"width": 8}, "head": {"embedding_dim": 8}},
+    "sampler": {"batch_size": 16},
+    "transform": {"crop_size": 24, "padding": 2},
+    "num_epochs": 1,
+}
+TABLE: dict[str, Any] = {
+    "title": "A table of the tests",
+    "states": "Nothing.",
+    "columns": [{"dataset": "synthetic", "metrics": ["recall@1"]}],
+    "search": {"optimiser.learning_rate": {"low": 3e-4, "high": 3e-2, "log": True}},
+    "scale": {"num_workers": 1},
+    "rows": {
+        "softtriple": {
+            "label": "SoftTriple",
+            "kind": "own",
+            "published": [None],
+            "variants": ["ours"],
+            "loss": {"name": "softtriple"},
+            "training": TINY,
+        },
+        "elsewhere": {"label": "Elsewhere", "kind": "quoted", "source": "somebody", "published": [None]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = make_project(tmp_path_factory.mktemp("project"), ("softtriple",))
+    (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(TABLE))
+    made.change(datasets={"synthetic": {"options": {"num_classes": 16, "images_per_class": 6}}})
+    made.commit("a table")
+    made.run("dvc", "repro", "--quiet", "prepare@synthetic")
+    return made
+
+
+@pytest.fixture(scope="module")
+def tuned(project: Project) -> tuple[str, dict[str, Any]]:
+    """What an undisturbed search printed, and the file that it wrote."""
+    return project.run(*COMMAND), read_yaml(project.root / TUNED)
+
+
+def trials_of(state: Path) -> dict[int, tuple[str, dict[str, float], str]]:
+    """Number -> state, parameters and scores, as the storage has them."""
+    with closing(sqlite3.connect(state / "tuning" / "optuna.db")) as database:
+        params: dict[int, dict[str, float]] = {}
+        for number, name, value in database.execute(
+            "SELECT number, param_name, param_value FROM trial_params JOIN trials USING (trial_id)"
+        ):
+            params.setdefault(number, {})[name] = value
+        scores = dict(
+            database.execute("SELECT number, value_json FROM trial_user_attributes JOIN trials USING (trial_id) WHERE key = 'scores'")
+        )
+        return {number: (how, params[number], scores[number]) for number, how in database.execute("SELECT number, state FROM trials")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((f"{ROW}s",), "unknown row of project/tiny 'softtriples'; did you mean 'softtriple'?"),
+        (("project/tinny/softtriple",), "unknown table 'project/tinny'; did you mean 'project/tiny'?"),
+        (("project/tiny/elsewhere",), "'Elsewhere' is not run: the paper quotes it from elsewhere"),
+        ((ROW, "--folds", "5"), "5 folds of 8 training classes leave some with fewer than two; at most 4"),
+        ((ROW, "--metric", "recal@1"), "unknown metric of a search 'recal@1'; did you mean 'recall@1'?"),
+        ((ROW, "--dataset", "cub200"), "unknown dataset of project/tiny 'cub200'"),
+        (("softtriple/table1/softtriple",), "dataset 'cub200' is not in params.yaml; add below datasets: cub200: {reader: cub200"),
+    ],
+)
+def test_what_cannot_be_searched_is_said_in_one_line_before_anything_starts(
+    project: Project, arguments: tuple[str, ...], said: str
+) -> None:
+    printed = project.run("dml", "tune", *arguments, code=2)
+    assert printed.splitlines()[-1].startswith("error: ")
+    assert said in printed.splitlines()[-1]
+    assert "Prefect" not in printed
+
+
+def test_a_row_that_is_not_tuned_names_the_command(project: Project) -> None:
+    printed = project.run("dml", "reproduce", "project/tiny", "--variant", "tuned", code=2)
+    assert "project/tiny/softtriple is not tuned on synthetic; run: dml tune project/tiny/softtriple --dataset synthetic" in printed
+
+
+def test_a_search_prints_its_trials_and_writes_the_winner(project: Project, tuned: tuple[str, dict[str, Any]]) -> None:
+    printed, found = tuned
+    for number in range(5):
+        assert re.search(rf"^trial {number}: recall@1 \d+\.\d.*; best so far: trial \d", printed, re.MULTILINE), number
+    assert "trial 0: recall@1" in printed
+    assert str(project.root / TUNED) in printed
+    trials = trials_of(project.root / "state")
+    assert list(trials) == list(range(5))
+    own = read_yaml(project.root / "flows/tables/project/protocol.yaml")["training"]["optimiser"]["learning_rate"]
+    assert trials[0][1]["optimiser.learning_rate"] == own
+    means = {number: sum(map(float, scores.strip("[]").split(","))) / 2 for number, (how, _, scores) in trials.items() if how == "COMPLETE"}
+    assert found["score"] == max(means.values()) == means[found["trial"]]
+    assert found["published_score"] == means[0] <= found["score"]
+    assert found["trials"]["finished"] == len(means)
+    assert (found["folds"], found["seed"], found["metric"], found["dirty"]) == (2, 0, "recall@1", False)
+    assert len(found["commit"]) == 40
+    assert not list((project.root / "state/store").rglob("checkpoint.pt")), "nobody wants the networks of trials"
+    assert not list((project.root / "state/mlartifacts").rglob("checkpoint.pt"))
+
+
+def test_mlflow_has_the_runs_under_the_search(project: Project, tuned: tuple[str, dict[str, Any]]) -> None:
+    def tagged(run: str) -> dict[str, str]:
+        return dict(database.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (run,)))
+
+    with closing(sqlite3.connect(project.root / "state" / "mlflow.db")) as database:
+        runs = dict(database.execute("SELECT run_uuid, name FROM runs WHERE lifecycle_stage = 'active'"))
+        (parent,) = [run for run, name in runs.items() if name == f"tuning of {ROW} on synthetic (validation)"]
+        children = {run: tagged(run) for run in runs if tagged(run).get("mlflow.parentRunId") == parent}
+        scored = {run: dict(database.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (run,))) for run in children}
+        rates = dict(database.execute("SELECT run_uuid, value FROM params WHERE key = 'optimiser.learning_rate'"))
+        note = tagged(parent)["mlflow.note.content"]
+    trials = trials_of(project.root / "state")
+    scores = {
+        (number, fold): float(score) for number, trial in trials.items() for fold, score in enumerate(trial[2].strip("[]").split(","))
+    }
+    assert {(int(tags["dml.trial"]), int(tags["dml.fold"])): scored[run]["recall_at_1"] for run, tags in children.items()} == scores
+    assert {(tags["dml.table"], tags["dml.row"]) for tags in children.values()} == {("project/tiny", "softtriple")}
+    for run, tags in children.items():
+        assert float(rates[run]) == trials[int(tags["dml.trial"])][1]["optimiser.learning_rate"]
+    assert "No test image was read" in note
+    assert list((project.root / "state/mlartifacts").rglob("softtriple@synthetic.yaml"))
+
+
+def test_killed_and_resumed_it_is_the_same_search(project: Project, tuned: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    _, undisturbed = tuned
+    root = tmp_path / "other"
+    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state", "tuned"), symlinks=True)
+    other = Project(root, project.environment | {"PYTHONPATH": str(root)})
+    process = other.start(*COMMAND)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("trial 1:"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    before = {number: scores for number, (how, _, scores) in _begun(root / "state").items() if how == "COMPLETE"}
+    assert {0, 1} <= set(before) < set(range(5))
+    printed = other.run(*COMMAND, "--parallel", "2")
+    assert f"5 trials of 2 folds, {len(before)} of them done" in printed
+    assert trials_of(root / "state") == trials_of(project.root / "state")
+    assert read_yaml(root / TUNED) == undisturbed
+
+
+def _begun(state: Path) -> dict[int, tuple[str, None, str]]:
+    with closing(sqlite3.connect(state / "tuning" / "optuna.db")) as database:
+        scores = dict(
+            database.execute("SELECT number, value_json FROM trial_user_attributes JOIN trials USING (trial_id) WHERE key = 'scores'")
+        )
+        return {number: (how, None, scores.get(number, "")) for number, how in database.execute("SELECT number, state FROM trials")}
+
+
+def test_the_table_runs_the_winner_and_says_where_it_came_from(project: Project, tuned: tuple[str, dict[str, Any]]) -> None:
+    _, found = tuned
+    printed = project.run("dml", "reproduce", "project/tiny", "--variant", "tuned")
+    assert re.search(r"tuned, 1 seed \| \d+\.\d", printed)
+    with closing(sqlite3.connect(project.root / "state" / "mlflow.db")) as database:
+        (run,) = database.execute("SELECT run_uuid FROM tags WHERE key = 'dml.variant' AND value = 'softtriple tuned'").fetchone()
+        logged = yaml.safe_load(next((project.root / "state/mlartifacts").rglob(f"{run}/artifacts/config.yaml")).read_text())["training"]
+    assert merge(logged, found["training"]) == logged
+    assert logged["validation"] is None, "the table trains on all training classes"
+    page = (project.root / "results/site/project/tiny.html").read_text()
+    assert f"trial {found['trial']} of 5 of dml tune, seed 0, commit {found['commit'][:10]}" in page

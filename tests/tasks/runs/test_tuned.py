@@ -1,0 +1,150 @@
+"""Settings that a search found: written, read back, laid over a row's own and over a variant's of the standing comparison."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dml_core.config import merge
+from dml_core.errors import ConfigError, StoreError
+from dml_core.search import Search
+from tasks.runs import protocols
+from tasks.runs.specs import Params, comparison_runs, load_params
+from tasks.runs.tuned import TrialCounts, TunedFile, read_tuned, tuned_path, write_tuned
+from tasks.tables.choice import Choice
+from tasks.tables.file import Row, load_table, table_names
+from tasks.tables.runs import _read_protocol, asked_runs, row_training, runs_of
+from tests.conftest import ROOT
+
+TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist-600"
+FOUND = TunedFile(
+    table=TABLE,
+    row=ROW,
+    dataset=DATASET,
+    training={"loss": {"options": {"scale": 31.25}}, "optimiser": {"groups": {"loss": {"learning_rate": 0.02}}}},
+    trial=7,
+    score=0.91,
+    published_score=0.9,
+    fold_scores=(0.9, 0.92),
+    metric="recall@1",
+    folds=2,
+    seed=3,
+    trials=TrialCounts(finished=30, pruned=19, failed=1),
+    space={"loss.options.scale": Search(low=5.0, high=80.0, log=True), "loss.options.num_centres": Search(choices=(1, 4))},
+    fingerprint="0123",
+    sampler="Optuna",
+    commit="a" * 40,
+    study="4567",
+)
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of all tables that a test may write to."""
+    copy = tmp_path / "tables"
+    shutil.copytree(protocols.TABLES, copy)
+    for module in ("tasks.runs.protocols", "tasks.tables.file"):
+        monkeypatch.setattr(f"{module}.TABLES", copy)
+    _read_protocol.cache_clear()
+    yield copy
+    _read_protocol.cache_clear()
+
+
+def test_written_and_read_back(tables: Path) -> None:
+    path = write_tuned(FOUND)
+    assert path == tables / "tuned" / "project" / "fashion_mnist" / "softtriple@fashion-mnist-600.yaml"
+    assert read_tuned(TABLE, ROW, DATASET) == FOUND
+    assert path.read_text().startswith("# Made by `dml tune project/fashion_mnist/softtriple --dataset fashion-mnist-600`")
+    assert "trial 7 of 50 of dml tune, seed 3, commit aaaaaaaaaa: recall@1 91.0 over 2 folds" in FOUND.says
+    assert table_names() == [name for name in table_names() if "tuned" not in name], "it is no table"
+
+
+def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
+    command = "run: dml tune project/fashion_mnist/softtriple --dataset fashion-mnist-600"
+    with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist-600; {command}"):
+        read_tuned(TABLE, ROW, DATASET)
+    path = write_tuned(FOUND.model_copy(update={"row": "softmax"})).rename(tuned_path(TABLE, ROW, DATASET))
+    with pytest.raises(ConfigError, match=f"is of project/fashion_mnist/softmax on fashion-mnist-600; {command}"):
+        read_tuned(TABLE, ROW, DATASET)
+    path.write_text("training: {}\n")
+    with pytest.raises(ConfigError, match="key 'table' is missing"):
+        read_tuned(TABLE, ROW, DATASET)
+
+
+def test_tables_that_cannot_be_written_are_said(tables: Path) -> None:
+    (tables / "tuned").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_tuned(FOUND)
+
+
+def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> None:
+    write_tuned(FOUND)
+    (own,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,)), (ROW,))[DATASET]
+    (tuned,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,), variant="tuned"), (ROW,))[DATASET]
+    assert (own.variant, tuned.variant) == ("softtriple ours", "softtriple tuned")
+    assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
+    assert tuned.training != own.training
+    assert tuned.evaluation == own.evaluation
+
+
+def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path) -> None:
+    with pytest.raises(ConfigError, match="project/fashion_mnist/softmax is not tuned on fashion-mnist-600; run: dml tune"):
+        asked_runs([TABLE], Choice(variant="tuned"))
+    for row in load_table(TABLE).rows:
+        write_tuned(FOUND.model_copy(update={"row": row, "training": {"optimiser": {"learning_rate": 0.5}}}))
+    runs = {
+        spec.variant: spec.training.optimiser.learning_rate for spec in asked_runs([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]
+    }
+    assert runs["untrained ours"] == 1e-3, "what is not trained has nothing to tune"
+    assert {rate for name, rate in runs.items() if name.endswith(" tuned")} == {0.5}
+    assert len(runs) == len(load_table(TABLE).rows)
+
+
+def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) -> None:
+    row = load_table(TABLE).rows[ROW].model_copy(update={"variants": ("ours", "tuned")})
+    table = load_table(TABLE)
+    table = table.model_copy(update={"rows": table.rows | {ROW: row}})
+    assert runs_of(TABLE, table, Choice((ROW,)), (ROW,))[DATASET][0].variant == "softtriple ours"
+    assert row_training(TABLE, row, DATASET) == row_training(TABLE, row, DATASET, "ours")
+    with pytest.raises(ValueError, match="'tuned' is laid over the row's first"):
+        Row(label="x", kind="own", published=(None,), variants=("tuned",))
+
+
+def test_the_common_track_is_not_tuned(tables: Path) -> None:
+    write_tuned(FOUND.model_copy(update={"table": "softtriple/table1", "dataset": "cub200"}))
+    plain, tuned = (
+        asked_runs(["softtriple/table1"], Choice(("softtriple",), track="common", variant=variant)).runs["softtriple/table1", "cub200"]
+        for variant in (None, "tuned")
+    )
+    assert plain == tuned
+
+
+def standing(**variant: object) -> Params:
+    params = load_params(ROOT / "params.yaml")
+    variants = params.comparison.variants | {"softtriple": params.comparison.variants["softtriple"] | variant}
+    return params.model_copy(update={"comparison": params.comparison.model_copy(update={"variants": variants})})
+
+
+def test_a_variant_of_the_standing_comparison_may_ask_for_them(tables: Path) -> None:
+    write_tuned(FOUND.model_copy(update={"table": "project/standing", "dataset": "synthetic"}))
+    (own,) = comparison_runs(standing(), "synthetic", ["softtriple"], [0])
+    (tuned,) = comparison_runs(standing(tuned=True), "synthetic", ["softtriple"], [0])
+    assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
+    assert comparison_runs(standing(tuned=False), "synthetic", ["softtriple"], [0]) == [own]
+    assert comparison_runs(standing(tuned=True), "fashion-mnist", ["softtriple"], [0], tuned=False), "what a search begins at"
+    with pytest.raises(
+        ConfigError, match="project/standing/softtriple is not tuned on fashion-mnist; run: dml tune project/standing/softtriple"
+    ):
+        comparison_runs(standing(tuned=True), "fashion-mnist", ["softtriple"], [0])
+    with pytest.raises(ConfigError, match="tuned: is true or false, found 'yes'"):
+        comparison_runs(standing(tuned="yes"), "synthetic", ["softtriple"], [0])
+
+
+def test_params_that_ask_for_what_is_not_tuned_yet_can_be_read(tables: Path, tmp_path: Path) -> None:
+    """`dml tune` reads them to make the file."""
+    path = tmp_path / "params.yaml"
+    path.write_text(
+        (ROOT / "params.yaml").read_text().replace("softmax: {loss: {name: softmax}}", "softmax: {tuned: true, loss: {name: softmax}}")
+    )
+    assert load_params(path).comparison.variants["softmax"]["tuned"] is True

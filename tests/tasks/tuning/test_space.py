@@ -1,0 +1,115 @@
+"""What is searched of a row: the loss's own ranges, the table's, the row's, and nothing that says which classes are read."""
+
+from typing import Any
+
+import pytest
+
+from dml_core.config import merge
+from dml_core.errors import ConfigError
+from dml_core.search import Search
+from dml_core.training.config import TrainingConfig
+from tasks.tuning.space import lay_over, nested, own_value, own_values, row_space
+from tests.conftest import small_training
+
+RATE = {"optimiser.learning_rate": Search(low=1e-3, high=1e-1, log=True)}
+SOFTTRIPLE = small_training("softtriple")
+
+
+def space_of(
+    training: TrainingConfig, of_table: dict[str, Search] | None = None, of_row: dict[str, Search] | None = None, learns: bool = True
+) -> dict[str, Search]:
+    return row_space(training, of_table or {}, of_row or {}, lambda: learns)
+
+
+def test_it_is_the_losss_own_with_the_tables_and_the_rows() -> None:
+    own = {"loss.options.gamma", "loss.options.margin", "loss.options.regulariser_weight", "loss.options.scale"}
+    assert set(space_of(SOFTTRIPLE)) == own
+    assert set(space_of(SOFTTRIPLE, RATE)) == own | set(RATE)
+    narrow = Search(low=10.0, high=30.0)
+    found = space_of(SOFTTRIPLE, RATE | {"loss.options.scale": Search(low=1.0, high=2.0)}, {"loss.options.scale": narrow})
+    assert found["loss.options.scale"] == narrow
+    assert list(found) == sorted(found)
+
+
+def test_the_rows_own_values_are_in_it() -> None:
+    found = space_of(SOFTTRIPLE, {"optimiser.learning_rate": Search(low=0.1, high=1.0, log=True)})
+    assert found["optimiser.learning_rate"] == Search(low=0.05, high=1.0, log=True)
+    assert own_values(SOFTTRIPLE, found)["optimiser.learning_rate"] == 0.05
+    assert own_values(SOFTTRIPLE, found)["loss.options.scale"] == 20.0
+
+
+def test_a_groups_rate_is_the_optimisers_where_it_has_none() -> None:
+    assert own_value(SOFTTRIPLE, "optimiser.groups.loss.learning_rate") == 0.5
+    assert own_value(SOFTTRIPLE, "optimiser.groups.head.learning_rate") == 0.05
+
+
+def test_rates_of_a_loss_without_parameters_are_left_out() -> None:
+    group = {"optimiser.groups.loss.learning_rate": Search(low=1e-3, high=1.0, log=True)}
+    assert "optimiser.groups.loss.learning_rate" in space_of(SOFTTRIPLE, group)
+    assert "optimiser.groups.loss.learning_rate" not in space_of(small_training("contrastive"), group, learns=False)
+
+
+def test_another_losss_option_in_the_table_is_left_out_and_in_the_row_refused() -> None:
+    gate = {"loss.options.gate": Search(low=1.0, high=4.0)}
+    assert "loss.options.gate" not in space_of(SOFTTRIPLE, gate)
+    with pytest.raises(ConfigError, match=r"search: loss.options.gate: the row has no value there"):
+        space_of(SOFTTRIPLE, {}, gate)
+
+
+@pytest.mark.parametrize(
+    ("path", "search", "said"),
+    [
+        ("validation.share", {"low": 0.1, "high": 0.5}, "may not be searched"),
+        ("validation.folds", {"low": 2.0, "high": 3.0, "integer": True}, "may not be searched"),
+        ("validation", {"choices": ("none", "all")}, "may not be searched"),
+        ("keep_epochs", {"choices": ("oracle", "last")}, "may not be searched"),
+        ("evaluation.role", {"choices": ("test", "validation")}, "may not be searched"),
+        ("role", {"choices": ("test", "validation")}, "may not be searched"),
+        ("loss.name", {"choices": ("softmax", "softtriple")}, "may not be searched"),
+        ("model.backbone.weights", {"choices": ("none", "imagenet")}, "may not be searched"),
+        ("optimiser.learnin_rate", {"low": 0.1, "high": 0.5}, "no value there"),
+        ("optimiser.learning_rate", {"low": -1.0, "high": 0.5}, "learning_rate"),
+        ("optimiser.weight_decay", {"low": 1e-5, "high": 1e-2, "log": True}, "no logarithmic range"),
+        ("transform.flip", {"low": 0.0, "high": 1.0}, "in no range"),
+        ("num_epochs", {"low": 1.0, "high": 5.0}, "num_epochs"),
+    ],
+)
+def test_what_may_not_be_searched_or_could_not_be_run_is_refused(path: str, search: dict[str, Any], said: str) -> None:
+    for where in ({"of_table": {path: Search(**search)}}, {"of_row": {path: Search(**search)}}):
+        with pytest.raises(ConfigError, match=said) as refused:
+            space_of(SOFTTRIPLE, **where)
+        assert "\n" not in str(refused.value)
+
+
+def test_nothing_to_search_is_said() -> None:
+    with pytest.raises(ConfigError, match="nothing of it is searched: loss 'discriminative' declares no range"):
+        space_of(small_training("discriminative", model={"head": {"kind": "two_layer"}, "backbone": {"name": "small_cnn"}}))
+    with pytest.raises(ConfigError, match="it is not trained"):
+        space_of(small_training("softtriple", num_epochs=0), RATE)
+
+
+def test_pytorch_metric_learnings_options_are_searched_where_the_row_says_so() -> None:
+    training = SOFTTRIPLE.model_copy(
+        update={"loss": SOFTTRIPLE.loss.model_copy(update={"name": "pml:SoftTripleLoss", "options": {"la": 20}})}
+    )
+    found = space_of(training, {}, {"loss.options.la": Search(low=5.0, high=80.0, log=True)})
+    assert list(found) == ["loss.options.la"]
+    assert lay_over(training, {"loss.options.la": 31.5}).loss.options == {"la": 31.5}
+
+
+def test_laid_over_settings_are_the_rows_with_these_alone() -> None:
+    params = {"loss.options.scale": 31.0, "optimiser.learning_rate": 0.01, "sampler.batch_size": 16, "transform.flip": False}
+    changed = lay_over(SOFTTRIPLE, params)
+    expected = merge(
+        SOFTTRIPLE.model_dump(),
+        {
+            "loss": {"options": {"scale": 31.0}},
+            "optimiser": {"learning_rate": 0.01},
+            "sampler": {"batch_size": 16},
+            "transform": {"flip": False},
+        },
+    )
+    assert changed.model_dump() == expected
+    assert nested(params)["loss"] == {"options": {"scale": 31.0}}
+    with pytest.raises(ConfigError, match="scale"):
+        lay_over(SOFTTRIPLE, {"loss.options.scale": -1.0})
