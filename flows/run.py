@@ -412,6 +412,8 @@ def _worker_slots(services: Services) -> Iterator[None]:
         yield
 
 
-def _scoring_slot(services: Services) -> contextlib.AbstractContextManager[object]:
+@contextlib.contextmanager
+def _scoring_slot(services: Services) -> Iterator[None]:
     """Scoring takes this process's memory and cores: a few runs at a time."""
-    return services.scorings
+    with services.scorings:
+        yield
