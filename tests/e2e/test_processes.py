@@ -208,7 +208,12 @@ def nobody_submits_work_without_the_token(run: Disturbed) -> None:
 
 
 def agents_answer_nobody_without_the_token(run: Disturbed) -> None:
-    """Ray's agents speak HTTP; one of them takes whole jobs."""
+    """Ray's agents speak HTTP; one of them takes whole jobs, once it has started."""
+    run.until(lambda: 401 in answers_of_agents(run), "an agent that refuses a job")
+    assert set(answers_of_agents(run)) <= {401, 403, 404, 405}
+
+
+def answers_of_agents(run: Disturbed) -> list[int]:
     answers = []
     for agent in run.named("DashboardAgent"):
         for port in {connection.laddr.port for connection in agent.net_connections("inet") if connection.status == psutil.CONN_LISTEN}:
@@ -219,8 +224,7 @@ def agents_answer_nobody_without_the_token(run: Disturbed) -> None:
                 answers.append(error.code)
             except (OSError, http.client.HTTPException):  # a port that does not speak HTTP
                 continue
-    assert 401 in answers, answers
-    assert set(answers) <= {401, 403, 404, 405}, answers
+    return answers
 
 
 def session_of(gcs: psutil.Process) -> Path:
