@@ -9,6 +9,7 @@ from tests.e2e.conftest import make_project
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_the_standing_comparison_gets_seeds_until_it_is_sure_and_is_reported_beside_the_standing_one(tmp_path: Path) -> None:
     project = make_project(tmp_path, ("untrained", "softmax"))
     printed = project.run("dml", "reproduce", "--seeds", "auto", "--resolve", "0.1", "--max-seeds", "4")

@@ -14,7 +14,7 @@ import yaml
 from dml_core.config import merge, read_yaml
 from tests.e2e.conftest import Project, make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 ROW = "project/tiny/softtriple"
 COMMAND = ("dml", "tune", ROW, "--trials", "5", "--folds", "2")
 TUNED = "flows/tables/tuned/project/tiny/softtriple@synthetic.yaml"

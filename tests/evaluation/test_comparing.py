@@ -140,6 +140,7 @@ def test_the_seeds_that_are_needed_show_a_point_as_often_as_promised() -> None:
     assert (stats.ttest_1samp(fewer, 0, axis=1).pvalue < 0.05).mean() < 0.82
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_systems", "num_seeds"), [(2, 3), (4, 3), (4, 10), (8, 5)])
 def test_equal_systems_are_told_apart_no_more_often_than_one_time_in_twenty(num_systems: int, num_seeds: int) -> None:
     """Although the best is chosen by the data. 1,200 tables: three standard errors above 0.05 is 0.069."""
@@ -164,6 +165,7 @@ def test_choosing_the_best_by_the_data_without_the_correction_over_pairs_would_b
     assert wrong / 1000 > 0.1
 
 
+@pytest.mark.slow
 def test_coarse_scores_of_few_seeds_are_not_told_apart_by_an_accident_of_equal_differences() -> None:
     """Shares of 50 queries: two differences are often the very same, which is no sign that they never vary."""
     rng = np.random.default_rng(6)
