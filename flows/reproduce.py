@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prefect import flow, runtime
@@ -97,10 +98,7 @@ def reproduce(
         check_parts(runs[name], check_before(project, params, runs[name]))
     with closing(Services(project, params.scale)) as services:
         prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
-
-        def run(some: Sequence[RunSpec]) -> tuple[list[Outcome], list[Failure]]:
-            return run_chains(some, prepared, services, force, fail_fast, code)
-
+        run = partial(run_chains, prepared=prepared, services=services, force=force, fail_fast=fail_fast, code=code)
         every = [spec for name in chosen for spec in runs[name]]
         if resolve is None:
             outcomes, failures = run(every)
@@ -109,12 +107,12 @@ def reproduce(
                 every, checked_resolve(resolve, max_seeds), _looked_at, run, services.display.say, fail_fast
             )
         services.display.say("writing the report")
-    partial = bool(variants or seeds or resolve or failures)
+    is_part = bool(variants or seeds or resolve or failures)
     by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in chosen}
     failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
     if not any(changes_results(override) for override in overrides or ()):
         _keep(outcomes, failures, services)
-    comparisons = [_conclude(by_dataset[name], failed[name], services, partial) for name in chosen if by_dataset[name]]
+    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part) for name in chosen if by_dataset[name]]
     if failures:
         raise RunsFailedError(failures, max(len(every), len(outcomes) + len(failures)), comparisons)
     return comparisons
@@ -136,13 +134,13 @@ def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Se
         save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
 
 
-def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, partial: bool) -> Comparison:
+def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool) -> Comparison:
     """Write the report: files, artifacts of the flow run, MLflow.
 
     Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, beside it.
     """
     spec, project = outcomes[0].spec, services.project
-    beside = partial or bool(spec.overrides)
+    beside = is_part or bool(spec.overrides)
     folder = project.state / "reports" / spec.dataset if beside else project.results(spec.dataset)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
     report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code)
@@ -153,7 +151,7 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
         comparison=spec.comparison,
         dataset=spec.dataset,
         role=spec.evaluation.role,
-        folder=None if partial else str(folder),
+        folder=None if is_part else str(folder),
         tags=services.tags,
     )
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)

@@ -13,7 +13,7 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
-from flows.outcomes import Failure, Outcome, RunsFailedError
+from flows.outcomes import RunsFailedError
 from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
@@ -106,10 +106,7 @@ def table(
         if smoke:
             outcomes, failures = run_smoke(runs, prepared, services, fail_fast)
         elif resolve is not None:
-
-            def run(some: Sequence[RunSpec]) -> tuple[list[Outcome], list[Failure]]:
-                return run_chains(some, prepared, services, force, fail_fast, code)
-
+            run = partial(run_chains, prepared=prepared, services=services, force=force, fail_fast=fail_fast, code=code)
             asked = checked_resolve(resolve, max_seeds)
             outcomes, failures = run_until_resolved(runs, asked, partial(_looked_at, params), run, services.display.say, fail_fast)
         else:
