@@ -29,7 +29,7 @@ from flows.choices import DatasetName, VariantName
 from flows.kept import SealedJSON, is_finished
 from flows.once import StepLock
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish
-from flows.services import WORKERS_LIMIT, Services
+from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
 from tasks.environment import Project, open_project
@@ -335,8 +335,12 @@ def evaluate(
 def _evaluate(
     key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
 ) -> ScoreRecord:
+    import torch
+
     from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
 
+    # More threads than cores, of this process's scorings and beside those who train here, wait for one another instead of working.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
     trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)
     folder, packed, training = store.folder(key), Path(dataset.folder), spec.training

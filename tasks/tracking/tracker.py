@@ -130,15 +130,18 @@ class Tracker:
         with alone(self._lock), told_as_tracking_error(self.uri):
             return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
 
-    def log_epoch(self, run_id: str, epoch: int, metrics: dict[str, float]) -> None:
-        """Add an epoch's means to a run's curves.
+    def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
+        """Add means of epochs, by the epoch's number, to a run's curves.
 
         Raises:
             TrackingError: MLflow does not take them.
         """
         now = int(time.time() * 1000)
         with alone(self._lock), told_as_tracking_error(self.uri):
-            self._client.log_batch(run_id, metrics=[Metric(f"epoch/{name}", value, now, epoch) for name, value in metrics.items()])
+            self._log_metrics(
+                run_id,
+                [Metric(f"epoch/{name}", value, now, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()],
+            )
 
     def published(self, comparison: str) -> frozenset[str]:
         """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""

@@ -147,13 +147,13 @@ class WorkerGroup:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
 
-        from tasks.workers.worker import Board, serve
+        from tasks.workers.board import Board
 
         placement = self._placement
         self._board = cast(Any, Board).remote(self._max_failures + 1)
         num_threads = max(1, (os.cpu_count() or 1) // (placement.num_workers * placement.num_groups))
         trainer = TorchTrainer(
-            serve,
+            _serve,
             train_loop_config={"board": self._board, "num_threads": num_threads},
             scaling_config=ScalingConfig(num_workers=placement.num_workers, use_gpu=placement.device == "cuda"),
             torch_config=_torch_config(self._folder),
@@ -172,6 +172,13 @@ class WorkerGroup:
             trainer.fit()
         except Exception as error:  # noqa: BLE001 - kept, and raised by the job that waits
             self._error = error
+
+
+def _serve(config: dict[str, Any]) -> None:
+    """`worker.serve`, loaded in the workers alone: Ray's controller, which gets this function too, has no use for torch's seconds."""
+    from tasks.workers.worker import serve
+
+    serve(config)
 
 
 _group_number = itertools.count()

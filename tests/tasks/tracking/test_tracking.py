@@ -258,7 +258,10 @@ def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport
     assert tracker.publish(report) == run.info.run_id
 
 
-def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(tracker: Tracker, report: RunReport) -> None:
+def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
     live = tracker.live(COMPARISON, report.identity, spec_of(report))
     for epoch in range(2):
         live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
@@ -277,6 +280,23 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     assert statuses(tracker)["d / softtriple / seed 0"] == "FINISHED"
     history = client.get_metric_history(run_id, "epoch/loss")
     assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
+
+
+def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when_the_run_is_published(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live(Progress(0, 4, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
+
+    def seen() -> list[int]:
+        return [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")]
+
+    live(Progress(1, 4, 5, 5, 100.0, {"loss": 8.0}, epoch_ended=True))
+    assert seen() == [0]
+    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
+    live(Progress(2, 4, 5, 5, 100.0, {"loss": 7.0}, epoch_ended=True))
+    assert seen() == [0, 1, 2]
 
 
 def all_runs(tracker: Tracker, view: int = ViewType.ACTIVE_ONLY) -> list[mlflow.entities.Run]:
