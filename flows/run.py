@@ -351,7 +351,8 @@ def _evaluate(
         facts, epoch = checkpoint.facts, spec.evaluation.epoch
         measured = measure_run(spec.measurements, training, spec.seed, spec.subject, packed, trained, extracted, facts, folder, epoch)
     history = read_history(trained)
-    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured)
+    is_trial = spec.trial is not None
+    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, not is_trial)
     store.push(key)
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 

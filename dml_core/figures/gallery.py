@@ -111,7 +111,7 @@ def _draw_head(axes: Axes, lines: Sequence[str], num_neighbours: int) -> None:
 def _draw_tile(axes: Axes, left: int, top: int, image: Image.Image, colour: str, caption: str, is_wrong: bool = False) -> None:
     axes.imshow(_square(image), extent=(left, left + TILE, top + TILE, top), interpolation="nearest", aspect="auto", zorder=1)
     line: dict[str, Any] = {"linewidth": 2.6, "linestyle": (0, (3, 1.2))} if is_wrong else {"linewidth": 1.6}
-    axes.add_patch(Rectangle((left, top), TILE, TILE, fill=False, edgecolor=colour, zorder=2, **line))
+    axes.add_artist(Rectangle((left, top), TILE, TILE, fill=False, edgecolor=colour, zorder=2, **line))  # limits stay: faster than a patch
     _write(axes, left, top + TILE + 6, caption, CAPTION_SIZE, "black" if colour == NEUTRAL else colour)
 
 

@@ -50,7 +50,8 @@ def plot_similarity_histogram(
     everything = np.concatenate(list(similarities.values()))
     bins = np.linspace(float(everything.min()), float(everything.max()) + 1e-6, NUM_BINS + 1).tolist()  # in float32 bins may coincide
     for (name, values_P), colour in zip(similarities.items(), COLOURS, strict=False):
-        axes.hist(values_P, bins=bins, density=True, alpha=0.55, color=colour, label=f"{name} pairs, mean {values_P.mean():.2f}")
+        label = f"{name} pairs, mean {values_P.mean():.2f}"
+        axes.hist(values_P, bins=bins, density=True, histtype="stepfilled", alpha=0.55, color=colour, label=label)
     axes.legend(frameon=False, loc="upper left")
     return write_png(figure, path)
 

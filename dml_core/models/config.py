@@ -82,6 +82,8 @@ class ModelConfig(Config):
             its running "statistics" (SoftTriple on CUB and Cars), or scale and shift beside them ("all", SGSL's released code).
         batchnorm_momentum: the share of a batch's statistics that the backbone's running ones take up; None leaves 0.1 (TensorFlow's
             decay is 1 less this; heated-up softmax's released code has 0.05).
+        memory_format: how weights and feature maps lie in memory; it changes the last bits of what is computed. With the channels of a
+            pixel side by side ("channels_last") training takes 0.7 to 0.85 of the time on CPUs, and tensor cores want it so.
     """
 
     backbone: BackboneConfig
@@ -89,3 +91,4 @@ class ModelConfig(Config):
     head: HeadConfig = HeadConfig()
     freeze_batchnorm: Literal["none", "scale", "statistics", "all"] = "none"
     batchnorm_momentum: float | None = Field(default=None, gt=0.0, le=1.0)
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"

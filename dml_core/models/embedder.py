@@ -1,5 +1,6 @@
 """The embedding network: backbone, pooling, head."""
 
+import torch
 from torch import Tensor, nn
 
 from dml_core.models.backbones.registry import build_backbone
@@ -21,6 +22,8 @@ class Embedder(nn.Module):
         self.has_frozen_statistics = config.freeze_batchnorm in ("statistics", "all")
         for module in self._backbone_batchnorms():
             _set_up_batchnorm(module, config)
+        if config.memory_format == "channels_last":
+            self.to(memory_format=torch.channels_last)  # with weights laid out so, so are the maps from the first convolution on
 
     def forward(self, images: Tensor) -> Tensor:
         """Training output (N, head.output_dim) of images (N, 3, H, W)."""

@@ -61,11 +61,12 @@ class ComparisonSpec(Config):
     """The standing comparison.
 
     Attributes:
-        datasets: dataset -> its changes to the protocol. Their order is the report's.
+        datasets: dataset -> its changes to the protocol; `tuned: true` lays over what `dml tune project/standing/<variant>` found for each
+            variant there. Their order is the report's.
         default_datasets: what `dml reproduce` runs when none is named.
         seeds: every variant runs once with each.
         protocol: the training settings that all runs share.
-        variants: variant -> its changes to the protocol; `tuned: true` lays over what `dml tune project/standing/<variant>` found.
+        variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says.
         search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
     """
 
@@ -260,11 +261,12 @@ def row_name(variant: str) -> str:
 
 def _training(params: Params, dataset: str, variant: str, tuned: bool) -> TrainingConfig:
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
-    changes = {name: value for name, value in comparison.variants[variant].items() if name != TUNED}
-    asks_tuned = comparison.variants[variant].get(TUNED, False)
+    of_dataset, of_variant = comparison.datasets[dataset], comparison.variants[variant]
+    asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
     if not isinstance(asks_tuned, bool):
         raise ConfigError(f"{where}: tuned: is true or false, found {asks_tuned!r}")
-    settings = merge(merge(comparison.protocol, comparison.datasets[dataset]), changes)
+    settings = merge(merge(comparison.protocol, of_dataset), of_variant)
+    settings.pop(TUNED, None)
     if tuned and asks_tuned:
         with located(where):
             settings = merge(settings, read_tuned(STANDING, row_name(variant), dataset).training)

@@ -27,6 +27,7 @@ def evaluate_run(
     folder: Path,
     validation: ValidationConfig | None = None,
     measured: Mapping[str, float] | None = None,
+    has_figures: bool = True,
 ) -> dict[str, float]:
     """Score a run's embeddings and draw its figures into `folder`.
 
@@ -40,6 +41,7 @@ def evaluate_run(
         folder: where `metrics.json` and the figures go.
         validation: which training classes the run held out.
         measured: what was measured of the run beside this (`tasks.scores.measuring`), to be kept with its scores.
+        has_figures: draw them; the hundreds of runs of a search have none.
 
     Returns:
         Metric name -> fraction or count.
@@ -55,12 +57,13 @@ def evaluate_run(
     metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
     metrics |= kept_epoch(embeddings) | dict(measured or {})
     try:
-        (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
+        (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
         (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")
-        gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
-        queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
-        score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
-        draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
+        if has_figures:
+            gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
+            queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
+            score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
+            draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
     except OSError as error:
         raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
     return {name: float(value) for name, value in metrics.items()}
