@@ -107,7 +107,7 @@ def set_environment(project: Project) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
         "RAY_worker_niceness": "0",  # Ray's 15 starves training beside anything else that runs on a small machine
         "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -117,6 +117,10 @@ def set_environment(project: Project) -> None:
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",
     }
+    if "PREFECT_API_URL" not in os.environ:
+        # What the server of one flow has no use for: schedules, automations, late and paused flows, events' history.
+        services = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
+        defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
     if "RAY_ADDRESS" not in os.environ:
         defaults |= _ray_on_this_machine()
     for name, value in defaults.items():

@@ -70,14 +70,16 @@ def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = 
     figure = new_figure(width / DOTS_PER_INCH, height / DOTS_PER_INCH, layout=None)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
+    pixels_HWC = np.full((height, width, 3), 255, dtype=np.uint8)
     _draw_head(axes, lines, num_neighbours)
     for number, row in enumerate(rows):
         top = head + number * (TILE + CAPTION)
-        _draw_tile(axes, _left(0), top, row.image, NEUTRAL, two_lines(row.class_name))
+        _draw_tile(axes, pixels_HWC, _left(0), top, row.image, NEUTRAL, two_lines(row.class_name))
         for column, neighbour in enumerate(row.neighbours, start=1):
             colour, mark = (RIGHT, "✓") if neighbour.is_right else (WRONG, "✗")
             caption = f"{mark} {neighbour.similarity:.2f}\n{two_lines(neighbour.class_name)}"
-            _draw_tile(axes, _left(column), top, neighbour.image, colour, caption, is_wrong=not neighbour.is_right)
+            _draw_tile(axes, pixels_HWC, _left(column), top, neighbour.image, colour, caption, is_wrong=not neighbour.is_right)
+    axes.imshow(pixels_HWC, extent=(0, width, height, 0), interpolation="nearest", aspect="auto", zorder=1)
     return write_png(figure, path)
 
 
@@ -108,8 +110,11 @@ def _draw_head(axes: Axes, lines: Sequence[str], num_neighbours: int) -> None:
         _write(axes, _left(column), MARGIN + len(lines) * HEAD_LINE + 16, name, HEAD_SIZE, "black", va="baseline")
 
 
-def _draw_tile(axes: Axes, left: int, top: int, image: Image.Image, colour: str, caption: str, is_wrong: bool = False) -> None:
-    axes.imshow(_square(image), extent=(left, left + TILE, top + TILE, top), interpolation="nearest", aspect="auto", zorder=1)
+def _draw_tile(
+    axes: Axes, pixels_HWC: NDArray[np.uint8], left: int, top: int, image: Image.Image, colour: str, caption: str, is_wrong: bool = False
+) -> None:
+    """An image into the pixels, which are shown all at once; its frame and caption over them."""
+    pixels_HWC[top : top + TILE, left : left + TILE] = _square(image)
     line: dict[str, Any] = {"linewidth": 2.6, "linestyle": (0, (3, 1.2))} if is_wrong else {"linewidth": 1.6}
     axes.add_artist(Rectangle((left, top), TILE, TILE, fill=False, edgecolor=colour, zorder=2, **line))  # limits stay: faster than a patch
     _write(axes, left, top + TILE + 6, caption, CAPTION_SIZE, "black" if colour == NEUTRAL else colour)

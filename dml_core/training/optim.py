@@ -25,11 +25,11 @@ def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.op
     if not groups:
         raise ConfigError("nothing to train: neither the model nor the loss has a trainable parameter")
     if config.name == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, fused=config.fused)
     if config.name == "adamw":
-        return torch.optim.AdamW(groups, eps=config.eps)
+        return torch.optim.AdamW(groups, eps=config.eps, fused=config.fused)
     adam = TensorFlowAdam if config.eps_before_bias_correction else torch.optim.Adam
-    return adam(groups, eps=config.eps)
+    return adam(groups, eps=config.eps, fused=config.fused)
 
 
 class TensorFlowAdam(torch.optim.Adam):

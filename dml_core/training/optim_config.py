@@ -28,6 +28,7 @@ class OptimiserConfig(Config):
         momentum, nesterov: SGD's; `eps`: Adam's.
         eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow does: early steps are
             smaller, by up to sqrt(1 - beta2) where eps outweighs the gradient.
+        fused: a step is one kernel for all parameters, faster on CPUs and GPUs; it changes the last bits.
         groups: own settings of "backbone", "head" or "loss".
     """
 
@@ -39,6 +40,7 @@ class OptimiserConfig(Config):
     nesterov: bool = False
     eps: float = Field(default=1e-8, gt=0)
     eps_before_bias_correction: bool = False
+    fused: bool = True
     groups: dict[GroupName, GroupConfig] = {}
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from tasks.runs.specs import ScaleSpec
 from tasks.workers.jobs import Job, Outcome
 from tasks.workers.placement import Placement, choose
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 COLLECTIVE_TIMEOUT_SECONDS = 1800
 ANSWER_SECONDS = 60  # of the board; one that died is there again after some ten seconds
 CLOSE_SECONDS = 30

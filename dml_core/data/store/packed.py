@@ -19,13 +19,14 @@ from dml_core.data.store.rows import Box
 from dml_core.errors import ConfigError, DataError
 
 _COMPARED_ROLES = ("query", "gallery")
+_KEPT_BYTES = 64 * 2**20
 
 
 class PackedDataset:
     """The images of one role, in packing order.
 
     It opens its files when they are first used and pickles as its arguments, so it can be sent to a worker process or be
-    inherited by a forked one.
+    inherited by a forked one. Decoded pixels are kept up to 64 MiB: all epochs of a dataset of small images decode it once.
 
     Args:
         folder: what `prepare` wrote.
@@ -44,12 +45,14 @@ class PackedDataset:
         self.folder = folder
         self.role = role
         self.classes = classes
+        self._decoded: dict[int, Tensor] = {}
+        self._num_decoded_bytes = 0
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "role": self.role, "classes": self.classes}
+        return {"folder": self.folder, "role": self.role, "classes": self.classes, "_decoded": {}, "_num_decoded_bytes": 0}
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -73,15 +76,22 @@ class PackedDataset:
         return data
 
     def image(self, index: int) -> Tensor:
-        """uint8 (3, height, width), RGB.
+        """uint8 (3, height, width), RGB; to be read and not written.
 
         Raises:
             DataError: the bytes do not decode, so the store was damaged after it was written.
         """
+        index = int(index)
+        if (kept := self._decoded.get(index)) is not None:
+            return kept
         try:
-            return decode_rgb(self.raw_bytes(index))
+            pixels = decode_rgb(self.raw_bytes(index))
         except ValueError as error:
             raise DataError(f"{self.folder}: image {index} of {self.role} is {error}; run `dml data prepare` again") from None
+        if self._num_decoded_bytes + pixels.nbytes <= _KEPT_BYTES:
+            self._decoded[index] = pixels
+            self._num_decoded_bytes += pixels.nbytes
+        return pixels
 
     def box(self, index: int) -> Box | None:
         """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""

@@ -42,6 +42,16 @@ def test_pixels_equal_pillow_for_colour_and_grayscale(packed_synthetic: Path) ->
     assert modes == {"RGB", "L"}
 
 
+def test_pixels_are_kept_up_to_a_limit_and_are_the_same_either_way(packed_synthetic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeping = PackedDataset(packed_synthetic, "train")
+    one_image = keeping.image(0).nbytes
+    assert keeping.image(0) is keeping.image(np.int64(0))
+    monkeypatch.setattr("dml_core.data.store.packed._KEPT_BYTES", 2 * one_image)
+    few = PackedDataset(packed_synthetic, "train")
+    assert all(torch.equal(few.image(index), keeping.image(index)) for index in range(len(few)))
+    assert sum(few.image(index) is few.image(index) for index in range(len(few))) == 2
+
+
 def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Path) -> None:
     test = PackedDataset(packed_synthetic, "test")
     assert test.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5

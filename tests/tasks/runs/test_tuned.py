@@ -141,6 +141,21 @@ def test_a_variant_of_the_standing_comparison_may_ask_for_them(tables: Path) -> 
         comparison_runs(standing(tuned="yes"), "synthetic", ["softtriple"], [0])
 
 
+def test_a_dataset_of_the_standing_comparison_may_ask_for_them_for_all_variants_but_those_that_say_no(tables: Path) -> None:
+    write_tuned(FOUND.model_copy(update={"table": "project/standing", "dataset": "synthetic"}))
+    params = standing()
+    datasets = params.comparison.datasets | {"synthetic": params.comparison.datasets["synthetic"] | {"tuned": True}}
+    variants = {
+        "softtriple": params.comparison.variants["softtriple"],
+        "other": params.comparison.variants["softtriple"] | {"tuned": False},
+    }
+    asking = params.model_copy(update={"comparison": params.comparison.model_copy(update={"datasets": datasets, "variants": variants})})
+    tuned, other = comparison_runs(asking, "synthetic", seeds=[0])
+    assert tuned.training.model_dump() == merge(other.training.model_dump(), FOUND.training)
+    assert tuned.training != other.training
+    assert comparison_runs(asking, "fashion-mnist", ["softtriple"], [0]), "another dataset does not ask"
+
+
 def test_params_that_ask_for_what_is_not_tuned_yet_can_be_read(tables: Path, tmp_path: Path) -> None:
     """`dml tune` reads them to make the file."""
     path = tmp_path / "params.yaml"
