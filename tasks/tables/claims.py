@@ -87,9 +87,9 @@ def judge_claims(table: TableFile, result: TableResult) -> tuple[JudgedClaim, ..
 def _judge(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
     dataset = claim.dataset or table.flat_columns[0].dataset
     reference_metric = claim.reference_metric or claim.metric
-    values = _by_seed(table, result, claim.row, dataset, claim.metric)
+    values = _by_seed(table, result, claim.row, claim.variant, dataset, claim.metric)
     if isinstance(claim.reference, str):
-        references = _by_seed(table, result, claim.reference, dataset, reference_metric)
+        references = _by_seed(table, result, claim.reference, claim.variant, dataset, reference_metric)
     else:
         references = dict.fromkeys(values, claim.reference * _factor(table, dataset, reference_metric))
     seeds = tuple(sorted(values.keys() & references.keys()))
@@ -110,9 +110,9 @@ def _judge(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
     )
 
 
-def _by_seed(table: TableFile, result: TableResult, row: str, dataset: str, metric: str) -> dict[int, float]:
-    """A row's values of a metric by seed: in its first variant, after the last epoch."""
-    variant = next(iter(table.rows[row].variants), None)
+def _by_seed(table: TableFile, result: TableResult, row: str, variant: str | None, dataset: str, metric: str) -> dict[int, float]:
+    """A row's values of a metric by seed after the last epoch: in a variant, or its first."""
+    variant = variant or next(iter(table.rows[row].variants), None)
     factor = _factor(table, dataset, metric)
     return {
         run.seed: factor * run.scores[metric]

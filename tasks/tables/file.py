@@ -116,7 +116,7 @@ class Row(Config):
 
 
 class Claim(Config):
-    """What a table or figure is there to show, as a difference that runs can show: paired by seed, in the first variant of both rows.
+    """What a table or figure is there to show, as a difference that runs can show, paired by seed.
 
     Attributes:
         says: the claim, in our words.
@@ -124,6 +124,7 @@ class Claim(Config):
         reference: the row that it is compared with, or a number in the metric's own unit.
         reference_metric: of the reference, where it is another.
         side: of the reference on which the claim has the value; "either" where it is that the two differ.
+        variant: of both rows; of each its first where none is named.
         dataset: of the table's columns; the first where none is named.
         evidence: where the paper has it.
         history: how the measurement was changed after a first look, and what that look had shown.
@@ -135,6 +136,7 @@ class Claim(Config):
     reference: RowName | float
     reference_metric: str | None = None
     side: Literal["above", "below", "either"]
+    variant: str | None = None
     dataset: str | None = None
     evidence: str | None = None
     history: str | None = None
@@ -244,6 +246,8 @@ class TableFile(Config):
             for named in (claim.row, claim.reference):
                 if isinstance(named, str) and named not in self.rows:
                     raise ValueError(f"claim '{claim.says}': no row is called '{named}'")
+                if isinstance(named, str) and claim.variant not in (None, *self.rows[named].variants):
+                    raise ValueError(f"claim '{claim.says}': row '{named}' has no variant '{claim.variant}'")
             if claim.dataset not in (None, *datasets):
                 raise ValueError(f"claim '{claim.says}': no column is of dataset '{claim.dataset}'")
         return self

@@ -13,7 +13,7 @@ from tests.conftest import small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
-GOLDEN = ["9cb51fc96fc41994aa5c65ec6c68571b", "3a02bf1be3b072d49fef4018b2fb65d2", "93e4c391619fadf49e1902012d0e7fd6"]
+GOLDEN = ["58855b3db2912fbc2b2d583e4929f5ea", "b5b4e8540f0b8185284c1452a5e62c09", "cc3d312116cafe9f4e06e021332d4db6"]
 STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 

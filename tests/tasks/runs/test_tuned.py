@@ -17,7 +17,7 @@ from tasks.tables.file import Row, load_table, table_names
 from tasks.tables.runs import _read_protocol, asked_runs, row_training, runs_of
 from tests.conftest import ROOT
 
-TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist-600"
+TABLE, ROW, DATASET = "project/fashion_mnist", "softtriple", "fashion-mnist"
 FOUND = TunedFile(
     table=TABLE,
     row=ROW,
@@ -53,19 +53,19 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_written_and_read_back(tables: Path) -> None:
     path = write_tuned(FOUND)
-    assert path == tables / "tuned" / "project" / "fashion_mnist" / "softtriple@fashion-mnist-600.yaml"
+    assert path == tables / "tuned" / "project" / "fashion_mnist" / "softtriple@fashion-mnist.yaml"
     assert read_tuned(TABLE, ROW, DATASET) == FOUND
-    assert path.read_text().startswith("# Made by `dml tune project/fashion_mnist/softtriple --dataset fashion-mnist-600`")
+    assert path.read_text().startswith("# Made by `dml tune project/fashion_mnist/softtriple --dataset fashion-mnist`")
     assert "trial 7 of 50 of dml tune, seed 3, commit aaaaaaaaaa: recall@1 91.0 over 2 folds" in FOUND.says
     assert table_names() == [name for name in table_names() if "tuned" not in name], "it is no table"
 
 
 def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
-    command = "run: dml tune project/fashion_mnist/softtriple --dataset fashion-mnist-600"
-    with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist-600; {command}"):
+    command = "run: dml tune project/fashion_mnist/softtriple --dataset fashion-mnist"
+    with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path = write_tuned(FOUND.model_copy(update={"row": "softmax"})).rename(tuned_path(TABLE, ROW, DATASET))
-    with pytest.raises(ConfigError, match=f"is of project/fashion_mnist/softmax on fashion-mnist-600; {command}"):
+    with pytest.raises(ConfigError, match=f"is of project/fashion_mnist/softmax on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path.write_text("training: {}\n")
     with pytest.raises(ConfigError, match="key 'table' is missing"):
@@ -89,7 +89,7 @@ def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> No
 
 
 def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path) -> None:
-    with pytest.raises(ConfigError, match="project/fashion_mnist/softmax is not tuned on fashion-mnist-600; run: dml tune"):
+    with pytest.raises(ConfigError, match="project/fashion_mnist/softmax is not tuned on fashion-mnist; run: dml tune"):
         asked_runs([TABLE], Choice(variant="tuned"))
     for row in load_table(TABLE).rows:
         write_tuned(FOUND.model_copy(update={"row": row, "training": {"optimiser": {"learning_rate": 0.5}}}))

@@ -37,8 +37,8 @@ def test_a_trial_is_the_row_with_its_settings_and_a_fold_held_out() -> None:
     assert own.training.model_copy(update={"validation": None}) == search.training
     assert other.training.loss.options["scale"] == 31.0
     assert own.training.loss.options["scale"] == 20
-    assert other.title == "project/fashion_mnist/softtriple on fashion-mnist-600: trial 3 fold 1"
-    assert other.comparison == "tuning of project/fashion_mnist/softtriple on fashion-mnist-600 (validation)"
+    assert other.title == "project/fashion_mnist/softtriple on fashion-mnist: trial 3 fold 1"
+    assert other.comparison == "tuning of project/fashion_mnist/softtriple on fashion-mnist (validation)"
     assert other.tags == {"table": "project/fashion_mnist", "row": "softtriple", "trial": "3", "fold": "1"}
     assert (other.evaluation.clustering, other.measurements) == (False, {})
 

@@ -189,9 +189,9 @@ def test_what_params_say_of_scoring_changes_nothing(write: Callable[..., Params]
 
 def test_a_dataset_whose_test_classes_are_trained_on_is_refused(write: Callable[..., Params], packed: Path) -> None:
     by_image = {"options": {"split": "images", "num_train_images": 100, "num_test_images": 20}}
-    params = write({"columns": [{"dataset": "fashion-mnist-600", "metrics": ["recall@1"]}]})
+    params = write({"columns": [{"dataset": "fashion-mnist", "metrics": ["recall@1"]}]})
     params = params.model_copy(
-        update={"datasets": params.datasets | {"fashion-mnist-600": DatasetSpec(reader="fashion_mnist", raw="x", **by_image)}}
+        update={"datasets": params.datasets | {"fashion-mnist": DatasetSpec(reader="fashion_mnist", raw="x", **by_image)}}
     )
     with pytest.raises(ConfigError, match="its training classes are its test classes"):
         searches(params, packed)
