@@ -187,8 +187,13 @@ def loss_learns(training: TrainingConfig) -> bool:
 
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
-    """Build head and loss, and see that the sampler gives the loss what it needs."""
+    """Build head and loss, and see that the sampler gives the loss what it needs and the network can be trained as asked."""
     check_sampler(training.sampler, _loss(training, num_classes).needs, training.loss.name)
+    if training.embed_at_once is not None:
+        from dml_core.models.embedder import Embedder
+        from dml_core.training.grad_cache import check_independent
+
+        check_independent(Embedder(training.without_weights().model, num_classes))
 
 
 def _loss(training: TrainingConfig, num_classes: int) -> "Loss":

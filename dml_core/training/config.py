@@ -33,6 +33,9 @@ class TrainingConfig(Config):
             softmax's released code, whose new head would start from averages of nothing).
         precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
         checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
+        embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
+            (`training.grad_cache`): the same gradients for one more forward pass. None holds those of all. A network in which BatchNorm
+            takes its statistics from the batch is refused.
         average: the run's result is a moving average of the weights; None leaves the last step's.
         keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
             classes. The last epoch's weights are the same with and without.
@@ -50,6 +53,7 @@ class TrainingConfig(Config):
     warm_up_batchnorm: bool = False
     average: AverageConfig | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    embed_at_once: int | None = Field(default=None, ge=1)
     checkpoint_every_epochs: int = Field(default=1, ge=1)
     keep_epochs: tuple[KeptEpoch, ...] = ()
     keep_every_epochs: int = Field(default=1, ge=1)

@@ -34,6 +34,7 @@ from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.checkpoint import save_checkpoint, take_up
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL, KeptEpoch
+from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.optim import build_optimiser, set_learning_rates
@@ -88,10 +89,10 @@ class _Run:
     def __post_init__(self) -> None:
         if self.config.average is not None:
             self.averaged = build_average(self.system, self.config.average)
-        self.parallel = self.system
+        self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
         if world_size() > 1:
             devices = [self.device] if self.device.type == "cuda" else None
-            self.parallel = DistributedDataParallel(self.system, device_ids=devices, broadcast_buffers=False)
+            self.parallel = DistributedDataParallel(self.parallel, device_ids=devices, broadcast_buffers=False)
 
     @property
     def result(self) -> TrainingSystem:
@@ -148,6 +149,8 @@ def fit(
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
+    if config.embed_at_once is not None:
+        check_independent(system.model)
     checkpoint = _take_up(folder, identity, config, report)
     if checkpoint is None:
         _prepare(system, dataset, config, device, num_loader_workers)
@@ -240,9 +243,12 @@ def _mine(run: _Run) -> np.ndarray:
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], generator: torch.Generator) -> dict[str, Tensor]:
     run.optimiser.zero_grad(set_to_none=True)
-    with run.autocast():
-        output = run.parallel(images, labels_N, sizes, generator)
-    output.total.backward()
+    if run.config.embed_at_once is None:
+        with run.autocast():
+            output = run.parallel(images, labels_N, sizes, generator)
+        output.total.backward()
+    else:
+        output = backward_in_chunks(run.parallel, images, labels_N, sizes, generator, run.config.embed_at_once, run.autocast)
     run.optimiser.step()
     return {"loss": output.total.detach(), **{name: part.detach() for name, part in output.parts.items()}}
 

@@ -104,7 +104,10 @@ class TrainingSystem(nn.Module):
             sizes: shard size of every worker.
             generator: the same draws on every worker.
         """
-        embeddings = self.model(images)
+        return self.loss_of(self.model(images), labels_N, sizes, generator)
+
+    def loss_of(self, embeddings: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None) -> LossOutput:
+        """As `forward`, from what the model makes of the images: this worker's (n_rank, D)."""
         if self.loss.needs.global_batch:
             gathered: LossOutput = self.loss(gather_with_gradients(embeddings, sizes), labels_N, generator)
             return gathered

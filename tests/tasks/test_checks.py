@@ -54,6 +54,7 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
         (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
+        (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
     ],
 )
 def test_a_run_that_cannot_work_is_named_with_what_to_change(tmp_path: Path, packed: Path, changes: dict[str, Any], message: str) -> None:

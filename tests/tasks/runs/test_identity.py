@@ -131,13 +131,16 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
     assert "dml_core.losses.normalised_softmax" not in used["softtriple"]
 
 
-def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "value", "told"), [("average", {"decay": 0.9}, {"decay": 0.9, "after": 0.5}), ("embed_at_once", 8, 8)])
+def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: object, told: object
+) -> None:
     read: list[dict[str, dict[str, object]]] = []
     monkeypatch.setattr(identity, "_step", lambda step, reads, *rest: read.append(reads))
-    for average in (None, {"decay": 0.9}):
-        identity.train_step(changed(training={"average": average}), DATASET)
-    assert "average" not in read[0]["training"]
-    assert read[1]["training"].pop("average") == {"decay": 0.9, "after": 0.5}
+    for setting in (None, value):
+        identity.train_step(changed(training={name: setting}), DATASET)
+    assert name not in read[0]["training"]
+    assert read[1]["training"].pop(name) == told
     assert read[0] == read[1]
 
 
