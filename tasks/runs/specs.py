@@ -269,7 +269,10 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     settings.pop(TUNED, None)
     if tuned and asks_tuned:
         with located(where):
-            settings = merge(settings, read_tuned(STANDING, row_name(variant), dataset).training)
+            try:
+                settings = merge(settings, read_tuned(STANDING, row_name(variant), dataset).training)
+            except ConfigError as error:
+                raise ConfigError(f"{error}, or set tuned: false for this variant") from None
     training = parse(TrainingConfig, settings, where)
     with located(where):
         check_loss_name(training.loss.name)

@@ -11,7 +11,7 @@ from tasks.checks import check_parts
 from tasks.runs.specs import comparison_runs, comparison_title, load_params
 from tests.conftest import ROOT
 
-PARAMS = read_yaml(ROOT / "params.yaml")
+PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})
 
 
 def load(tmp_path: Path, **changes: object):
@@ -89,10 +89,10 @@ def overridden(tmp_path: Path, *overrides: str):
 def test_overrides_are_laid_over_in_order_with_yaml_values(tmp_path: Path) -> None:
     overrides = ["comparison.protocol.num_epochs=3", "comparison.protocol.optimiser.learning_rate=1e-3", "comparison.seeds=[7]"]
     params = overridden(tmp_path, *overrides, "comparison.protocol.num_epochs=4")
-    (run,) = comparison_runs(params, "synthetic", ["softmax"])
+    (run,) = comparison_runs(params, "fashion-mnist", ["softmax"])
     assert (run.seed, run.training.num_epochs, run.training.optimiser.learning_rate) == (7, 4, 0.001)
     new = overridden(tmp_path, "comparison.variants.mine={loss: {name: softmax}, num_epochs: 1}")
-    assert comparison_runs(new, "synthetic", ["mine"])[0].training.num_epochs == 1
+    assert comparison_runs(new, "fashion-mnist", ["mine"])[0].training.num_epochs == 1
 
 
 @pytest.mark.parametrize(

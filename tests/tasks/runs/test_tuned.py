@@ -11,7 +11,7 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.search import Search
 from tasks.runs import protocols
 from tasks.runs.specs import Params, comparison_runs, load_params
-from tasks.runs.tuned import TrialCounts, TunedFile, read_tuned, tuned_path, write_tuned
+from tasks.runs.tuned import TUNED, TrialCounts, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, load_table, table_names
 from tasks.tables.runs import _read_protocol, asked_runs, row_training, runs_of
@@ -43,7 +43,7 @@ FOUND = TunedFile(
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of all tables that a test may write to."""
     copy = tmp_path / "tables"
-    shutil.copytree(protocols.TABLES, copy)
+    shutil.copytree(protocols.TABLES, copy, ignore=shutil.ignore_patterns(TUNED))
     for module in ("tasks.runs.protocols", "tasks.tables.file"):
         monkeypatch.setattr(f"{module}.TABLES", copy)
     _read_protocol.cache_clear()
@@ -121,7 +121,7 @@ def test_the_common_track_is_not_tuned(tables: Path) -> None:
 
 
 def standing(**variant: object) -> Params:
-    params = load_params(ROOT / "params.yaml")
+    params = load_params(ROOT / "params.yaml", ["comparison.datasets.synthetic.tuned=false"])
     variants = params.comparison.variants | {"softtriple": params.comparison.variants["softtriple"] | variant}
     return params.model_copy(update={"comparison": params.comparison.model_copy(update={"variants": variants})})
 
