@@ -123,7 +123,7 @@ def test_batches_fit_any_number_of_classes_and_images(num_classes: int, per_clas
 
 def test_the_protocols_own_values_are_kept_where_they_fit() -> None:
     protocol = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"]
-    assert fitted_settings(protocol, report(1000, 20, side=48)) == {"transform": {"crop_size": 48, "padding": 4}, "num_epochs": 7}
+    assert fitted_settings(protocol, report(1000, 20, side=48)) == {"transform": {"crop_size": 48, "padding": 4}}
     large = fitted_settings(protocol, report(5000, 20, side=900))
     assert large == {"transform": {"train_resize": 48, "test_resize": 48, "crop_size": 48, "padding": 4}}
     random_resized = merge(protocol, {"transform": {"crop": "random_resized", "padding": 0}})

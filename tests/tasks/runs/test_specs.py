@@ -89,10 +89,10 @@ def overridden(tmp_path: Path, *overrides: str):
 def test_overrides_are_laid_over_in_order_with_yaml_values(tmp_path: Path) -> None:
     overrides = ["comparison.protocol.num_epochs=3", "comparison.protocol.optimiser.learning_rate=1e-3", "comparison.seeds=[7]"]
     params = overridden(tmp_path, *overrides, "comparison.protocol.num_epochs=4")
-    (run,) = comparison_runs(params, "fashion-mnist", ["softmax"])
+    (run,) = comparison_runs(params, "synthetic", ["softmax"])
     assert (run.seed, run.training.num_epochs, run.training.optimiser.learning_rate) == (7, 4, 0.001)
     new = overridden(tmp_path, "comparison.variants.mine={loss: {name: softmax}, num_epochs: 1}")
-    assert comparison_runs(new, "fashion-mnist", ["mine"])[0].training.num_epochs == 1
+    assert comparison_runs(new, "synthetic", ["mine"])[0].training.num_epochs == 1
 
 
 @pytest.mark.parametrize(
