@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
         },
         "datasets": {"synthetic": {"tuned": False, "transform": {"crop_size": 24}}, "fashion-mnist": {"transform": {"crop_size": 28}, "num_epochs": 2}},
     },
-    "scale": {"num_workers": 2},
+    "scale": {"num_workers": 2, "concurrent_runs": 1},
 }
 
 
