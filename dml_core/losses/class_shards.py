@@ -1,8 +1,8 @@
 """Classes spread over workers: each holds the centres of a contiguous part, and a softmax over all of them is put together from the parts.
 
-Every worker sees the embeddings of the global batch and comes to the same loss. The sums over workers pass a gradient on as it is, so
-that a worker's centres have the whole gradient of the loss, and the embeddings that part of theirs that goes through these centres; the
-parts are added up by `training.parallel`. Without a shard (None) each function is the plain one of torch.
+Every worker sees the embeddings of the global batch and comes to the same loss. A sum over workers passes its gradient to each worker's
+own summand without communication, so that a worker's centres have the whole gradient of the loss, and the embeddings that part of theirs
+that goes through these centres; the parts are added up by `training.parallel`. Without a shard (None) each function is torch's.
 
 Shapes: N samples, C classes of all workers or, with a shard, of this one.
 """
@@ -59,22 +59,16 @@ def cross_entropy(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None,
     """Mean over the batch, as torch's; scalar."""
     if shard is None:
         return functional.cross_entropy(logits_NC, labels_N, label_smoothing=label_smoothing)
-    normaliser_N = logsumexp(logits_NC, shard)
-    target_N = own_logits(logits_NC, labels_N, shard)
-    if label_smoothing:
-        mean_N = _sum_over_workers(logits_NC.sum(dim=1)) / sum(shard.sizes)
-        target_N = (1.0 - label_smoothing) * target_N + label_smoothing * mean_N
-    return (normaliser_N - target_N).mean()
+    cost_N: Tensor = _CrossEntropy.apply(logits_NC, labels_N, shard, label_smoothing)
+    return cost_N.mean()
 
 
 def logsumexp(logits_NC: Tensor, shard: ClassShard | None) -> Tensor:
-    """(N,), over all classes: of each worker's own, taken off the largest of them."""
-    own_N = logits_NC.logsumexp(dim=1)
+    """(N,), over all classes."""
     if shard is None:
-        return own_N
-    largest_N = own_N.detach().clone()
-    dist.all_reduce(largest_N, dist.ReduceOp.MAX)
-    return largest_N + _sum_over_workers((own_N - largest_N).exp()).log()
+        return logits_NC.logsumexp(dim=1)
+    total_N: Tensor = _LogSumExp.apply(logits_NC)
+    return total_N
 
 
 def own_logits(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
@@ -89,8 +83,7 @@ def without_own(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -
     column_N1, is_here_N1 = own_columns(labels_N, shard)
     if shard is None:
         return logits_NC.scatter(1, column_N1, -torch.inf)
-    lowest = torch.finfo(logits_NC.dtype).min  # not -inf: a worker may hold no other class, and its own log-sum-exp has a gradient
-    return logits_NC.scatter(1, column_N1, logits_NC.gather(1, column_N1).masked_fill(is_here_N1, lowest))
+    return logits_NC.scatter(1, column_N1, logits_NC.gather(1, column_N1).masked_fill(is_here_N1, -torch.inf))
 
 
 def own_columns(labels_N: Tensor, shard: ClassShard | None) -> tuple[Tensor, Tensor]:
@@ -104,6 +97,67 @@ def own_columns(labels_N: Tensor, shard: ClassShard | None) -> tuple[Tensor, Ten
 def mean_over_classes(mean: Tensor, shard: ClassShard | None) -> Tensor:
     """The mean over all classes, from that over this worker's; scalar."""
     return mean if shard is None else _sum_over_workers(mean * (shard.size / sum(shard.sizes)))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """(N,): log-sum-exp less the smoothed target. Its gradient, softmax less target, is one tensor of the logits' size; of a sum and a
+    gather of torch's it would be four.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NC: Tensor, labels_N: Tensor, shard: ClassShard, label_smoothing: float) -> Tensor:
+        largest_N = _largest(logits_NC)
+        column_N1, is_here_N1 = own_columns(labels_N, shard)
+        ctx.own_weight, ctx.weight = 1.0 - label_smoothing, label_smoothing / sum(shard.sizes)
+        lower_NC = logits_NC - largest_N[:, None]
+        target_N = ctx.own_weight * lower_NC.gather(1, column_N1).where(is_here_N1, 0.0).squeeze(1)
+        if ctx.weight:
+            target_N += ctx.weight * lower_NC.sum(dim=1)
+        sums_2N = torch.stack([target_N, lower_NC.exp_().sum(dim=1)])
+        dist.all_reduce(sums_2N)
+        log_sum_N = sums_2N[1].log()
+        ctx.save_for_backward(logits_NC, largest_N, log_sum_N, column_N1, is_here_N1)
+        return log_sum_N - sums_2N[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor, None, None, None]:
+        logits_NC, largest_N, log_sum_N, column_N1, is_here_N1 = ctx.saved_tensors
+        gradient_NC = _softmax(logits_NC, largest_N, log_sum_N)
+        gradient_NC.scatter_add_(1, column_N1, -ctx.own_weight * is_here_N1.to(gradient_NC))
+        if ctx.weight:
+            gradient_NC -= ctx.weight
+        return gradient_NC.mul_(gradient_N[:, None]), None, None, None
+
+
+class _LogSumExp(torch.autograd.Function):
+    """(N,), with the softmax over all classes as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NC: Tensor) -> Tensor:
+        largest_N = _largest(logits_NC)
+        sum_N = (logits_NC - largest_N[:, None]).exp_().sum(dim=1)
+        dist.all_reduce(sum_N)
+        log_sum_N = sum_N.log()
+        ctx.save_for_backward(logits_NC, largest_N, log_sum_N)
+        return largest_N + log_sum_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_N: Tensor) -> Tensor:
+        return _softmax(*ctx.saved_tensors).mul_(gradient_N[:, None])
+
+
+def _largest(logits_NC: Tensor) -> Tensor:
+    """(N,): of all workers' logits."""
+    largest_N = logits_NC.amax(dim=1)
+    dist.all_reduce(largest_N, dist.ReduceOp.MAX)
+    return largest_N
+
+
+def _softmax(logits_NC: Tensor, largest_N: Tensor, log_sum_N: Tensor) -> Tensor:
+    """(N, C), a new tensor. The largest goes first: near numbers differ exactly, where a log-sum-exp's own rounding would stay."""
+    return (logits_NC - largest_N[:, None]).sub_(log_sum_N[:, None]).exp_()
 
 
 def _sum_over_workers(values: Tensor) -> Tensor:
