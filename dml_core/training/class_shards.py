@@ -85,7 +85,7 @@ def _changed_optimiser(state: dict[str, Any], optimiser: torch.optim.Optimizer, 
     kept: Mapping[int, dict[str, Any]] = state["state"]
     changed = {
         index: {
-            name: change(value, dims[id(parameter)]) if _is_tensor_like(value, parameter) else value for name, value in kept[index].items()
+            name: change(value, dims[id(parameter)]) if _is_shaped_as(value, parameter) else value for name, value in kept[index].items()
         }
         for index, parameter in enumerate(parameters)
         if id(parameter) in dims and index in kept
@@ -93,5 +93,6 @@ def _changed_optimiser(state: dict[str, Any], optimiser: torch.optim.Optimizer, 
     return state | {"state": {**kept, **changed}}
 
 
-def _is_tensor_like(value: Any, parameter: Tensor) -> bool:
+def _is_shaped_as(value: Any, parameter: Tensor) -> bool:
+    """By the number of dimensions: one of the two may have all classes and the other a part."""
     return isinstance(value, Tensor) and value.dim() == parameter.dim()
