@@ -188,7 +188,12 @@ def loss_learns(training: TrainingConfig) -> bool:
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
     """Build head and loss, and see that the sampler gives the loss what it needs and the network can be trained as asked."""
-    check_sampler(training.sampler, _loss(training, num_classes).needs, training.loss.name)
+    loss = _loss(training, num_classes)
+    check_sampler(training.sampler, loss.needs, training.loss.name)
+    if training.shard_classes:
+        from dml_core.training.class_shards import check_shardable
+
+        check_shardable(training.loss.name, loss, num_workers=1)
     if training.embed_at_once is not None:
         from dml_core.models.embedder import Embedder
         from dml_core.training.grad_cache import check_independent

@@ -4,6 +4,7 @@ Shapes: N samples of the batch that the loss sees, D embedding dimensions, C cla
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError, DataError
+from dml_core.losses.class_shards import ClassShard
 
 
 class LossConfig(Config):
@@ -45,12 +47,20 @@ class Loss(nn.Module, ABC):
 
     A loss owns its centres or classifier as parameters; they train in the optimiser's `loss` group. It returns the mean over
     the N samples, plus regularisers. Nothing in it depends on the number of workers: the loop gathers and averages.
+    Where `CLASS_DIMS` says which of its parameters have a part for each class, these may be spread over the workers, and every sum
+    over classes goes through `class_shards`.
+
+    Attributes:
+        CLASS_DIMS: name of a parameter -> its dimension of classes; empty where the loss cannot be spread.
+        shard: the part of the classes that this worker holds; None for all.
 
     Raises:
         ConfigError: fewer than two classes.
     """
 
     Config: ClassVar[type[LossConfig]] = LossConfig
+    CLASS_DIMS: ClassVar[Mapping[str, int]] = {}
+    shard: ClassShard | None = None
 
     def __init__(self, config: LossConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__()
@@ -75,6 +85,26 @@ class Loss(nn.Module, ABC):
 
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
         """Called once before training with the training set's embeddings where `needs.initial_embeddings`."""
+
+    @property
+    def sharded_dims(self) -> dict[str, int]:
+        """As `CLASS_DIMS`, of the parameters of which this worker has a part only."""
+        return {name: self.CLASS_DIMS[name] for name, _ in self.named_parameters() if self.shard is not None and name in self.CLASS_DIMS}
+
+    def shard_classes(self, shard: ClassShard) -> None:
+        """Keep this worker's part of the centres; before an optimiser knows them."""
+        self.shard = shard
+        for name, dim in self.sharded_dims.items():
+            parameter = self.get_parameter(name)
+            parameter.data = shard.cut(parameter.data, dim)
+
+    def join_classes(self) -> None:
+        """Have all centres again; every worker calls it, and no optimiser steps after it."""
+        for name, dim in self.sharded_dims.items():
+            assert self.shard is not None
+            parameter = self.get_parameter(name)
+            parameter.data = self.shard.join(parameter.data, dim)
+        self.shard = None
 
     def forward(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None = None) -> LossOutput:
         """The loss of one batch, computed in float32 or better also under autocast.

@@ -4,7 +4,7 @@ The head gives the embedding as the variant has it: l2-normalised (LN, HLN) or b
 the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M classes.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.initial_weights import start_at_unit_norm
+from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
 
@@ -49,6 +50,7 @@ class HeatedUpSoftmax(Loss):
 
     Config = HeatedUpSoftmaxConfig
     config: HeatedUpSoftmaxConfig
+    CLASS_DIMS: ClassVar = {"classifier.weight": 0, "classifier.bias": 0}
 
     def __init__(self, config: HeatedUpSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
@@ -94,5 +96,5 @@ class HeatedUpSoftmax(Loss):
         if bias_C is not None and self.config.bias_inside_alpha:
             bias_C = self.alpha * bias_C
         logits_NC = functional.linear(self.alpha * embeddings_ND, functional.normalize(self.classifier.weight), bias_C)
-        total = functional.cross_entropy(logits_NC, labels_N)
+        total = cross_entropy(logits_NC, labels_N, self.shard)
         return LossOutput(total, {"softmax": total.detach()})

@@ -4,12 +4,14 @@ Shapes: N samples, D embedding dimensions, C classes, K centres per class, P pai
 """
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from dml_core.losses.class_shards import cross_entropy, mean_over_classes, own_columns
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
 
@@ -36,6 +38,7 @@ class MultiCentre(Loss):
     """Cross-entropy of similarities to classes of several centres, with a margin, plus eq. 9's regulariser."""
 
     config: MultiCentreConfig
+    CLASS_DIMS: ClassVar = {"centres_KCD": 1}
 
     def __init__(self, config: MultiCentreConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
@@ -52,12 +55,12 @@ class MultiCentre(Loss):
         unit_KCD = functional.normalize(self.centres_KCD, dim=-1)
         sim_NKC = (functional.normalize(embeddings_ND) @ unit_KCD.flatten(0, 1).T).view(-1, *unit_KCD.shape[:2])
         logits_NC = self.config.scale * self.class_similarity(sim_NKC)
-        own_N1 = labels_N[:, None]
-        margin_N1 = torch.full_like(own_N1, -self.config.scale * self.config.margin, dtype=logits_NC.dtype)
-        softmax = functional.cross_entropy(logits_NC.scatter_add_(1, own_N1, margin_N1), labels_N)
+        own_N1, is_here_N1 = own_columns(labels_N, self.shard)
+        margin_N1 = -self.config.scale * self.config.margin * is_here_N1.to(logits_NC.dtype)
+        softmax = cross_entropy(logits_NC.scatter_add_(1, own_N1, margin_N1), labels_N, self.shard)
         if self.config.regulariser_weight == 0 or self.config.num_centres == 1:
             return LossOutput(softmax, {"softmax": softmax.detach()})
-        regulariser = centre_spread(unit_KCD)
+        regulariser = mean_over_classes(centre_spread(unit_KCD), self.shard)
         total = softmax + self.config.regulariser_weight * regulariser
         return LossOutput(total, {"softmax": softmax.detach(), "regulariser": regulariser.detach()})
 

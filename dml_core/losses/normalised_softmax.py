@@ -4,11 +4,14 @@ Proposition 1 of the paper: this is a triplet loss over (sample, own centre, oth
 Shapes: N samples, D embedding dimensions, C classes.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
 
@@ -28,6 +31,7 @@ class NormalisedSoftmax(Loss):
 
     Config = NormalisedSoftmaxConfig
     config: NormalisedSoftmaxConfig
+    CLASS_DIMS: ClassVar = {"centres_CD": 0}
 
     def __init__(self, config: NormalisedSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
@@ -37,5 +41,5 @@ class NormalisedSoftmax(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 3."""
         scaled_ND = self.config.scale * functional.normalize(embeddings_ND)  # here, not at the logits: no second N x C tensor
-        total = functional.cross_entropy(scaled_ND @ functional.normalize(self.centres_CD).T, labels_N)
+        total = cross_entropy(scaled_ND @ functional.normalize(self.centres_CD).T, labels_N, self.shard)
         return LossOutput(total, {"softmax": total.detach()})

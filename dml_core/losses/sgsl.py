@@ -3,12 +3,15 @@
 Shapes: N samples, D embedding dimensions, C classes.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.errors import ConfigError
+from dml_core.losses.class_shards import ClassShard, cross_entropy, logsumexp, own_logits, without_own
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
 
@@ -37,6 +40,7 @@ class SGSL(Loss):
 
     Config = SGSLConfig
     config: SGSLConfig
+    CLASS_DIMS: ClassVar = {"weight_CD": 0}
 
     def __init__(self, config: SGSLConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
@@ -54,8 +58,8 @@ class SGSL(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Eq. 7 with eq. 10's weight."""
         seen_ND = drop_features(embeddings_ND, self.config.dropout, generator) if self.config.dropout else embeddings_ND
-        softmax = functional.cross_entropy(seen_ND @ self.weight_CD.T, labels_N, label_smoothing=self.smoothing)
-        sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma)
+        softmax = cross_entropy(seen_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
+        sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma, self.shard)
         gated = torch.where(softmax.detach() <= self.config.gate, sgsl, 0.0)
         total = softmax + self.config.weight * gated
         return LossOutput(total, {"softmax": softmax.detach(), "sgsl": gated.detach()})
@@ -67,9 +71,10 @@ def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | No
     return embeddings_ND * kept_ND.to(embeddings_ND) / (1.0 - share)
 
 
-def stop_gradient_softmax(embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float) -> Tensor:
+def stop_gradient_softmax(
+    embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float, shard: ClassShard | None = None
+) -> Tensor:
     """Eq. 6, mean over the batch; the gradient reaches the embeddings only."""
     cos_NC = functional.normalize(embeddings_ND) @ functional.normalize(weight_CD.detach()).T
-    own_N1 = labels_N[:, None]
-    others_N = (gamma * cos_NC).scatter(1, own_N1, -torch.inf).logsumexp(dim=1) / gamma
-    return functional.softplus(others_N - cos_NC.gather(1, own_N1).squeeze(1)).mean()
+    others_N = logsumexp(without_own(gamma * cos_NC, labels_N, shard), shard) / gamma
+    return functional.softplus(others_N - own_logits(cos_NC, labels_N, shard)).mean()

@@ -36,6 +36,9 @@ class TrainingConfig(Config):
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
             (`training.grad_cache`): the same gradients for one more forward pass. None holds those of all. A network in which BatchNorm
             takes its statistics from the batch is refused.
+        shard_classes: true spreads the classes of the loss over the workers, each of which holds the centres of a part, their gradients and
+            their share of the optimiser's state: for more classes than one device holds (`training.class_shards`). Weights differ in their
+            last bits. None keeps all centres on every worker.
         average: the run's result is a moving average of the weights; None leaves the last step's.
         keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
             classes. The last epoch's weights are the same with and without.
@@ -54,6 +57,7 @@ class TrainingConfig(Config):
     average: AverageConfig | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     embed_at_once: int | None = Field(default=None, ge=1)
+    shard_classes: Literal[True] | None = None
     checkpoint_every_epochs: int = Field(default=1, ge=1)
     keep_epochs: tuple[KeptEpoch, ...] = ()
     keep_every_epochs: int = Field(default=1, ge=1)

@@ -33,7 +33,9 @@ class ChunkedSystem(nn.Module):
 
         The loss's own parameters have their gradients already. They add 0 here, so that they are reduced with the network's.
         """
-        untouched = sum((p.sum() for p in self.system.loss.parameters()), gradient_ND.new_zeros(())) * 0.0
+        loss = self.system.loss
+        reduced = (p.sum() for name, p in loss.named_parameters() if name not in loss.sharded_dims)
+        untouched = sum(reduced, gradient_ND.new_zeros(())) * 0.0
         total: Tensor = (self.system.model(images) * gradient_ND).sum() + untouched
         return total
 

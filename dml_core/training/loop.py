@@ -26,12 +26,21 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
+from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.averaging import build_average
 from dml_core.training.batchnorm import synchronise_batchnorm
 from dml_core.training.checkpoint import save_checkpoint, take_up
+from dml_core.training.class_shards import (
+    check_shardable,
+    cut_optimiser_state,
+    cut_state,
+    leave_to_their_worker,
+    whole_optimiser_state,
+    whole_state,
+)
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
@@ -91,6 +100,7 @@ class _Run:
             self.averaged = build_average(self.system, self.config.average)
         self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
         if world_size() > 1:
+            leave_to_their_worker(self.parallel, self.system)
             devices = [self.device] if self.device.type == "cuda" else None
             self.parallel = DistributedDataParallel(self.parallel, device_ids=devices, broadcast_buffers=False)
 
@@ -149,6 +159,8 @@ def fit(
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
     check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
+    if config.shard_classes:
+        check_shardable(config.loss.name, system.loss, world_size())
     if config.embed_at_once is not None:
         check_independent(system.model)
     checkpoint = _take_up(folder, identity, config, report)
@@ -156,6 +168,8 @@ def fit(
         _prepare(system, dataset, config, device, num_loader_workers)
     else:
         system.load_state_dict(checkpoint["system"])
+    if config.shard_classes and world_size() > 1:
+        system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
     run = _Run(
@@ -163,10 +177,10 @@ def fit(
     )
     start = 0
     if checkpoint is not None:
-        optimiser.load_state_dict(checkpoint["optimiser"])
+        optimiser.load_state_dict(cut_optimiser_state(checkpoint["optimiser"], optimiser, system))
         start = int(checkpoint["num_epochs_done"])
         if run.averaged is not None and checkpoint["averaged"] is not None:
-            run.averaged.module.load_state_dict(checkpoint["averaged"])
+            run.averaged.module.load_state_dict(cut_state(checkpoint["averaged"], system))
             run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
         run.history = checkpoint["history"].splitlines()
         run.kept = {kind: _Kept(**checkpoint["kept"][kind]) for kind in config.keep_epochs if kind in checkpoint["kept"]}
@@ -178,6 +192,7 @@ def fit(
     for epoch in range(start, config.num_epochs):
         _train_epoch(run, epoch)
     from_rank_zero(lambda: _check_kept(run))
+    run.result.loss.join_classes()
     return run.result.eval()
 
 
@@ -327,14 +342,16 @@ def _record_epoch(run: _Run, epoch: int, values: list[dict[str, Tensor]], rates:
 
 
 def _save(run: _Run, num_epochs_done: int) -> None:
+    system, optimiser = whole_state(run.system), whole_optimiser_state(run.optimiser, run.system)
+    averaged = whole_state(run.result) if run.result is not run.system else None
     if rank() == 0:
         state = {
             "identity": run.identity,
             "num_epochs_done": num_epochs_done,
             "history": "\n".join(run.history),
-            "system": run.system.state_dict(),
-            "averaged": run.result.state_dict() if run.result is not run.system else None,
-            "optimiser": run.optimiser.state_dict(),
+            "system": system,
+            "averaged": averaged,
+            "optimiser": optimiser,
             "kept": {kind: vars(run.kept[kind]) for kind in run.config.keep_epochs if kind in run.kept},
         }
         save_checkpoint(run.folder, state)
@@ -357,12 +374,15 @@ def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
 
 def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:
     """Take a copy of the weights where they are the best yet; it goes into the next checkpoint, so that the two are never at odds."""
-    if rank() != 0 or not _is_looked_at(run, num_epochs_done):
+    if not run.config.keep_epochs or not _is_looked_at(run, num_epochs_done):
+        return
+    state = whole_state(run.result)  # by all workers, whether it is the best or not: rank 0 alone knows the best so far
+    if rank() != 0:
         return
     for kind in run.config.keep_epochs:
         score = metrics.get(RECALL[kind])
         if score is not None and (kind not in run.kept or score > run.kept[kind].score):
-            weights = {name: value.detach().to("cpu", copy=True) for name, value in run.result.state_dict().items()}
+            weights = {name: value.detach().to("cpu", copy=True) for name, value in state.items()}
             run.kept[kind] = _Kept(num_epochs_done, score, weights)
 
 

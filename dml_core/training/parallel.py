@@ -2,7 +2,8 @@
 
 Each worker embeds its shard of the global batch. A loss that compares samples sees the gathered global batch; a loss over centres
 sees the shard, weighted so that the average over workers is the loss of the global batch. In both cases averaging the gradients over
-the workers (which is what DistributedDataParallel does) gives exactly the gradient that one process would have computed.
+the workers (which is what DistributedDataParallel does) gives exactly the gradient that one process would have computed. A loss whose
+classes are spread over the workers sees the gathered batch too; its centres have their whole gradient already and are not averaged.
 """
 
 from collections.abc import Callable
@@ -55,7 +56,7 @@ def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
     return [quotient + (worker < remainder) for worker in range(num_workers)]
 
 
-def gather_with_gradients(shard: Tensor, sizes: list[int]) -> Tensor:
+def gather_with_gradients(shard: Tensor, sizes: list[int], in_parts: bool = False) -> Tensor:
     """All workers' shards, concatenated in rank order, with gradients to this worker's own shard.
 
     Every worker then computes the same loss of the global batch, so the gradient of the own shard is known without communication;
@@ -64,17 +65,18 @@ def gather_with_gradients(shard: Tensor, sizes: list[int]) -> Tensor:
     Args:
         shard: (n_rank, ...), n_rank = sizes[rank].
         sizes: shard size of every worker; they may differ.
+        in_parts: a worker's own gradient is that through the classes that it holds, and the workers' have to be added up.
     """
     if world_size() == 1:
         return shard
-    gathered: Tensor = _Gather.apply(shard, sizes)
+    gathered: Tensor = _Gather.apply(shard, sizes, in_parts)
     return gathered
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, sizes: list[int]) -> Tensor:
-        ctx.sizes = sizes
+    def forward(ctx: Any, shard: Tensor, sizes: list[int], in_parts: bool) -> Tensor:
+        ctx.sizes, ctx.in_parts = sizes, in_parts
         padded = shard.new_zeros(max(sizes), *shard.shape[1:])
         padded[: shard.shape[0]] = shard
         received = [torch.empty_like(padded) for _ in sizes]
@@ -83,8 +85,11 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return torch.split(gradient, ctx.sizes)[rank()] * len(ctx.sizes), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.in_parts:
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(gradient)
+        return torch.split(gradient, ctx.sizes)[rank()] * len(ctx.sizes), None, None
 
 
 class TrainingSystem(nn.Module):
@@ -108,6 +113,11 @@ class TrainingSystem(nn.Module):
 
     def loss_of(self, embeddings: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None) -> LossOutput:
         """As `forward`, from what the model makes of the images: this worker's (n_rank, D)."""
+        if self.loss.shard is not None:
+            half = embeddings.dtype in (torch.float16, torch.bfloat16)
+            wide = embeddings.float() if half else embeddings  # the parts of their gradients are added up in float32 or better
+            in_parts: LossOutput = self.loss(gather_with_gradients(wide, sizes, in_parts=True), labels_N, generator)
+            return in_parts
         if self.loss.needs.global_batch:
             gathered: LossOutput = self.loss(gather_with_gradients(embeddings, sizes), labels_N, generator)
             return gathered

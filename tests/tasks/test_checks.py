@@ -58,6 +58,7 @@ def of_variant(**settings: Any) -> dict[str, Any]:
         (of_variant(loss={"name": "discriminative"}), "use head kind 'two_layer'"),
         (of_variant(loss={"name": "softtriple", "options": {"gama": 1.0}}), "did you mean 'gamma'?"),
         (of_variant(loss={"name": "pml:NoSuchLoss"}), "NoSuchLoss"),
+        (of_variant(shard_classes=True, loss={"name": "softmax"}), "shard_classes: the classes of loss 'softmax' cannot be spread"),
         (of_variant(embed_at_once=2, model={"head": {"kind": "bn"}}), "embed_at_once: the BatchNorm 'head.norm' would see chunks"),
     ],
 )

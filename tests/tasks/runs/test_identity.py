@@ -102,7 +102,8 @@ def test_a_step_s_files_are_what_it_imports_and_no_registry() -> None:
     train = identity.source_files(identity.STEP_MODULES["train"])
     assert {"dml_core.training.loop", "dml_core.training.parallel", "dml_core.models.heads", "dml_core.data.views.samplers"} <= set(train)
     assert not [name for name in train if name.endswith("registry") or name.startswith(("tasks", "dml_core.evaluation"))]
-    assert not [name for name in train if name.startswith("dml_core.losses.") and name != "dml_core.losses.contract"]
+    shared = {"dml_core.losses.contract", "dml_core.losses.class_shards"}
+    assert {name for name in train if name.startswith("dml_core.losses.")} == shared
     assert "dml_core.evaluation.evaluator" in identity.source_files(identity.STEP_MODULES["evaluate"])
 
 
@@ -131,7 +132,10 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
     assert "dml_core.losses.normalised_softmax" not in used["softtriple"]
 
 
-@pytest.mark.parametrize(("name", "value", "told"), [("average", {"decay": 0.9}, {"decay": 0.9, "after": 0.5}), ("embed_at_once", 8, 8)])
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("average", {"decay": 0.9}, {"decay": 0.9, "after": 0.5}), ("embed_at_once", 8, 8), ("shard_classes", True, True)],
+)
 def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object, told: object
 ) -> None:
