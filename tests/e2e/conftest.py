@@ -29,7 +29,10 @@ SMALL: dict[str, Any] = {
             "transform": {"crop_size": 24},
             "num_epochs": 2,
         },
-        "datasets": {"synthetic": {"tuned": False, "transform": {"crop_size": 24}}, "fashion-mnist": {"transform": {"crop_size": 28}, "num_epochs": 2}},
+        "datasets": {
+            "synthetic": {"tuned": False, "transform": {"crop_size": 24}},
+            "fashion-mnist": {"transform": {"crop_size": 28}, "num_epochs": 2},
+        },
     },
     "scale": {"num_workers": 2, "concurrent_runs": 1},
 }
