@@ -336,23 +336,24 @@ def _evaluate(
     key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
 ) -> ScoreRecord:
     import torch
+    from threadpoolctl import threadpool_limits
 
     from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+    from tasks.scores.measuring import measure_run
 
-    # More threads than cores, of this process's scorings and beside those who train here, wait for one another instead of working.
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
     trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)
-    folder, packed, training = store.folder(key), Path(dataset.folder), spec.training
-    measured: dict[str, float] = {}
-    if spec.measurements:
-        from tasks.scores.measuring import measure_run
-
-        facts, epoch = checkpoint.facts, spec.evaluation.epoch
-        measured = measure_run(spec.measurements, training, spec.seed, spec.subject, packed, trained, extracted, facts, folder, epoch)
-    history = read_history(trained)
-    is_trial = spec.trial is not None
-    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, not is_trial)
+    folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
+    # More threads than cores, of this process's scorings and beside those who train here, wait for one another instead of working.
+    num_threads = max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE)
+    torch.set_num_threads(num_threads)
+    with threadpool_limits(num_threads):
+        of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
+        measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+        history, has_figures = read_history(trained), spec.trial is None
+        evaluate_run(
+            spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
+        )
     store.push(key)
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 
