@@ -84,3 +84,19 @@ def test_gradients_stop_at_what_does_not_train():
     assert "backbone.conv1.weight" in reached
     assert reached.isdisjoint({f"backbone.{key}.{kind}" for key in norms for kind in ("weight", "bias")})
     assert reached.isdisjoint({"pooling.power", "head.layers.1.weight", "head.layers.1.bias"})
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "lenet"])
+def test_how_maps_lie_in_memory_changes_rounding_and_nothing_else(name):
+    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for memory_format, layout in (("channels_last", torch.channels_last), ("contiguous", torch.contiguous_format)):
+        model = embedder(name, memory_format=memory_format).double()
+        seen = []
+        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        first.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output))
+        output = model(images.double())
+        output.square().mean().backward()
+        assert seen[0].is_contiguous(memory_format=layout)
+        found[memory_format] = [output.detach(), *(parameter.grad for parameter in model.parameters())]
+    torch.testing.assert_close(found["channels_last"], found["contiguous"], rtol=1e-8, atol=1e-10)

@@ -175,3 +175,17 @@ def test_adamw_decays_beside_the_gradient():
 def test_settings_that_do_not_fit_are_refused(values, said):
     with pytest.raises(ConfigError, match=said):
         parse(OptimiserConfig, values, "optimiser")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_fused_or_not_is_as_asked_and_a_step_is_the_same_but_for_rounding(name):
+    stepped = []
+    for fused in (True, False):
+        trained = system()
+        optimiser = build_optimiser(OptimiserConfig(name=name, learning_rate=0.1, weight_decay=0.1, fused=fused), trained)
+        assert {group["fused"] for group in optimiser.param_groups} == {fused}
+        for parameter in trained.parameters():
+            parameter.grad = torch.ones_like(parameter) * parameter.sign()
+        optimiser.step()
+        stepped.append([parameter.detach() for parameter in trained.parameters()])
+    torch.testing.assert_close(stepped[0], stepped[1])
