@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#000000")
 RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
 DOTS_PER_INCH = 150
+COMPRESSION = 3  # of 9: a third less time than the usual 6, for files a tenth larger
 
 
 def new_figure(width_inches: float = 6.4, height_inches: float = 4.2, layout: Literal["constrained"] | None = "constrained") -> Figure:
@@ -41,5 +42,5 @@ def write_png(figure: Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
     metadata: dict[str, Any] = {"Software": None}
-    figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata)
+    figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata, pil_kwargs={"compress_level": COMPRESSION})
     return partial.replace(path)
