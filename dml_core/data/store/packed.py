@@ -95,7 +95,8 @@ class PackedDataset:
 
     def box(self, index: int) -> Box | None:
         """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""
-        return self._boxes[index]
+        box = self._boxes[int(index)].as_py()
+        return None if box is None else (box[0], box[1], box[2], box[3])
 
     @cached_property
     def _comparable_rows(self) -> Any:
@@ -126,8 +127,8 @@ class PackedDataset:
         return found
 
     @cached_property
-    def _boxes(self) -> list[Box | None]:
-        return [None if box is None else (box[0], box[1], box[2], box[3]) for box in self._rows["box"].to_pylist()]
+    def _boxes(self) -> Any:
+        return self._rows["box"]  # a million tuples would take 180 MB in each process
 
     @cached_property
     def _images(self) -> Any:
