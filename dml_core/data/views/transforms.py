@@ -73,15 +73,16 @@ def view_generator(seed: int, epoch: int, index: int, copy: int = 0) -> np.rando
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, copy, index], dtype=np.uint64)))
 
 
-def scale(pixels: Tensor, scaling: Scaling) -> Tensor:
+def scale(pixels: Tensor, scaling: Scaling, out: Tensor | None = None) -> Tensor:
     """uint8 RGB pixels (..., C, H, W) as the float32 numbers and channel order that a network was trained with.
 
     A product and a sum of float32, each rounded as IEEE 754 says, so that every device and any number of images at once give the same bits.
+    They are written to `out`, where it is given.
     """
     factor_C11, shift_C11 = _scaling_constants(scaling, pixels.device)
     if scaling == "bgr-caffe":
         pixels = pixels.flip(-3)
-    return torch.mul(pixels, factor_C11).add_(shift_C11)
+    return torch.mul(pixels, factor_C11, out=out).add_(shift_C11)
 
 
 @cache
