@@ -400,7 +400,6 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         embed_key=embed_key,
         store=services.store.address,
         cache=str(services.store.cache.absolute()),
-        num_loader_workers=services.scale.num_loader_workers,
     )
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
+from dml_core.data.views.batches import Loader, TestView, TrainView, count_copies
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.class_shards import ClassShard
@@ -42,6 +42,7 @@ from dml_core.training.class_shards import (
     whole_state,
 )
 from dml_core.training.config import TrainingConfig
+from dml_core.training.cross_batch import CrossBatchMemory
 from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
 from dml_core.training.history import Progress, Report, write_history
@@ -82,7 +83,7 @@ class _Run:
     seed: int
     folder: Path
     device: torch.device
-    num_loader_workers: int
+    loader: Loader
     report: Report
     system: TrainingSystem
     optimiser: torch.optim.Optimizer
@@ -138,7 +139,7 @@ def fit(
         seed: the run's seed.
         folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`.
         device: this worker's device.
-        num_loader_workers: processes that load images for this worker; 0 loads in this one.
+        num_loader_workers: processes that load images for this worker, as long as it trains; 0 loads in this one.
         report: called on rank 0, about twice a second and at every epoch's end.
         identity: says what is trained; a checkpoint of another identity is not gone on from.
         validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
@@ -164,17 +165,19 @@ def fit(
     if config.embed_at_once is not None:
         check_independent(system.model)
     checkpoint = _take_up(folder, identity, config, report)
+    loader = Loader(dataset, num_loader_workers, device)
     if checkpoint is None:
-        _prepare(system, dataset, config, device, num_loader_workers)
+        _prepare(system, dataset, config, loader)
     else:
         system.load_state_dict(checkpoint["system"])
     if config.shard_classes and world_size() > 1:
         system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
+    if config.compile:
+        system.model.compile()
+        system.loss.compile()
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
-    run = _Run(
-        config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate, score_test
-    )
+    run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, validate, score_test)
     start = 0
     if checkpoint is not None:
         optimiser.load_state_dict(cut_optimiser_state(checkpoint["optimiser"], optimiser, system))
@@ -191,6 +194,7 @@ def fit(
         _save(run, 0)
     for epoch in range(start, config.num_epochs):
         _train_epoch(run, epoch)
+    loader.close()
     from_rank_zero(lambda: _check_kept(run))
     run.result.loss.join_classes()
     return run.result.eval()
@@ -206,6 +210,8 @@ def build_system(config: TrainingConfig, num_classes: int, seed: int, device: to
         torch.manual_seed(derived_seed(seed, "initial weights"))
         model = Embedder(config.model, num_classes)
         loss = build_loss(config.loss.name, config.loss.options, num_classes, int(model.head.output_dim))
+        if config.cross_batch_memory is not None:
+            loss = CrossBatchMemory(loss, config.cross_batch_memory, config.loss.name)
     synchronised = synchronise_batchnorm(TrainingSystem(model, loss), device)
     assert isinstance(synchronised, TrainingSystem)
     return synchronised.to(device)
@@ -252,7 +258,7 @@ def _train_epoch(run: _Run, epoch: int) -> None:
 
 def _mine(run: _Run) -> np.ndarray:
     """Hard negatives of every training image, as the network embeds them now; found by one worker, so that all train on the same."""
-    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.device, run.num_loader_workers)
+    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.loader)
     return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
 
 
@@ -275,10 +281,10 @@ def _load(run: _Run, batches: list[np.ndarray], epoch: int) -> Iterator[tuple[Te
         [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
         for all_rows in (batches, count_copies(batches))
     )
-    loaded = iterate_batches(run.dataset, shards, TrainView(run.config.transform, run.seed, epoch), run.num_loader_workers, copies)
-    for (images, _), batch, sizes in zip(loaded, batches, all_sizes, strict=True):
-        labels_N = torch.from_numpy(run.dataset.labels[batch]).to(run.device, non_blocking=True)
-        yield images.to(run.device, non_blocking=True), labels_N, sizes
+    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once: a step then waits for no copy
+    loaded = run.loader.batches(shards, TrainView(run.config.transform, run.seed, epoch), copies)
+    for (images, _), labels_N, sizes in zip(loaded, torch.split(labels, list(map(len, batches))), all_sizes, strict=True):
+        yield images, labels_N, sizes
 
 
 class _Clock:
@@ -404,34 +410,29 @@ def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report
     return checkpoint
 
 
-def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int) -> None:
+def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
     """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
     if config.warm_up_batchnorm:
-        _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
+        _warm_up_batchnorm(system, dataset, config, loader)
     if system.loss.needs.initial_embeddings:
-        labels_N = torch.from_numpy(dataset.labels).to(device)
-        system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
+        labels_N = torch.from_numpy(dataset.labels).to(loader.device)
+        system.loss.initialise(_training_outputs(system, dataset, config, loader), labels_N)
 
 
 @torch.no_grad()
-def _warm_up_batchnorm(
-    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
-) -> None:
+def _warm_up_batchnorm(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
     """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
     system.train()
     size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
     batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
     shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
-    for images, _ in iterate_batches(dataset, shards, TestView(config.transform), num_loader_workers):
-        system.model(images.to(device))
+    for images, _ in loader.batches(shards, TestView(config.transform)):
+        system.model(images)
 
 
 @torch.no_grad()
-def _training_outputs(
-    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
-) -> Tensor:
+def _training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
     """What the loss would see of every training image, plain view, in dataset order; each worker computes all of it alike."""
     system.eval()
     batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
-    loaded = iterate_batches(dataset, batches, TestView(config.transform), num_loader_workers)
-    return torch.cat([system.model(images.to(device)) for images, _ in loaded])
+    return torch.cat([system.model(images) for images, _ in loader.batches(batches, TestView(config.transform))])

@@ -7,7 +7,7 @@ dataset's part and then the variant's part laid over it; every value is written 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -46,14 +46,15 @@ class ScaleSpec(Config):
         num_workers: training processes of one run.
         device: "cuda" fails where there is none; "auto" takes GPUs where there is one for each worker. The device used is recorded.
         concurrent_runs: how many runs train at the same time, each with its own workers.
-        num_loader_workers: image-loading processes of each training process; 0 loads in the training process.
+        num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
+            they would take the cores that train, and on GPUs a process for each core that a training process can have beside its own.
         max_failures: how often a run is taken up again from its checkpoint after a worker died.
     """
 
     num_workers: int = Field(default=1, ge=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     concurrent_runs: int = Field(default=1, ge=1)
-    num_loader_workers: int = Field(default=0, ge=0)
+    num_loader_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     max_failures: int = Field(default=2, ge=0)
 
 

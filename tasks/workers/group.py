@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,6 +104,7 @@ class WorkerGroup:
         """
         if self._thread is None:
             self._start()
+        job = replace(job, num_loader_workers=self._placement.num_loaders)
         self._busy = True
         self._ask("submit", job)
         while True:
@@ -155,7 +157,9 @@ class WorkerGroup:
         trainer = TorchTrainer(
             _serve,
             train_loop_config={"board": self._board, "num_threads": num_threads},
-            scaling_config=ScalingConfig(num_workers=placement.num_workers, use_gpu=placement.device == "cuda"),
+            scaling_config=ScalingConfig(
+                num_workers=placement.num_workers, use_gpu=placement.device == "cuda", resources_per_worker=placement.resources
+            ),
             torch_config=_torch_config(self._folder),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
@@ -208,7 +212,7 @@ def start_ray(scale: ScaleSpec) -> Placement:
 
     if not ray.is_initialized():
         _connect(os.environ.get("RAY_ADDRESS", "local"))
-    return choose(scale, ray.cluster_resources())
+    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
 def _connect(address: str, attempts: int = 2) -> None:

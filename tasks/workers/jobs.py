@@ -17,7 +17,7 @@ class Job:
         train_key: folder of the run's checkpoint in the store.
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
-        num_loader_workers: image-loading processes of each worker.
+        num_loader_workers: image-loading processes of each worker; the group that does the job says how many.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Job:
     embed_key: str
     store: str
     cache: str
-    num_loader_workers: int
+    num_loader_workers: int = 0
 
 
 @dataclass
