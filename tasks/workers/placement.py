@@ -18,7 +18,7 @@ class Placement:
 
     Attributes:
         device: "cuda" (one GPU a worker) or "cpu".
-        num_workers: training processes of one run.
+        num_workers: training processes of one run; of one that may lose and gain some, as many as there is room for now.
         num_groups: runs that train at the same time.
         num_asked: workers of one run and runs at the same time that the parameters allow.
         num_devices: GPUs, or CPUs, that Ray has.
@@ -61,10 +61,10 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float]) -> Placement:
     num_devices = num_gpus if device == "cuda" else num_cpus
     if num_devices == 0:
         raise TrainingError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
-    num_groups = min(scale.concurrent_runs, num_devices)
-    num_workers = min(scale.num_workers, num_devices // num_groups)
+    num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
+    num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
     models = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")) if device == "cuda" else []
-    return Placement(device, num_workers, num_groups, (scale.num_workers, scale.concurrent_runs), num_devices, ", ".join(models))
+    return Placement(device, num_workers, num_groups, (scale.most_workers, scale.concurrent_runs), num_devices, ", ".join(models))
 
 
 def _count(number: int, thing: str) -> str:
