@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -283,17 +284,29 @@ class WorkerGroup:
 
     def _room(self) -> int:
         """Workers for which the machines that are there now have room, beside the flow's other groups."""
-        import ray
+        from ray._private.state import total_resources_per_node
 
         try:
-            return choose(self._scale, ray.cluster_resources()).num_workers
+            return choose(self._scale, _of_nodes_that_stay(total_resources_per_node())).num_workers
         except TrainingError:  # nothing is there now
             return self._scale.fewest_workers
 
     def _num_free(self) -> int:
-        import ray
+        from ray._private.state import available_resources_per_node
 
-        return int(ray.available_resources().get("GPU" if self._placement.device == "cuda" else "CPU", 0))
+        return int(_of_nodes_that_stay(available_resources_per_node())["GPU" if self._placement.device == "cuda" else "CPU"])
+
+
+def _of_nodes_that_stay(resources: dict[str, dict[str, float]]) -> Counter[str]:
+    """The sum over nodes, without those that Ray has been told will be taken away: nothing is started there."""
+    from ray._private.state import state
+
+    leaving = state.get_draining_nodes()
+    total: Counter[str] = Counter()
+    for node, amounts in resources.items():
+        if node not in leaving:
+            total.update(amounts)
+    return total
 
 
 def _serve(config: dict[str, Any]) -> None:
