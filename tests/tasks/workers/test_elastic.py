@@ -18,14 +18,14 @@ from tasks.runs.specs import ScaleSpec
 from tasks.workers import group
 from tasks.workers.group import WorkerGroup, start_ray, stop_ray
 from tasks.workers.jobs import Job
-from tests.tasks.workers.conftest import STEPS, Disturbance, job
+from tests.tasks.workers.conftest import Disturbance, job
 
 pytestmark = pytest.mark.slow
-SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1, checkpoint_every_steps=10)
+SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1)
 
 
-LONG = 6  # epochs: a node takes some seconds to join
-GENTLE = {"learning_rate": 0.001, "groups": {"loss": {"learning_rate": 0.01}}}  # in large steps last bits grow to other weights
+LONG, STEPS = 10, 20  # few steps that each take long: in many, last bits grow to other weights
+GENTLE = {"sampler": {"batch_size": 64}, "optimiser": {"learning_rate": 0.001, "groups": {"loss": {"learning_rate": 0.01}}}}
 
 
 @dataclass
@@ -85,8 +85,8 @@ def fixed(workers: WorkerGroup, many_images: Path, state: Path) -> dict[str, tor
 
 
 def long_job(packed: Path, state: Path, name: str) -> Job:
-    made = job(packed, state, name, LONG, checkpoint_every_steps=10)
-    training = parse(TrainingConfig, merge(made.spec.training.model_dump(), {"optimiser": GENTLE}), "test")
+    made = job(packed, state, name, LONG, checkpoint_every_steps=5)
+    training = parse(TrainingConfig, merge(made.spec.training.model_dump(), GENTLE), "test")
     return replace(made, spec=made.spec.model_copy(update={"training": training}))
 
 
