@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster
 from dml_core.config import merge, parse
 from dml_core.training.checkpoint import load_checkpoint
 from dml_core.training.config import TrainingConfig
+from dml_core.training.history import read_history
 from tasks.runs.specs import ScaleSpec
 from tasks.workers import group
 from tasks.workers.group import WorkerGroup, start_ray, stop_ray
@@ -97,9 +98,13 @@ def weights(state: Path, name: str) -> dict[str, torch.Tensor]:
     return dict(checkpoint["system"])
 
 
-def assert_near(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+def assert_near(state: Path, name: str, expected: dict[str, torch.Tensor]) -> None:
+    """As near as one and two workers that nobody disturbs end in float32; the loss of no step is that of other images."""
+    found = weights(state, name)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0.0, atol=5e-3, msg=lambda m, key=key: f"{key}: {m}")
+    losses = [[row["loss"] for row in read_history(state / "store/train" / run)] for run in (name, "fixed")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 def test_a_run_whose_machine_dies_goes_on_with_fewer(
@@ -109,7 +114,7 @@ def test_a_run_whose_machine_dies_goes_on_with_fewer(
     facts = workers.run(long_job(many_images, state, "loses"), loses)
     assert loses.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (1, 2, True)
-    assert_near(weights(state, "loses"), fixed)
+    assert_near(state, "loses", fixed)
 
 
 def test_a_run_takes_up_a_machine_that_joins(
@@ -125,7 +130,7 @@ def test_a_run_takes_up_a_machine_that_joins(
     facts = workers.run(long_job(many_images, state, "gains"), gains)
     assert gains.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (2, 2, True)
-    assert_near(weights(state, "gains"), fixed)
+    assert_near(state, "gains", fixed)
 
 
 def test_a_machine_that_is_to_be_taken_away_is_left_with_a_checkpoint(
@@ -137,4 +142,4 @@ def test_a_machine_that_is_to_be_taken_away_is_left_with_a_checkpoint(
     facts = workers.run(long_job(many_images, state, "leaves"), leaves)
     assert leaves.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (1, 2, True)
-    assert_near(weights(state, "leaves"), fixed)
+    assert_near(state, "leaves", fixed)
