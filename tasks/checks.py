@@ -170,8 +170,8 @@ def _check_weights(training: TrainingConfig) -> None:
 def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
     if run.training.num_epochs > 0:
         num_first = first_batch_size(run.training.sampler, sizes.num_images, sizes.num_classes)
-        if num_first < scale.num_workers:
-            raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.num_workers} workers: lower scale.num_workers")
+        if num_first < scale.most_workers:
+            raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.most_workers} workers: lower scale.num_workers")
     largest = run.evaluation.recall_at[-1]
     if largest > sizes.num_retrieved:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")

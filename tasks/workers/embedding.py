@@ -19,6 +19,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel import rank, world_size
+from dml_core.training.pulse import beat
 from tasks.runs.embeddings import MANIFEST_FILE
 
 BATCH_SIZE = 128
@@ -79,7 +80,10 @@ def _extract_role(
     for start, name in list(zip(starts, names, strict=True))[rank() :: world_size()]:
         rows = np.arange(start, min(start + shard_rows(len(dataset)), len(dataset)))
         batches = np.split(rows, range(BATCH_SIZE, len(rows), BATCH_SIZE))
-        outputs = [model.embed(images).float().cpu().numpy() for images, _ in loader.batches(batches, TestView(transform))]
+        outputs = []
+        for images, _ in loader.batches(batches, TestView(transform)):
+            outputs.append(model.embed(images).float().cpu().numpy())
+            beat()
         _write(folder / name, lambda path, outputs=outputs: _save_array(path, np.concatenate(outputs)))
     if rank() == 0:
         _write(folder / f"{role}-labels.npy", lambda path: _save_array(path, dataset.labels))

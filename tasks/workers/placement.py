@@ -20,7 +20,7 @@ class Placement:
 
     Attributes:
         device: "cuda" (one GPU a worker) or "cpu".
-        num_workers: training processes of one run.
+        num_workers: training processes of one run; of one that may lose and gain some, as many as there is room for now.
         num_groups: runs that train at the same time.
         num_asked: workers of one run and runs at the same time that the parameters allow.
         num_devices: GPUs, or CPUs, that Ray has.
@@ -74,10 +74,10 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
     num_devices = num_gpus if device == "cuda" else num_cpus
     if num_devices == 0:
         raise TrainingError("scale: Ray has no CPU for a worker; start a node with `ray start --num-cpus`")
-    num_groups = min(scale.concurrent_runs, num_devices)
-    num_workers = min(scale.num_workers, num_devices // num_groups)
+    num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
+    num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
     models = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")) if device == "cuda" else []
-    num_asked = (scale.num_workers, scale.concurrent_runs)
+    num_asked = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
     return Placement(device, num_workers, num_groups, num_asked, num_devices, ", ".join(models), num_loaders, num_cores)

@@ -99,7 +99,8 @@ def trained(state: Path) -> int:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = make_project(tmp_path_factory.mktemp("project"), ("softtriple",))
-    made.change(comparison={"protocol": {"num_epochs": 24}, "datasets": {"synthetic": {"num_epochs": 24}}})
+    # Workers that this test lets stand still are to be left so.
+    made.change(comparison={"protocol": {"num_epochs": 24}, "datasets": {"synthetic": {"num_epochs": 24}}}, scale={"hang_minutes": 60.0})
     return made
 
 

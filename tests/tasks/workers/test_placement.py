@@ -23,6 +23,9 @@ from tasks.workers.placement import choose
         ({"num_workers": 4, "device": "cuda"}, {"CPU": 16, "GPU": 1}, "cuda", 1, 1),
         ({"num_workers": 4, "device": "cpu"}, {"CPU": 2, "GPU": 8}, "cpu", 2, 1),
         ({"num_workers": 4, "concurrent_runs": 3}, {"CPU": 2}, "cpu", 1, 2),
+        ({"num_workers": (1, 4)}, {"CPU": 3}, "cpu", 3, 1),
+        ({"num_workers": (2, 4), "concurrent_runs": 3}, {"CPU": 5}, "cpu", 2, 2),
+        ({"num_workers": (2, 4), "concurrent_runs": 3}, {"CPU": 16, "GPU": 3}, "cuda", 3, 1),
     ],
 )
 def test_runs_are_fitted_to_what_there_is(
@@ -56,6 +59,10 @@ def test_loaders_are_as_many_as_every_worker_has_cores_for(
     chosen = choose(ScaleSpec(**scale), whole, nodes)
     assert (chosen.num_loaders, chosen.num_cores) == (num_loaders, num_cores)
     assert chosen.resources == {"CPU": num_cores} | ({"GPU": 1} if whole["GPU"] else {})
+
+
+def test_fewer_than_the_fewest_are_waited_for() -> None:
+    assert choose(ScaleSpec(num_workers=(3, 4), concurrent_runs=2), {"CPU": 2.0}).num_workers == 3
 
 
 def test_the_choice_is_said_in_one_line() -> None:
