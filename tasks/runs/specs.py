@@ -95,6 +95,7 @@ class ComparisonSpec(Config):
             variant there. Their order is the report's.
         default_datasets: what `dml reproduce` runs when none is named.
         seeds: every variant runs once with each.
+        reference: the variant with which reports compare the others; the best by the scores where none is named.
         protocol: the training settings that all runs share.
         variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says.
         search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
@@ -102,6 +103,7 @@ class ComparisonSpec(Config):
 
     default_datasets: tuple[str, ...]
     seeds: tuple[int, ...] = Field(min_length=1)
+    reference: str | None = None
     protocol: dict[str, Any]
     datasets: dict[str, dict[str, Any]]
     variants: dict[str, dict[str, Any]]
@@ -236,6 +238,9 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         for name in names:
             if name not in params.datasets:
                 raise ConfigError(f"{path.name}: comparison.{kind}: {unknown_name('dataset', name, list(params.datasets))}")
+    reference, variants = params.comparison.reference, params.comparison.variants
+    if reference is not None and reference not in variants:
+        raise ConfigError(f"{path.name}: comparison.reference: {unknown_name('variant', reference, list(variants))}")
     for name in params.comparison.datasets:
         comparison_runs(params, name, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
     return params

@@ -55,6 +55,7 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
         ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
         ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
         ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
+        ({"comparison": {"reference": "softmx"}}, "comparison.reference: unknown variant 'softmx'; did you mean 'softmax'?"),
         ({"comparison": {"protocol": {"num_epoch": 1}}}, "did you mean 'num_epochs'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
