@@ -80,9 +80,7 @@ def find_unused(project: Project, days: float) -> Found:
         StoreError, TrackingError: a table's result is damaged or MLflow cannot be asked: what they refer to cannot be told.
     """
     if Store(project.store, project.state / "cache").is_remote:
-        raise ConfigError(
-            f"{project.store}: a bucket may have users whose tables are not known here; give it a lifecycle rule"
-        )
+        raise ConfigError(f"{project.store}: a bucket may have users whose tables are not known here; give it a lifecycle rule")
     stored = list(_stored(Path(project.store)))
     kept = _referred_to(project, stored)
     free = [step for step in stored if step.key not in kept]

@@ -24,7 +24,7 @@ from tasks.locks import alone
 from tasks.stack.settings import MARK, Service, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
-UP_SECONDS = 240.0  # a machine that is busy with other things takes several times what an idle one does
+UP_SECONDS = 240.0  # of services that start together; a machine that is busy with other things takes ten times what an idle one does
 DOWN_SECONDS = 60.0
 ASK_SECONDS = 2.0
 SETUP_SECONDS = 180
@@ -57,13 +57,13 @@ def up(project: Project, say: Say) -> Stack:
         stack = load_stack(project)
         _prepare(stack)
         supervisor = _supervisor(stack)
-        until = time.monotonic() + UP_SECONDS
         for level in stack.levels:
+            until = time.monotonic() + UP_SECONDS
             fresh = [service for service in level if _start(supervisor, service)]
             for service in level:
                 _wait(supervisor, stack, service, until)
             for service in level:
-                _set_up(stack, service, is_fresh=service in fresh)
+                _set_up(stack, service)
             for service in fresh:
                 say(f"{service.name}: up at {service.host}:{service.port}")
         lines = ["# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."]
@@ -98,8 +98,9 @@ def down(project: Project) -> int:
         while (run / "supervisor.pid").exists() and _pid(run / "supervisor.pid") in psutil.pids() and time.monotonic() < until:
             time.sleep(0.1)
         num_killed = _end_left(folder, run)
-        for name in ("chosen.json", "ray-token", "supervisor.conf"):
-            (folder / name).unlink(missing_ok=True)
+        for name in ("chosen.json", "ray-token", "supervisor.conf", "*/set-up"):
+            for path in folder.glob(name):
+                path.unlink()
         shutil.rmtree(folder / "records", ignore_errors=True)
         shutil.rmtree(run, ignore_errors=True)
     return num_killed
@@ -275,7 +276,7 @@ def _wait(supervisor: Any, stack: Stack, service: Service, until: float) -> None
         time.sleep(0.2)
 
 
-def _set_up(stack: Stack, service: Service, is_fresh: bool) -> None:
+def _set_up(stack: Stack, service: Service) -> None:
     """What a service needs once it answers: databases, a bucket, its commands."""
     if service.name == "postgres":
         _make_databases(stack)
@@ -285,13 +286,15 @@ def _set_up(stack: Stack, service: Service, is_fresh: bool) -> None:
             {name.lower(): stack.clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
             | {"endpoint_url": stack.clients["AWS_ENDPOINT_URL"]},
         )
-    for command in service.setup if is_fresh else ():
+    done = service.folder / "set-up"
+    for command in () if done.exists() else service.setup:
         with service.log.open("a") as log:
             ran = subprocess.run(
                 command, cwd=stack.root, env=service.environment, stdout=log, stderr=log, timeout=SETUP_SECONDS, check=False
             )
         if ran.returncode != 0:
             raise StackError(f"{service.name}: '{' '.join(command[1:])}' failed; what it said is in {service.log}")
+    done.touch()
 
 
 def _make_databases(stack: Stack) -> None:

@@ -34,7 +34,6 @@ class ServiceFile(Config):
     health: str
     after: tuple[str, ...] = ()
     environment: dict[str, str] = {}
-    host: str | None = None
     user: str | None = None
     restart: bool = True
     setup: tuple[str, ...] = ()
@@ -167,7 +166,7 @@ def load_stack(project: Project) -> Stack:
             command=shlex.split(service.command.format(**own)),
             folder=folder / name,
             environment=passed | clients | file.common | shared | {key: value.format(**own) for key, value in service.environment.items()},
-            host=service.host or file.host,
+            host=file.host,
             port=ports[service.ports[0]],
             health=service.health,
             after=service.after,
