@@ -140,7 +140,7 @@ def run_of(project: Project, deployment: str, known: set[str], *states: str) -> 
 
 
 def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
-    deployment = schedule_soon(stacked, 15)
+    deployment = schedule_soon(stacked, 60)
     run = run_of(stacked, deployment, set(), "COMPLETED", "FAILED", "CRASHED")
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert run["auto_scheduled"], "the scheduler made this run, nobody else"
@@ -152,7 +152,7 @@ def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
 
 def test_a_run_whose_processes_are_killed_is_marked_and_the_next_one_takes_its_slot(stacked: Project) -> None:
     stacked.change(comparison={"protocol": {"num_epochs": 400}})  # so that there is something to train, and time to kill it
-    deployment = schedule_soon(stacked, 15)
+    deployment = schedule_soon(stacked, 60)
     known = {run["id"] for run in ask(stacked, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}})}
     known -= {run["id"] for run in ask(stacked, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}})}
     run = run_of(stacked, deployment, known, "RUNNING")
