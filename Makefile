@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check mutants results ui clean lock
+.PHONY: help reproduce test test-quick proofs smoke check mutants results ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ results: .venv/.done ## bring the committed results, dvc.lock and the README's t
 
 ui: .venv/.done ## open the MLflow UI on the local results
 	@dml ui
+
+stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this machine; `dml stack down` ends them
+	@dml stack up
 
 clean: ## remove the environment, prepared data and all results
 	rm -rf .venv data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

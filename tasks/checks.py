@@ -146,9 +146,9 @@ def check_places(project: Project) -> list[str]:
         store.check_writable()
     for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
         address = os.environ.get(variable, "")
-        if not _answers(address):
+        if not answers(address):
             raise ConfigError(f"{variable}: {what} at {address} does not answer; start it, or unset {variable} to use one on this machine")
-    if not _answers(project.tracking_uri):
+    if not answers(project.tracking_uri):
         return [f"MLflow at {project.tracking_uri} does not answer; runs go on, and `dml sync` delivers their records later"]
     return []
 
@@ -238,7 +238,7 @@ def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) 
         raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
     """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):

@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from dml_core.errors import TrackingError
-from tasks.tracking.published import PublishedRun, current_runs_filter, experiment_name
+from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
@@ -20,6 +20,21 @@ def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedR
         experiment = client.get_experiment_by_name(experiment_name(dataset))
         found = all_runs(client, [experiment.experiment_id], current_runs_filter(comparison)) if experiment else []
     return [as_published(run) for run in found]
+
+
+def published_as(uri: str) -> tuple[set[str], set[str]]:
+    """What every run of ours that MLflow shows is published as (`dml.identity`), and the titles of all comparisons.
+
+    Raises:
+        TrackingError: MLflow cannot be asked.
+    """
+    with told_as_tracking_error(uri):
+        client = MlflowClient(uri)
+        ours = [
+            found.experiment_id for found in client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'", max_results=1000)
+        ]
+        tags = [run.data.tags for run in all_runs(client, ours, "")]
+    return {found[IDENTITY_TAG] for found in tags if IDENTITY_TAG in found}, {found[PART_TAG] for found in tags if PART_TAG in found}
 
 
 def all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
