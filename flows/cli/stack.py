@@ -13,7 +13,7 @@ from flows.cli.app import app, print_table, stack_app
 
 @app.command()
 def doctor() -> None:
-    """Say what is configured, whether it works, and what to do where it does not.
+    """Say what is configured and reachable, and what to do.
 
     Ends with exit code 2 where something is wrong. Starts and changes nothing, and prints no secret.
     """

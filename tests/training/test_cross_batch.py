@@ -149,10 +149,10 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(packed: Path, tmp_path: Path
     whole = loop.fit(config, dataset, 0, tmp_path / "whole", CPU).state_dict()
     train_epoch = loop._train_epoch
 
-    def stop(run: loop._Run, epoch: int) -> None:
+    def stop(run: loop._Run, epoch: int, under_way: loop._Epoch | None) -> None:
         if epoch == 2:
             raise StoppedError
-        train_epoch(run, epoch)
+        train_epoch(run, epoch, under_way)
 
     with monkeypatch.context() as patched:
         patched.setattr(loop, "_train_epoch", stop)
