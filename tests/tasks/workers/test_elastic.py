@@ -21,7 +21,7 @@ from tasks.workers.group import WorkerGroup, start_ray, stop_ray
 from tasks.workers.jobs import Job
 from tests.tasks.workers.conftest import Disturbance, job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1)
 
 
