@@ -2,8 +2,8 @@
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import replace, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
