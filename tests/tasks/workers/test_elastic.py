@@ -26,7 +26,11 @@ SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1)
 
 
 LONG, STEPS = 10, 20  # few steps that each take long: in many, last bits grow to other weights
-GENTLE = {"sampler": {"batch_size": 64}, "optimiser": {"learning_rate": 0.001, "groups": {"loss": {"learning_rate": 0.01}}}}
+GENTLE = {
+    "model": {"backbone": {"width": 32}},
+    "sampler": {"batch_size": 64},
+    "optimiser": {"learning_rate": 0.001, "groups": {"loss": {"learning_rate": 0.01}}},
+}
 
 
 @dataclass
@@ -78,11 +82,11 @@ def workers(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def fixed(workers: WorkerGroup, many_images: Path, state: Path) -> dict[str, torch.Tensor]:
-    """The weights that two workers end in which nobody disturbs."""
-    facts = workers.run(long_job(many_images, state, "fixed"), lambda message: None)
+def two(workers: WorkerGroup, many_images: Path, state: Path) -> str:
+    """A run of two workers that nobody disturbs."""
+    facts = workers.run(long_job(many_images, state, "two"), lambda message: None)
     assert (facts["num_workers"], facts["attempts"]) == (2, 1)
-    return weights(state, "fixed")
+    return "two"
 
 
 def long_job(packed: Path, state: Path, name: str) -> Job:
@@ -98,23 +102,21 @@ def weights(state: Path, name: str) -> dict[str, torch.Tensor]:
     return dict(checkpoint["system"])
 
 
-def assert_near(state: Path, name: str, expected: dict[str, torch.Tensor]) -> None:
-    """As near as one and two workers that nobody disturbs end in float32; the loss of no step is that of other images."""
-    found = weights(state, name)
-    for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=0.0, atol=5e-3, msg=lambda m, key=key: f"{key}: {m}")
-    losses = [[row["loss"] for row in read_history(state / "store/train" / run)] for run in (name, "fixed")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+def assert_near(state: Path, name: str, fixed: str) -> None:
+    """Until its group changes a run has the bits of a fixed group's; from then on sums are taken in another order, and no more."""
+    losses = [[row["loss"] for row in read_history(state / "store/train" / run)] for run in (name, fixed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    expected = weights(state, fixed)
+    for key, value in weights(state, name).items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
 
 
-def test_a_run_whose_machine_dies_goes_on_with_fewer(
-    workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, fixed: dict[str, torch.Tensor]
-) -> None:
+def test_a_run_whose_machine_dies_goes_on_with_fewer(workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, two: str) -> None:
     loses = Disturbance(nodes.lose)
     facts = workers.run(long_job(many_images, state, "loses"), loses)
     assert loses.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (1, 2, True)
-    assert_near(state, "loses", fixed)
+    assert_near(state, "loses", two)
 
 
 def test_a_run_takes_up_a_machine_that_joins(
@@ -122,19 +124,20 @@ def test_a_run_takes_up_a_machine_that_joins(
     nodes: Nodes,
     many_images: Path,
     state: Path,
-    fixed: dict[str, torch.Tensor],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    alone = workers.run(long_job(many_images, state, "one"), lambda message: None)
+    assert (alone["num_workers"], alone["attempts"]) == (1, 1)
     monkeypatch.setattr(group, "ROOM_SECONDS", 1.0)
     gains = Disturbance(nodes.add)
     facts = workers.run(long_job(many_images, state, "gains"), gains)
     assert gains.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (2, 2, True)
-    assert_near(state, "gains", fixed)
+    assert_near(state, "gains", "one")
 
 
 def test_a_machine_that_is_to_be_taken_away_is_left_with_a_checkpoint(
-    workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, fixed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, two: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which counts as no failure."""
     monkeypatch.setattr(workers, "_scale", SCALE.model_copy(update={"max_failures": 0}))
@@ -142,4 +145,4 @@ def test_a_machine_that_is_to_be_taken_away_is_left_with_a_checkpoint(
     facts = workers.run(long_job(many_images, state, "leaves"), leaves)
     assert leaves.at is not None
     assert (facts["num_workers"], facts["attempts"], facts["taken_up"]) == (1, 2, True)
-    assert_near(state, "leaves", fixed)
+    assert_near(state, "leaves", two)
