@@ -3,6 +3,8 @@
 It dies with its group and its group with it: the driver, which counts the attempts, starts both anew.
 """
 
+import asyncio
+import contextlib
 import time
 from dataclasses import replace
 from typing import Any
@@ -13,13 +15,15 @@ from dml_core.training.history import Progress
 from tasks.workers.jobs import Job, Outcome
 
 STOP = "stop"
+WAIT_SECONDS = 0.5
 
 
 @ray.remote(num_cpus=0)
 class Board:
     """The job of one start of a worker group: set by the driver, taken by the workers, and how it stands.
 
-    Nothing is done twice by one group: a fault in it ends it.
+    Nothing is done twice by one group: a fault in it ends it. Who asks for a job or for how it stands is answered when there is something
+    new, or after half a second.
     """
 
     def __init__(self) -> None:
@@ -28,6 +32,7 @@ class Board:
         self._group: tuple[Any, Any] | None = None
         self._beats: dict[int, tuple[float, bool]] = {}
         self._is_to_make_way = self._is_closed = False
+        self._for_workers, self._for_driver = asyncio.Event(), asyncio.Event()
 
     def hold(self, controller: Any, placement: Any) -> None:
         """Keep what the driver ends the group by."""
@@ -41,9 +46,11 @@ class Board:
         """Set the next job; the last one is over."""
         self._job, self._outcome = job, Outcome()
         self._beats.clear()
+        self._for_workers.set()
 
-    def next(self) -> Job | str | None:
+    async def next(self) -> Job | str | None:
         """The job, once; None while there is none; `STOP` when closed."""
+        await _news(self._for_workers)
         if self._job is None:
             return STOP if self._is_closed else None
         job, self._job, self._outcome.is_taken = self._job, None, True
@@ -58,25 +65,31 @@ class Board:
     def progress(self, message: Progress) -> None:
         """Keep a message for the driver."""
         self._outcome.progress.append(message)
+        self._for_driver.set()
 
     def note_fault(self, fault: str) -> None:
         """What ends the group; the first word on it counts, whichever worker speaks."""
         self._outcome.fault = self._outcome.fault or fault
+        self._for_driver.set()
 
     def note_way_made(self) -> None:
         """The job's workers have left a checkpoint, and end."""
         self._outcome.has_made_way = True
+        self._for_driver.set()
 
     def finish(self, facts: dict[str, object]) -> None:
         """The job is done."""
         self._outcome.facts = facts
+        self._for_driver.set()
 
     def fail(self, error: str) -> None:
         """The job cannot be done; the first word on it counts, whichever worker speaks."""
         self._outcome.error = self._outcome.error or error
+        self._for_driver.set()
 
-    def look(self) -> Outcome:
+    async def look(self) -> Outcome:
         """How the job stands; its messages are handed over once."""
+        await _news(self._for_driver)
         now = time.monotonic()
         # Workers wait for each other, so the group goes on as long as one of them does.
         quiet = min((now - at for at, _ in self._beats.values()), default=0.0)
@@ -92,3 +105,11 @@ class Board:
     def close(self) -> None:
         """No more jobs: the workers end."""
         self._is_closed = True
+        self._for_workers.set()
+
+
+async def _news(event: asyncio.Event) -> None:
+    """Wait until there is some, half a second at most."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), WAIT_SECONDS)
+    event.clear()

@@ -194,7 +194,6 @@ class WorkerGroup:
                 if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
                     self._say(f"{job.spec.title}: there is room for {more} more {'worker' if more == 1 else 'workers'}")
                     self._ask("make_way")
-            time.sleep(POLL_SECONDS)
 
     def _ask(self, call: str, *arguments: object) -> Any:
         """What the board answers.

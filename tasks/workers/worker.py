@@ -27,7 +27,6 @@ from tasks.workers.board import STOP
 from tasks.workers.jobs import Job
 from tasks.workers.work import WORK
 
-POLL_SECONDS = 0.05
 IDLE_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 
@@ -107,7 +106,7 @@ def _next_job(board: Any) -> Job | str | None:
     if rank() == 0:
         until = time.monotonic() + IDLE_SECONDS
         while (found := ray.get(board.next.remote())) is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+            pass  # the board answers when there is a job, or after a while
         answer = [found]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)

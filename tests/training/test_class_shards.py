@@ -198,7 +198,7 @@ def fit_all(rank: int, packed: Path, folder: Path, sharded: bool, stop_after: in
         config = config_of(name, sharded)
         _, tested = validation.scorers(packed, config, CPU)
         own = loop._train_epoch
-        loop._train_epoch = lambda run, epoch, own=own: (own(run, epoch), stop(epoch))
+        loop._train_epoch = lambda run, epoch, under_way, own=own: (own(run, epoch, under_way), stop(epoch))
         with contextlib.suppress(StoppedError):
             system = loop.fit(config, PackedDataset(packed, "train"), 0, folder / name, CPU, identity="a run", score_test=tested)
             torch.save(system.state_dict(), folder / f"{name}-{rank}.pt")

@@ -28,6 +28,11 @@ RUNS: dict[str, TrainingConfig] = {
     "average, kept epochs": small_training(average={"decay": 0.8, "after": 0.34}, keep_epochs=("oracle",)),
     "heated alpha": parse(TrainingConfig, merge(small_training("heated_up_softmax").model_dump(), HEATED), "test"),
     "mined negatives": small_training("triplet_global", sampler={"kind": "mined_triplets", "batch_size": 9}),
+    "cross-batch memory": small_training(
+        "contrastive",
+        cross_batch_memory={"size": 12, "after_epochs": 1},
+        sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2},
+    ),
     "dropout of the loss": parse(
         TrainingConfig,
         merge(small_training("sgsl").model_dump(), {"loss": {"options": {"dropout": 0.3}}, "model": {"head": {"kind": "bn_neck"}}}),

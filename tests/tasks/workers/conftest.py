@@ -54,9 +54,10 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ray_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """The environment that a flow gives Ray."""
+    """The environment that a flow gives Ray, without its token: this process may have loaded Ray before, which reads that once."""
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
         before = dict(os.environ)
         set_environment(Project(root=state, state=state, store=str(state / "store"), tracking_uri=f"sqlite:///{state}/mlflow.db"))
         yield patch

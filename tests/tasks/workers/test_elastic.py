@@ -56,7 +56,6 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(ray_settings: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    ray_settings.setenv("RAY_AUTH_MODE", "disabled")
     for name in ("RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
         ray_settings.delenv(name, raising=False)  # a cluster's are not those of a Ray of one machine
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})

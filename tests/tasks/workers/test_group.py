@@ -84,10 +84,10 @@ def stop_a_loader() -> None:
     ("name", "deed", "within"),
     [
         ("killed", signal_to("RayTrainWorker", signal.SIGKILL), 60.0),
-        ("terminated", signal_to("RayTrainWorker", signal.SIGTERM), 60.0),
+        pytest.param("terminated", signal_to("RayTrainWorker", signal.SIGTERM), 60.0, marks=pytest.mark.proof),
         ("stopped", signal_to("RayTrainWorker", signal.SIGSTOP), 60.0 + 60 * HANG_MINUTES),
-        ("waiting", stop_a_loader, 60.0 + 60 * HANG_MINUTES),
-        ("boardless", signal_to("ray::Board", signal.SIGKILL), 60.0),
+        pytest.param("waiting", stop_a_loader, 60.0 + 60 * HANG_MINUTES, marks=pytest.mark.proof),
+        pytest.param("boardless", signal_to("ray::Board", signal.SIGKILL), 60.0, marks=pytest.mark.proof),
     ],
 )
 def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
@@ -125,6 +125,7 @@ def test_a_board_that_dies_each_time_ends_the_job_in_one_line(workers: WorkerGro
     assert time.monotonic() - began < 120
 
 
+@pytest.mark.proof
 def test_workers_that_fail_before_they_take_a_job_end_it_in_one_line(
     workers: WorkerGroup, many_images: Path, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +141,7 @@ def test_workers_that_fail_before_they_take_a_job_end_it_in_one_line(
     assert time.monotonic() - began < 120
 
 
+@pytest.mark.proof
 def test_resources_that_are_never_there_end_the_job_in_one_line(
     workers: WorkerGroup, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
