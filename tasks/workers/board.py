@@ -63,9 +63,8 @@ class Board:
         return self._is_to_make_way
 
     def progress(self, message: Progress) -> None:
-        """Keep a message for the driver."""
+        """Keep a message for the driver, who hears of it when it looks next."""
         self._outcome.progress.append(message)
-        self._for_driver.set()
 
     def note_fault(self, fault: str) -> None:
         """What ends the group; the first word on it counts, whichever worker speaks."""
