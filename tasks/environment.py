@@ -154,4 +154,7 @@ def _ray_on_this_machine() -> dict[str, str]:
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
     no_watcher = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}  # a process a group, for a notice that only a cluster's nodes are given
-    return token | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **no_watcher}
+    allocator = {"RAY_LD_PRELOAD_ON_WORKERS": "1"}  # jemalloc, as in Ray's own processes: small steps take a tenth less
+    return (
+        token | allocator | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **no_watcher}
+    )

@@ -20,6 +20,7 @@ from dml_core.errors import ConfigError, DmlError
 
 CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+_PART_PIXELS = 2**17  # numbers: a photograph for a network, or a batch of small images
 Batch = tuple[Tensor, Indices]
 
 
@@ -131,7 +132,7 @@ class Loader:
         pixels = map(_whole, self._loader)
         scaling = view.config.scaling
         if self.device.type == "cpu":
-            yield from ((_scaled_one_by_one(images, scaling), indices) for images, indices in pixels)
+            yield from ((_scaled_in_parts(images, scaling), indices) for images, indices in pixels)
         else:
             yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(pixels, self.device))
 
@@ -157,11 +158,12 @@ def _whole(loaded: Batch | DmlError) -> Batch:
     return loaded
 
 
-def _scaled_one_by_one(pixels: Tensor, scaling: Scaling) -> Tensor:
-    """As `scale`, but between its product and its sum an image stays in a CPU's cache."""
+def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
+    """As `scale`, but between its product and its sum a part stays in a CPU's cache."""
     scaled = torch.empty(pixels.shape, dtype=torch.float32)
-    for image, place in zip(pixels, scaled, strict=True):
-        scale(image, scaling, place)
+    size = max(1, _PART_PIXELS // max(1, pixels[:1].numel()))
+    for part, place in zip(pixels.split(size), scaled.split(size), strict=True):
+        scale(part, scaling, place)
     return scaled
 
 
