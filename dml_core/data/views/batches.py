@@ -162,7 +162,7 @@ def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
     """As `scale`, but between its product and its sum a part stays in a CPU's cache."""
     scaled = torch.empty(pixels.shape, dtype=torch.float32)
     size = max(1, _PART_PIXELS // max(1, pixels[:1].numel()))
-    for part, place in zip(pixels.split(size), scaled.split(size), strict=True):
+    for part, place in zip(torch.split(pixels, size), torch.split(scaled, size), strict=True):
         scale(part, scaling, place)
     return scaled
 

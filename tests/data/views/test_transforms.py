@@ -96,7 +96,12 @@ def test_a_batch_of_all_pixels_is_scaled_to_the_bits_of_each_image_alone(scaling
 
 @pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe"])
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
-def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(options: dict[str, Any], scaling: str) -> None:
+@pytest.mark.parametrize("part", [1, 3 * 10**4, 2**17])
+def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
+    options: dict[str, Any], scaling: str, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image, some images or the whole batch at once."""
+    monkeypatch.setattr(batches_module, "_PART_PIXELS", part)
     views = config(**options, scaling=scaling)
     images = [picture(seed=seed) for seed in range(3)]
 
