@@ -114,7 +114,7 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
 
 @pytest.mark.proof
 def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be_told(project: Project) -> None:
-    """A twentieth of a point is finer than these few queries can be; the first three seeds were run by the test before this one."""
+    """A twentieth of a point is finer than these few queries can be."""
     printed = project.run("dml", "reproduce", "softtriple/table92", "--seeds", "auto", "--resolve", "0.05", "--max-seeds", "5")
     rounds = re.findall(r"softtriple/table92 on cub200: (\d) seeds; the least sure difference is (\w+) as_published less", printed)
     assert [count for count, _ in rounds] == ["3", "5"]
@@ -140,6 +140,7 @@ def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_
     assert "page" not in shown
 
 
+@pytest.mark.proof
 def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, tmp_path: Path) -> None:
     printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--smoke", DML_STATE=str(tmp_path / "state"))
     page = (tmp_path / "state/reports/tables/softtriple/table91-smoke.md").read_text()

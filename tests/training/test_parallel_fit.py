@@ -56,7 +56,7 @@ def one_worker(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("num_workers", [pytest.param(2, marks=pytest.mark.proof), 3])
 def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path: Path, one_worker: Path, num_workers: int) -> None:
     spawn(fit_all, num_workers, packed, tmp_path)
     for name in RUNS:

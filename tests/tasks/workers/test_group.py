@@ -159,6 +159,7 @@ def test_resources_that_are_never_there_end_the_job_in_one_line(
     assert time.monotonic() - began < 90
 
 
+@pytest.mark.proof
 def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers: WorkerGroup, many_images: Path, state: Path) -> None:
     with pytest.raises(TrainingError, match="no-such-folder"):
         workers.run(job(many_images.parent / "no-such-folder", state, "mistaken"), lambda message: None)
