@@ -21,9 +21,10 @@ from torch import Tensor
 from dml_core.evaluation.geometry import blocks
 
 CENTRES_PER_ROUND = 1 / 8
-LARGEST_ROUND = 2048
+LARGEST_ROUND = 1024
 NUM_CANDIDATES = 8  # for each centre
-NUM_ROWS_AT_ONCE = 2048
+NUM_ROWS_AT_ONCE = 1024
+ALIGNMENT = 32
 SMALLEST_WORK = 2**34  # N K D: below it all is quick, and float32 chooses the same on nearly every machine
 SMALLEST_SHARE = 1 / 64  # of the points' squares that the distances must be for bfloat16, which errs by up to 1/256 of a product
 
@@ -37,6 +38,7 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
     points = torch.from_numpy(points_ND)
     squares_N = points.square().sum(dim=1)
     is_narrow = points.numel() * num_centres >= SMALLEST_WORK and torch.cpu._is_avx512_bf16_supported()
+    factors_NF = _factors(points, torch.bfloat16 if is_narrow else torch.float32)
     smallest_mean = SMALLEST_SHARE * float(squares_N.mean())
     chosen = generator.integers(len(points), size=1)
     clusters_N = torch.zeros(len(points), dtype=torch.int64)
@@ -46,15 +48,16 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
         if not weights_N.any():
             chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(points)), chosen)[: num_centres - len(chosen)]])
             break
+        if factors_NF.dtype == torch.bfloat16 and float(nearest_N.mean()) < smallest_mean:
+            factors_NF = _factors(points, torch.float32)
         size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
-        dtype = torch.bfloat16 if is_narrow and float(nearest_N.mean()) >= smallest_mean else torch.float32
         candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
         total_T = torch.zeros(len(candidates))
-        for _, gains_TR in _gains(points, squares_N, nearest_N, candidates, dtype):
-            total_T += gains_TR.sum(dim=1, dtype=torch.float32)
+        for some, _, gains_TR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, candidates):
+            total_T[some] += gains_TR.sum(dim=1)
         best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
         new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
-        for rows, gains_BR in _gains(points, squares_N, nearest_N, new_B, dtype):
+        for _, rows, gains_BR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, new_B):
             largest_R, index_R = gains_BR.max(dim=0)
             clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
             nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
@@ -64,19 +67,31 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
     return chosen, clusters_N.numpy()
 
 
-def _gains(
-    points: Tensor, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64], dtype: torch.dtype
-) -> Iterator[tuple[slice, Tensor]]:
-    """Half of what each point's squared distance to its nearest centre would lose to each candidate, (T, R), block by block of the points.
+def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of the products of `_gains`, (N, F): coordinates, four columns for the other terms, and zeros up to whole registers."""
+    num_dimensions = points.shape[1]
+    factors_NF = torch.zeros((len(points), -(-(num_dimensions + 4) // ALIGNMENT) * ALIGNMENT), dtype=dtype)
+    factors_NF[:, :num_dimensions] = points
+    factors_NF[:, num_dimensions + 2 : num_dimensions + 4] = 1
+    return factors_NF
 
-    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, all of it by one product: its terms are columns of their own, in two parts each,
-    as one would be rounded too far.
+
+def _gains(
+    factors_NF: Tensor, num_dimensions: int, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64]
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Half of what each point's squared distance to its nearest centre would lose to each candidate, in blocks (T, R) of both.
+
+    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, all of it by one product: its terms are columns of their own, in two parts
+    each, as one would be rounded too far. At most LARGEST_ROUND candidates are one block.
     """
-    ones_T2, ones_N2 = (torch.ones((len(side), 2), dtype=dtype) for side in (candidates, points))
-    left = torch.cat([points[candidates].to(dtype), ones_T2, _in_two_parts(-squares_N[candidates] / 2, dtype)], dim=1)
-    right = torch.cat([points.to(dtype), _in_two_parts((nearest_N - squares_N) / 2, dtype), ones_N2], dim=1)
-    for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
-        yield rows, torch.mm(left, right[rows].T).clamp_(min=0)
+    of_point, of_candidate = slice(num_dimensions, num_dimensions + 2), slice(num_dimensions + 2, num_dimensions + 4)
+    left_TF = factors_NF[candidates]
+    left_TF[:, of_point] = 1
+    left_TF[:, of_candidate] = _in_two_parts(-squares_N[candidates] / 2, left_TF.dtype)
+    factors_NF[:, of_point] = _in_two_parts((nearest_N - squares_N) / 2, left_TF.dtype)
+    for some in blocks(len(left_TF), LARGEST_ROUND):
+        for rows in blocks(len(factors_NF), NUM_ROWS_AT_ONCE):
+            yield some, rows, torch.mm(left_TF[some], factors_NF[rows].T).clamp_(min=0)
 
 
 def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:

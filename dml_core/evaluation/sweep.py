@@ -4,6 +4,8 @@ float32 tiles decide all that their rounding error lets them decide; the pairs t
 `geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of threads
 and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
 
+Where a query's positives are a large part of a gallery in memory, nothing is left to be saved by counting, and `rows` sorts instead.
+
 The gallery comes in shards, of which one is in memory at a time; a gallery in memory is a single shard.
 
 Shapes: N gallery items, Q queries, P positives of all queries, E entries of a tile.
@@ -22,6 +24,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.geometry import Points, all_squared_distances, blocks, origin, rounding_error, squared_distances
 from dml_core.evaluation.ranking import RankCounter
 from dml_core.evaluation.retrieval import QueryScores
+from dml_core.evaluation.rows import score_rows
 from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, part, tile, torch_for_tiles
 
 NUM_SAMPLE_ITEMS = 256
@@ -30,6 +33,7 @@ BYTES_PER_ENTRY = 64  # of a tile, were every entry of it to be placed among the
 ENTRIES_AT_ONCE = 2**18
 LARGEST_TILE = 4096
 MANY_POSITIVES = 200  # of a query on average: so densely do they lie that float32 cannot tell where an item stands among them
+LARGE_SHARE = 1 / 16  # of the gallery, positives of a query on average: from here on sorting rows is quicker
 
 
 class Shard(NamedTuple):
@@ -62,6 +66,11 @@ def score_queries(
     num_codes = 1 + max(int(codes.max()) for codes in [codes_Q, *(shard.codes for shard in gallery)])
     class_sizes = sum((np.bincount(shard.codes, minlength=num_codes) for shard in gallery), np.zeros(num_codes, dtype=np.int64))
     num_positives_Q = class_sizes[codes_Q] - (self_index_Q is not None)
+    is_dense = num_positives_Q.mean() > max(MANY_POSITIVES, LARGE_SHARE * sum(len(shard.codes) for shard in gallery))
+    if is_dense and len(gallery) == 1 and resources.device.type == "cpu":
+        items = gallery[0].load()
+        _check_dimensions(queries, items)
+        return score_rows(items, gallery[0].codes, queries, codes_Q, self_index_Q, resources.max_block_bytes)
     groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
@@ -75,6 +84,11 @@ def score_queries(
             _sweep([group] if is_symmetric else (_side(shard, origin_D, resources, dtype) for shard in gallery), group, counter, resources)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
+
+
+def _check_dimensions(queries: Points, items: Points) -> None:
+    if items.raw.shape[1] != queries.raw.shape[1]:
+        raise EvaluationError(f"embeddings of {queries.raw.shape[1]} and {items.raw.shape[1]} dimensions cannot be compared")
 
 
 def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_bytes: int) -> list[NDArray[np.int64]]:
@@ -108,8 +122,7 @@ def _positive_distances(
     num_filled = np.zeros_like(class_sizes)
     for shard in gallery:
         points, order = shard.load(), np.argsort(shard.codes, kind="stable")
-        if points.raw.shape[1] != queries.points.raw.shape[1]:
-            raise EvaluationError(f"embeddings of {queries.points.raw.shape[1]} and {points.raw.shape[1]} dimensions cannot be compared")
+        _check_dimensions(queries.points, points)
         for code, rows, columns in common_classes(queries.codes, shard.codes[order]):
             block = all_squared_distances(queries.points, queries.index[rows], points, order[columns])
             if self_index_Q is not None:

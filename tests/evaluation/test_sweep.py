@@ -51,9 +51,10 @@ def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_b
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What classes of thousands are scored with: float64 tiles, and positives' distances by product."""
+    """Large classes in several shards or in a far larger gallery: float64 tiles, and positives' distances by product."""
     embeddings, labels = make_inputs(kind)
     expected = rows_of(self_retrieval(embeddings, labels, metric))
+    monkeypatch.setattr("dml_core.evaluation.sweep.LARGE_SHARE", 2)
     monkeypatch.setattr("dml_core.evaluation.sweep.MANY_POSITIVES", 0)
     monkeypatch.setattr("dml_core.evaluation.geometry.SMALLEST_PRODUCT", 1)
     np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric)), expected)
