@@ -21,7 +21,7 @@ from torch import Tensor
 from dml_core.evaluation.geometry import blocks
 
 CENTRES_PER_ROUND = 1 / 8
-LARGEST_ROUND = 1024
+LARGEST_ROUND = 256  # the fewer centres are chosen at once, the better they are, and the slower
 NUM_CANDIDATES = 8  # for each centre
 NUM_ROWS_AT_ONCE = 1024
 ALIGNMENT = 32
@@ -53,11 +53,11 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
         size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
         candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
         total_T = torch.zeros(len(candidates))
-        for some, _, gains_TR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, candidates):
-            total_T[some] += gains_TR.sum(dim=1)
+        for _, gains_TR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, candidates):
+            total_T += gains_TR.sum(dim=1)
         best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
         new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
-        for _, rows, gains_BR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, new_B):
+        for rows, gains_BR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, new_B):
             largest_R, index_R = gains_BR.max(dim=0)
             clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
             nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
@@ -78,20 +78,19 @@ def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _gains(
     factors_NF: Tensor, num_dimensions: int, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64]
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Half of what each point's squared distance to its nearest centre would lose to each candidate, in blocks (T, R) of both.
+) -> Iterator[tuple[slice, Tensor]]:
+    """Half of what each point's squared distance to its nearest centre would lose to each candidate, (T, R), block by block of the points.
 
     (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, all of it by one product: its terms are columns of their own, in two parts
-    each, as one would be rounded too far. At most LARGEST_ROUND candidates are one block.
+    each, as one would be rounded too far.
     """
     of_point, of_candidate = slice(num_dimensions, num_dimensions + 2), slice(num_dimensions + 2, num_dimensions + 4)
     left_TF = factors_NF[candidates]
     left_TF[:, of_point] = 1
     left_TF[:, of_candidate] = _in_two_parts(-squares_N[candidates] / 2, left_TF.dtype)
     factors_NF[:, of_point] = _in_two_parts((nearest_N - squares_N) / 2, left_TF.dtype)
-    for some in blocks(len(left_TF), LARGEST_ROUND):
-        for rows in blocks(len(factors_NF), NUM_ROWS_AT_ONCE):
-            yield some, rows, torch.mm(left_TF[some], factors_NF[rows].T).clamp_(min=0)
+    for rows in blocks(len(factors_NF), NUM_ROWS_AT_ONCE):
+        yield rows, torch.mm(left_TF, factors_NF[rows].T).clamp_(min=0)
 
 
 def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:
