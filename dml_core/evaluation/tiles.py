@@ -125,11 +125,12 @@ def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
 
     In bfloat16 where both sides have it and are not too small.
     """
-    is_narrow = left.narrow is not None and right.narrow is not None and min(len(left.codes), len(right.codes)) >= SMALLEST_NARROW_SIDE
-    cells = buffer.view(torch.bfloat16) if is_narrow else buffer
+    is_large = min(len(left.codes), len(right.codes)) >= SMALLEST_NARROW_SIDE
+    narrow = (left.narrow, right.narrow.T) if is_large and left.narrow is not None and right.narrow is not None else None
+    cells = buffer.view(torch.bfloat16) if narrow else buffer
     near_IJ = cells[: len(left.codes) * len(right.codes)].view(len(left.codes), len(right.codes))
-    if is_narrow:
-        torch.mm(left.narrow, right.narrow.T, out=near_IJ)
+    if narrow:
+        torch.mm(*narrow, out=near_IJ)
     elif near_IJ.is_cpu:
         np.matmul(left.vectors.numpy(), right.vectors.numpy().T, out=near_IJ.numpy())
     else:
