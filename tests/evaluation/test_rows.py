@@ -1,4 +1,4 @@
-"""Whole rows, sorted, against tiles and sorted lists: the same scores to the last bit, whatever ties, and whatever the blocks."""
+"""Whole rows, sorted, against tiles and sorted lists: the same distances to the last bit, the same scores but for rounded sums."""
 
 from typing import Any
 
