@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check mutants results ui clean lock
+.PHONY: help reproduce test test-quick proofs smoke check mutants results ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,7 +21,7 @@ reproduce: .venv/.done ## prepare the embedded dataset, run the standing compari
 test: .venv/.done ## run all tests but the proofs
 	@$(PYTEST) -m "not proof"
 
-proofs: .venv/.done ## minutes each: a table made by two shells at once and killed three times, a search killed and resumed, seeds that add up
+proofs: .venv/.done ## what takes minutes each: all tables, every way of damage, shells, nodes and servers that are killed; an hour
 	@$(PYTEST) -m proof
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
@@ -46,6 +46,9 @@ results: .venv/.done ## bring the committed results, dvc.lock and the README's t
 
 ui: .venv/.done ## open the MLflow UI on the local results
 	@dml ui
+
+stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this machine; `dml stack down` ends them
+	@dml stack up
 
 clean: ## remove the environment, prepared data and all results
 	rm -rf .venv data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

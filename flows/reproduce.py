@@ -26,7 +26,7 @@ from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import RunSpec, changes_results, comparison_runs, load_params, row_name
+from tasks.runs.specs import Params, RunSpec, changes_results, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING
 from tasks.tables.enough import checked_resolve
 from tasks.tables.result import load_result, save_result
@@ -104,7 +104,7 @@ def reproduce(
             outcomes, failures = run(every)
         else:
             outcomes, failures = run_until_resolved(
-                every, checked_resolve(resolve, max_seeds), _looked_at, run, services.display.say, fail_fast
+                every, checked_resolve(resolve, max_seeds), partial(_looked_at, params), run, services.display.say, fail_fast
             )
         services.display.say("writing the report")
     is_part = bool(variants or seeds or resolve or failures)
@@ -112,15 +112,16 @@ def reproduce(
     failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
     if not any(changes_results(override) for override in overrides or ()):
         _keep(outcomes, failures, services)
-    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part) for name in chosen if by_dataset[name]]
+    reference = params.comparison.reference
+    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part, reference) for name in chosen if by_dataset[name]]
     if failures:
         raise RunsFailedError(failures, max(len(every), len(outcomes) + len(failures)), comparisons)
     return comparisons
 
 
-def _looked_at(spec: RunSpec) -> tuple[str, str | None]:
-    """The first Recall@K; the reference is the best variant."""
-    return f"recall@{spec.evaluation.recall_at[0]}", None
+def _looked_at(params: Params, spec: RunSpec) -> tuple[str, str | None]:
+    """The first Recall@K, and the comparison's reference."""
+    return f"recall@{spec.evaluation.recall_at[0]}", params.comparison.reference
 
 
 def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
@@ -134,7 +135,9 @@ def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Se
         save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
 
 
-def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool) -> Comparison:
+def _conclude(
+    outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool, reference: str | None
+) -> Comparison:
     """Write the report: files, artifacts of the flow run, MLflow.
 
     Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, beside it.
@@ -143,7 +146,7 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
     beside = is_part or bool(spec.overrides)
     folder = project.state / "reports" / spec.dataset if beside else project.results(spec.dataset)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
-    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code)
+    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
     if failures:
         report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
         (folder / REPORT_FILE).write_text(report)
@@ -153,6 +156,7 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
         role=spec.evaluation.role,
         folder=None if is_part else str(folder),
         tags=services.tags,
+        reference=reference,
     )
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
     create_markdown_artifact(report, key=f"comparison-{spec.dataset}", description=spec.comparison)

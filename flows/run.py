@@ -400,7 +400,8 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
         embed_key=embed_key,
         store=services.store.address,
         cache=str(services.store.cache.absolute()),
-        num_loader_workers=services.scale.num_loader_workers,
+        checkpoint_every_steps=services.scale.checkpoint_every_steps,
+        checkpoint_every_minutes=services.scale.checkpoint_every_minutes,
     )
 
 
@@ -414,7 +415,7 @@ def _worker_slots(services: Services) -> Iterator[None]:
         with services.turns:
             yield
         return
-    with concurrency(WORKERS_LIMIT, occupy=services.scale.num_workers, strict=True, raise_on_lease_renewal_failure=False):
+    with concurrency(WORKERS_LIMIT, occupy=services.scale.most_workers, strict=True, raise_on_lease_renewal_failure=False):
         yield
 
 

@@ -40,7 +40,7 @@ class Services:
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
         if PREFECT_API_URL.value():
-            ensure_limit(scale.num_workers, scale.num_workers * scale.concurrent_runs)
+            ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.tracker = Tracker(project.tracking_uri, project.state, self.store)
         self.display = ProgressDisplay()
         self.workers = Workers(scale, project.state / "ray", say=self.display.say)

@@ -146,9 +146,9 @@ def check_places(project: Project) -> list[str]:
         store.check_writable()
     for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
         address = os.environ.get(variable, "")
-        if not _answers(address):
+        if not answers(address):
             raise ConfigError(f"{variable}: {what} at {address} does not answer; start it, or unset {variable} to use one on this machine")
-    if not _answers(project.tracking_uri):
+    if not answers(project.tracking_uri):
         return [f"MLflow at {project.tracking_uri} does not answer; runs go on, and `dml sync` delivers their records later"]
     return []
 
@@ -170,8 +170,8 @@ def _check_weights(training: TrainingConfig) -> None:
 def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
     if run.training.num_epochs > 0:
         num_first = first_batch_size(run.training.sampler, sizes.num_images, sizes.num_classes)
-        if num_first < scale.num_workers:
-            raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.num_workers} workers: lower scale.num_workers")
+        if num_first < scale.most_workers:
+            raise ConfigError(f"a batch of {num_first} images cannot be spread over {scale.most_workers} workers: lower scale.num_workers")
     largest = run.evaluation.recall_at[-1]
     if largest > sizes.num_retrieved:
         raise ConfigError(f"evaluation.recall_at: {largest} is more than the {sizes.num_retrieved} images that a query is compared with")
@@ -238,7 +238,7 @@ def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) 
         raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
     """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):

@@ -1,7 +1,8 @@
 """Where this project's files are and what every process's environment is. The one home of both.
 
 The project's root is the nearest folder at or above the working directory with a `params.yaml`. What runs write goes below `state/`
-there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`.
+there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`. While a local stack is up
+(`dml stack up`), its file `stack/env` below the state says which servers are used; what the user has set comes first.
 """
 
 import os
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.errors import ConfigError, StoreError
+
+STACK_ENV = Path("stack") / "env"
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Project:
 
 
 def find_project() -> Project:
-    """The project around the working directory.
+    """The project around the working directory; where its local stack is up, the environment is that of the stack.
 
     Raises:
         ConfigError: no `params.yaml` here or above.
@@ -47,9 +50,20 @@ def find_project() -> Project:
     if root is None:
         raise ConfigError(f"{here}: no params.yaml here or in a folder above; run dml inside a project")
     state = Path(os.environ.get("DML_STATE", root / "state")).absolute()
+    for name, value in stack_environment(state).items():
+        os.environ.setdefault(name, value)
     store = os.environ.get("DML_STORE", str(state / "store"))
     tracking_uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
     return Project(root, state, store, tracking_uri)
+
+
+def stack_environment(state: Path) -> dict[str, str]:
+    """What the local stack has written for who uses it; empty where none is up."""
+    try:
+        lines = (state / STACK_ENV).read_text().splitlines()
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
 def open_project() -> Project:

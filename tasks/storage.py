@@ -250,6 +250,27 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
         source.fetch(name, path, progress)
 
 
+def make_bucket(name: str, login: dict[str, str]) -> None:
+    """Make a bucket on a server of one's own, where it is missing.
+
+    Args:
+        name: of the bucket.
+        login: `endpoint_url`, `aws_access_key_id` and `aws_secret_access_key`.
+
+    Raises:
+        StoreError: the server does not make it.
+    """
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        client = boto3.client("s3", region_name="us-east-1", **login)
+        if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+            client.create_bucket(Bucket=name)
+    except (BotoCoreError, ClientError) as error:
+        raise StoreError(f"bucket {name} cannot be made at {login['endpoint_url']}: {error}") from None
+
+
 def enable_s3_weights() -> None:
     """Let a backbone's `weights: s3://bucket/key` work in this process; every process that builds a network calls it."""
     from dml_core.models.backbones.weights import DOWNLOADERS

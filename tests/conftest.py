@@ -32,8 +32,12 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first: they take longest, and started last they would leave the other worker with nothing to do."""
+    """Whole runs first: they take longest, and started last they would leave the other worker with nothing to do. GPU tests need one."""
     items.sort(key=lambda item: "e2e" not in item.path.parts)
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu") is not None:
+                item.add_marker(pytest.mark.skip(reason="no GPU here"))
 
 
 @pytest.fixture(scope="session")

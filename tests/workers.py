@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from dml_core.data.views.batches import Loader
+
 # What workers need: forked from one process that has imported it, they start in a second; an import of torch for each took half a minute.
 PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.centroids", "torch._dynamo", "torch.distributed"]
 
@@ -18,6 +20,13 @@ def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:  # they meet at a file: a port that is free now may be taken when they come
         mp.start_processes(_join, (work, num_workers, f"file://{folder}/meet", arguments), nprocs=num_workers, start_method="forkserver")
+
+
+def load_float64() -> None:
+    """From now on this process computes in float64, images included, as they come from every loader."""
+    torch.set_default_dtype(torch.float64)
+    batches = Loader.batches
+    Loader.batches = lambda *arguments: ((images.double(), indices) for images, indices in batches(*arguments))
 
 
 def _join(rank: int, work: Callable[..., None], num_workers: int, where: str, arguments: tuple[Any, ...]) -> None:

@@ -6,11 +6,13 @@ from typing import Any, Literal
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart, black last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#000000")
 RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
 DOTS_PER_INCH = 150
+COMPRESSION = 3  # of 9: a third less time than the usual 6, for files a tenth larger
 
 
 def new_figure(width_inches: float = 6.4, height_inches: float = 4.2, layout: Literal["constrained"] | None = "constrained") -> Figure:
@@ -36,10 +38,13 @@ def plain_text(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def write_png(figure: Figure, path: Path) -> Path:
+def write_png(figure: Figure | Image.Image, path: Path) -> Path:
     """Write the figure whole or not at all, without a date, so that the same arrays give the same bytes; returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
-    metadata: dict[str, Any] = {"Software": None}
-    figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata)
+    if isinstance(figure, Image.Image):
+        figure.save(partial, format="png", compress_level=COMPRESSION, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
+    else:
+        metadata: dict[str, Any] = {"Software": None}
+        figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata, pil_kwargs={"compress_level": COMPRESSION})
     return partial.replace(path)

@@ -23,7 +23,7 @@ def plot_similarity_histogram(
     path: Path,
     title: str = "Similarities of pairs",
     metric: Metric = "cosine",
-    num_pairs: int = 100_000,
+    num_pairs: int = 20_000,
     seed: int = 0,
 ) -> Path:
     """Densities of the similarities of random positive and negative pairs; returns `path`.

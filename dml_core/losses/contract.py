@@ -52,6 +52,7 @@ class Loss(nn.Module, ABC):
 
     Attributes:
         CLASS_DIMS: name of a parameter -> its dimension of classes; empty where the loss cannot be spread.
+        COMPARES_WITH_MEMORY: there is a `compare`.
         shard: the part of the classes that this worker holds; None for all.
 
     Raises:
@@ -60,6 +61,7 @@ class Loss(nn.Module, ABC):
 
     Config: ClassVar[type[LossConfig]] = LossConfig
     CLASS_DIMS: ClassVar[Mapping[str, int]] = {}
+    COMPARES_WITH_MEMORY: ClassVar[bool] = False
     shard: ClassShard | None = None
 
     def __init__(self, config: LossConfig, num_classes: int, embedding_dim: int) -> None:
@@ -122,6 +124,18 @@ class Loss(nn.Module, ABC):
     @abstractmethod
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """The paper's mathematics: `forward`'s arguments, embeddings at least float32, no autocast."""
+
+    def compare(
+        self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
+    ) -> LossOutput:
+        """As `compute`, but each sample is compared with the M of a memory, where those of the batch are too.
+
+        Args:
+            embeddings_ND, labels_N, generator: as for `compute`; gradients reach these embeddings alone.
+            memory_MD, labels_M: earlier samples and the batch's, without gradients.
+            own_N: where in the memory each sample itself is, with which it is not compared.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares with no memory")
 
 
 def check_labels(labels_N: Tensor, num_classes: int) -> None:

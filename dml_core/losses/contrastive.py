@@ -27,6 +27,7 @@ class Contrastive(Loss):
 
     Config = ContrastiveConfig
     config: ContrastiveConfig
+    COMPARES_WITH_MEMORY = True
 
     @property
     def needs(self) -> Needs:
@@ -40,7 +41,18 @@ class Contrastive(Loss):
         first_P, second_P = torch.triu_indices(len(labels_N), len(labels_N), offset=1, device=labels_N.device)
         unit_ND = functional.normalize(embeddings_ND)
         distance_P = torch.cdist(unit_ND, unit_ND)[first_P, second_P]  # by matrix product: pdist takes three times as long at 512-d
-        same_P = labels_N[first_P] == labels_N[second_P]
-        terms_P = torch.where(same_P, distance_P.square(), functional.relu(self.config.margin - distance_P).square())
-        total = 0.5 * terms_P.mean()
+        total = 0.5 * self._terms(distance_P, labels_N[first_P] == labels_N[second_P]).mean()
         return LossOutput(total, {"contrastive": total.detach()})
+
+    def compare(
+        self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
+    ) -> LossOutput:
+        """Mean over all pairs of a sample and another of the memory; exactly 0 where there is no other."""
+        distance_NM = torch.cdist(functional.normalize(embeddings_ND), functional.normalize(memory_MD))
+        terms_NM = self._terms(distance_NM, labels_N[:, None] == labels_M).scatter(1, own_N[:, None], 0.0)
+        total = 0.5 * terms_NM.sum() / max(1, len(labels_N) * (len(labels_M) - 1))
+        return LossOutput(total, {"contrastive": total.detach()})
+
+    def _terms(self, distances: Tensor, are_same: Tensor) -> Tensor:
+        """Twice what each pair costs."""
+        return torch.where(are_same, distances.square(), functional.relu(self.config.margin - distances).square())

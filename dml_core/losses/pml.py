@@ -7,12 +7,14 @@ weight_regularizer), at any depth, is a mapping of `name` and its options:
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Generator, Tensor, nn
 
 from dml_core.config import unknown_name
@@ -61,6 +63,7 @@ class PmlLoss(Loss):
 
     Config = PmlConfig
     config: PmlConfig
+    COMPARES_WITH_MEMORY = True
 
     def __init__(self, config: PmlConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
@@ -81,13 +84,39 @@ class PmlLoss(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """The library's loss, reduced as its reducer says."""
-        seed = int(torch.randint(2**31, (), generator=generator))
-        devices = [embeddings_ND.device] if embeddings_ND.is_cuda else []
-        with torch.random.fork_rng(devices):  # the library draws from torch's global state, which differs between workers
-            torch.manual_seed(seed)
+        with _seeded(generator, embeddings_ND.device):
             indices = self.miner(embeddings_ND, labels_N) if self.miner is not None else None
             total: Tensor = self.loss(embeddings_ND, labels_N, indices)
         return LossOutput(total, {self.config.target: total.detach()})
+
+    def compare(
+        self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
+    ) -> LossOutput:
+        """The library's loss over the pairs or triplets of anchors from the batch and others from the memory.
+
+        Raises:
+            ConfigError: the library's loss cannot do that.
+        """
+        with _seeded(generator, embeddings_ND.device):
+            if self.miner is not None:
+                indices = self.miner(embeddings_ND, labels_N, memory_MD, labels_M)
+            else:
+                indices = loss_and_miner_utils.get_all_pairs_indices(labels_N, labels_M)
+            indices = loss_and_miner_utils.remove_self_comparisons(indices, own_N, len(labels_M))
+            try:
+                total: Tensor = self.loss(embeddings_ND, labels_N, indices, memory_MD, labels_M)
+            except (TypeError, ValueError, AssertionError) as error:
+                raise ConfigError(f"cross_batch_memory: 'pml:{self.config.target}' cannot take a memory ({error}); remove it") from None
+        return LossOutput(total, {self.config.target: total.detach()})
+
+
+@contextmanager
+def _seeded(generator: Generator | None, device: torch.device) -> Iterator[None]:
+    """The library draws from torch's global state, which differs between workers; inside, it draws what the step's generator says."""
+    seed = int(torch.randint(2**31, (), generator=generator))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _named(kind: str, name: str) -> Any:

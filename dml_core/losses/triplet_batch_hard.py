@@ -27,6 +27,7 @@ class TripletBatchHard(Loss):
 
     Config = TripletBatchHardConfig
     config: TripletBatchHardConfig
+    COMPARES_WITH_MEMORY = True
 
     @property
     def needs(self) -> Needs:
@@ -42,7 +43,23 @@ class TripletBatchHard(Loss):
         distance_NN = torch.cdist(embeddings_ND, embeddings_ND)
         hardest_positive_N = distance_NN.masked_fill(~same_NN, -torch.inf).amax(dim=1)
         hardest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
-        excess = (hardest_positive_N - hardest_negative_N)[anchor_N]
+        return self._mean((hardest_positive_N - hardest_negative_N)[anchor_N])
+
+    def compare(
+        self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
+    ) -> LossOutput:
+        """As `compute`, each anchor against the farthest positive and the nearest negative of the memory."""
+        same_NM = labels_N[:, None] == labels_M
+        positive_NM = same_NM.scatter(1, own_N[:, None], value=False)
+        anchor_N = positive_NM.any(dim=1) & (~same_NM).any(dim=1)
+        if not anchor_N.any():
+            return LossOutput(embeddings_ND.sum() * 0.0, {})
+        distance_NM = torch.cdist(embeddings_ND, memory_MD)
+        hardest_positive_N = distance_NM.masked_fill(~positive_NM, -torch.inf).amax(dim=1)
+        hardest_negative_N = distance_NM.masked_fill(same_NM, torch.inf).amin(dim=1)
+        return self._mean((hardest_positive_N - hardest_negative_N)[anchor_N])
+
+    def _mean(self, excess: Tensor) -> LossOutput:
         margin = self.config.margin
         total = (functional.softplus(excess) if margin is None else functional.relu(excess + margin)).mean()
         return LossOutput(total, {"triplet": total.detach()})

@@ -1,4 +1,4 @@
-"""Checkpoints that prove themselves, written whole or not at all, one per run folder: the last finished epoch.
+"""Checkpoints that prove themselves, written whole or not at all, one per run folder: of an epoch's end or of a step in the middle of one.
 
 A checkpoint is the zip file that `torch.save` writes, with the SHA-256 of all other bytes in the archive's comment (`unzip -z` shows it).
 State and proof are one file and one rename, so no crash can leave them at odds, and `torch.load` reads it as any other. It also says which
@@ -47,6 +47,17 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
     except OSError as error:
         raise StoreError(f"{folder}: the checkpoint cannot be written ({error.strerror or error}); free or change the store") from None
     return folder / CHECKPOINT_FILE
+
+
+def copied(state: Any) -> Any:
+    """A copy of a state on the CPU, which steps that go on leave as it is; tensors become plain ones of the same values and layout."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {name: copied(value) for name, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state
 
 
 def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any] | None:

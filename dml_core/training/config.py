@@ -11,6 +11,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
 from dml_core.training.averaging import AverageConfig
+from dml_core.training.cross_batch_config import CrossBatchConfig
 from dml_core.training.epochs import KeptEpoch
 from dml_core.training.optim_config import OptimiserConfig
 from dml_core.training.schedules import ScheduleConfig
@@ -36,6 +37,9 @@ class TrainingConfig(Config):
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
             (`training.grad_cache`): the same gradients for one more forward pass. None holds those of all. A network in which BatchNorm
             takes its statistics from the batch is refused.
+        compile: true compiles network and loss for training (torch.compile); embedding and scoring are not compiled. Weights differ in
+            their last bits. None runs them as they are written.
+        cross_batch_memory: a batch is compared with those before it too (`training.cross_batch`), for losses that compare samples.
         shard_classes: true spreads the classes of the loss over the workers, each of which holds the centres of a part, their gradients and
             their share of the optimiser's state: for more classes than one device holds (`training.class_shards`). Weights differ in their
             last bits. None keeps all centres on every worker.
@@ -57,6 +61,8 @@ class TrainingConfig(Config):
     average: AverageConfig | None = None
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     embed_at_once: int | None = Field(default=None, ge=1)
+    compile: Literal[True] | None = None
+    cross_batch_memory: CrossBatchConfig | None = None
     shard_classes: Literal[True] | None = None
     checkpoint_every_epochs: int = Field(default=1, ge=1)
     keep_epochs: tuple[KeptEpoch, ...] = ()

@@ -15,7 +15,6 @@ class Progress:
     """One message to whoever watches: where the run is.
 
     Attributes:
-        checkpoint: the folder of a checkpoint that was just written.
         note: a line that a person should read; such a message tells nothing else.
     """
 
@@ -26,7 +25,6 @@ class Progress:
     images_per_second: float
     metrics: dict[str, float]
     epoch_ended: bool = False
-    checkpoint: Path | None = None
     note: str | None = None
 
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import TestView, TrainView, count_copies, iterate_batches
+from dml_core.data.views.batches import Loader, TestView, TrainView, count_copies
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.class_shards import ClassShard
@@ -32,7 +32,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
 from dml_core.training.averaging import build_average
 from dml_core.training.batchnorm import synchronise_batchnorm
-from dml_core.training.checkpoint import save_checkpoint, take_up
+from dml_core.training.checkpoint import copied, save_checkpoint, take_up
 from dml_core.training.class_shards import (
     check_shardable,
     cut_optimiser_state,
@@ -42,12 +42,15 @@ from dml_core.training.class_shards import (
     whole_state,
 )
 from dml_core.training.config import TrainingConfig
+from dml_core.training.cross_batch import CrossBatchMemory
 from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.optim import build_optimiser, set_learning_rates
 from dml_core.training.parallel import TrainingSystem, from_rank_zero, rank, shard_sizes, world_size
+from dml_core.training.pulse import beat, patient
+from dml_core.training.saving import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.seeding import derived_seed, step_generator
 
@@ -68,12 +71,29 @@ class _Kept:
 
 
 @dataclass
+class _Epoch:
+    """An epoch under way, as a checkpoint in its middle holds it.
+
+    Attributes:
+        rows: of each step that is done, the loss and its parts, averaged over workers.
+        rates: of each step that is done, the learning-rate factor.
+        negatives: (N, k) hard negatives as the network embedded them when the epoch began.
+        values: of steps that are done and not yet in `rows`, this worker's loss and parts, on its device.
+    """
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    negatives: np.ndarray | None = None
+    values: list[dict[str, Tensor]] = field(default_factory=list)
+
+
+@dataclass
 class _Run:
     """The parts of one run, as the sections below share them.
 
     Attributes:
         averaged: the average of the weights so far, where the run's result is one.
-        history: a line for each step that is done.
+        history: a line for each step of the epochs that are done.
         kept: the epochs that are kept beside the last; on rank 0 alone.
     """
 
@@ -82,7 +102,7 @@ class _Run:
     seed: int
     folder: Path
     device: torch.device
-    num_loader_workers: int
+    loader: Loader
     report: Report
     system: TrainingSystem
     optimiser: torch.optim.Optimizer
@@ -90,12 +110,17 @@ class _Run:
     identity: str
     validate: Validate | None
     score_test: Validate | None
+    saving: Saving
     history: list[str] = field(default_factory=list)
     kept: dict[KeptEpoch, _Kept] = field(default_factory=dict)
     parallel: nn.Module = field(init=False)
     averaged: AveragedModel | None = field(init=False, default=None)
+    writer: Writer = field(init=False)
+    watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.writer = Writer(self.saving.in_background)
+        self.watch = Watch(self.saving, self.device, lambda: self.writer.is_behind)
         if self.config.average is not None:
             self.averaged = build_average(self.system, self.config.average)
         self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
@@ -127,6 +152,7 @@ def fit(
     identity: str = "",
     validate: Validate | None = None,
     score_test: Validate | None = None,
+    saving: Saving = AT_EPOCHS_ENDS,
 ) -> TrainingSystem:
     """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
 
@@ -138,12 +164,13 @@ def fit(
         seed: the run's seed.
         folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`.
         device: this worker's device.
-        num_loader_workers: processes that load images for this worker; 0 loads in this one.
+        num_loader_workers: processes that load images for this worker, as long as it trains; 0 loads in this one.
         report: called on rank 0, about twice a second and at every epoch's end.
         identity: says what is trained; a checkpoint of another identity is not gone on from.
         validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
             row of the history. It must leave the model and the random streams as they are.
         score_test: the same on the test classes, after epochs that `config.keep_epochs` looks at. Nothing but the oracle is chosen by it.
+        saving: checkpoints in the middle of epochs, and who may stop the run.
 
     Returns:
         The trained model and loss, the same on every worker.
@@ -153,6 +180,7 @@ def fit(
         DataError: the dataset's labels are not class indices.
         TrainingError: the loss is not finite, or no epoch of a kind that is to be kept could be scored.
         StoreError: the folder cannot be written, or its checkpoint not be opened.
+        InterruptedRunError: `saving` stopped the run; the same call goes on.
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
@@ -164,18 +192,20 @@ def fit(
     if config.embed_at_once is not None:
         check_independent(system.model)
     checkpoint = _take_up(folder, identity, config, report)
+    loader = Loader(dataset, num_loader_workers, device)
     if checkpoint is None:
-        _prepare(system, dataset, config, device, num_loader_workers)
+        _prepare(system, dataset, config, loader)
     else:
         system.load_state_dict(checkpoint["system"])
     if config.shard_classes and world_size() > 1:
         system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
+    if config.compile:
+        system.model.compile()
+        system.loss.compile()
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
-    run = _Run(
-        config, dataset, seed, folder, device, num_loader_workers, report, system, optimiser, autocast, identity, validate, score_test
-    )
-    start = 0
+    run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, validate, score_test, saving)
+    start, under_way = 0, None
     if checkpoint is not None:
         optimiser.load_state_dict(cut_optimiser_state(checkpoint["optimiser"], optimiser, system))
         start = int(checkpoint["num_epochs_done"])
@@ -184,13 +214,20 @@ def fit(
             run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
         run.history = checkpoint["history"].splitlines()
         run.kept = {kind: _Kept(**checkpoint["kept"][kind]) for kind in config.keep_epochs if kind in checkpoint["kept"]}
+        under_way = _taken_up(checkpoint)
     if rank() == 0:
         write_history(folder, run.history)  # what the file holds of epochs that will run again, or that damaged it, is gone
-    if config.num_epochs == 0:
-        _keep_best(run, 0, _score(run, 0) if config.keep_epochs else {})
-        _save(run, 0)
-    for epoch in range(start, config.num_epochs):
-        _train_epoch(run, epoch)
+    try:
+        if config.num_epochs == 0:
+            _keep_best(run, 0, _score(run, 0) if config.keep_epochs else {})
+            _save(run, 0)
+        for epoch in range(start, config.num_epochs):
+            _train_epoch(run, epoch, under_way)
+            under_way = None
+        from_rank_zero(run.writer.finish)
+    finally:
+        run.writer.close()
+        loader.close()
     from_rank_zero(lambda: _check_kept(run))
     run.result.loss.join_classes()
     return run.result.eval()
@@ -206,6 +243,8 @@ def build_system(config: TrainingConfig, num_classes: int, seed: int, device: to
         torch.manual_seed(derived_seed(seed, "initial weights"))
         model = Embedder(config.model, num_classes)
         loss = build_loss(config.loss.name, config.loss.options, num_classes, int(model.head.output_dim))
+        if config.cross_batch_memory is not None:
+            loss = CrossBatchMemory(loss, config.cross_batch_memory, config.loss.name)
     synchronised = synchronise_batchnorm(TrainingSystem(model, loss), device)
     assert isinstance(synchronised, TrainingSystem)
     return synchronised.to(device)
@@ -222,38 +261,42 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.A
 # ---------------------------------------------------------------- the epoch
 
 
-def _train_epoch(run: _Run, epoch: int) -> None:
+def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
+    """Train one epoch, or the rest of one that is under way."""
     config = run.config
-    negatives_Nk = from_rank_zero(lambda: _mine(run)) if config.sampler.kind == "mined_triplets" else None
+    done = under_way or _Epoch(negatives=from_rank_zero(lambda: _mine(run)) if config.sampler.kind == "mined_triplets" else None)
     run.system.train()
     run.system.loss.start_epoch(epoch, config.num_epochs)
-    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, negatives_Nk)
+    batches = epoch_batches(config.sampler, run.dataset.labels, run.seed, epoch, done.negatives)
     if len(batches[0]) < world_size():
         raise ConfigError(f"a batch of {len(batches[0])} images cannot be spread over {world_size()} workers: lower scale.num_workers")
-    values: list[dict[str, Tensor]] = []
-    rates: list[float] = []
     clock = _Clock(run, epoch, len(batches))
-    for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch)):
+    first = len(done.rows)
+    beat(patience=True)  # until the first step is done: loaders start, kernels are chosen or compiled
+    for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch, first), first):
         factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs)
         set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
-        rates.append(factor * run.system.loss.learning_rate_factor)
-        values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
+        done.rates.append(factor * run.system.loss.learning_rate_factor)
+        done.values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
         if run.averaged is not None and config.average is not None and epoch >= config.average.begins_at(config.num_epochs):
             run.averaged.update_parameters(run.system)
-        clock.tick(step, sum(sizes), values[-1])
-    metrics = _record_epoch(run, epoch, values, rates)
+        beat()
+        clock.tick(step, sum(sizes), done.values[-1])
+        _save_under_way(run, epoch, done, len(batches))
+    metrics = _record_epoch(run, epoch, done)
     _keep_best(run, epoch + 1, metrics)
     last = epoch + 1 == config.num_epochs
     saved = last or (epoch + 1) % config.checkpoint_every_epochs == 0
     if saved:
         _save(run, epoch + 1)
-    clock.epoch_ended(metrics, run.folder if saved else None)
+    clock.epoch_ended(metrics)
 
 
 def _mine(run: _Run) -> np.ndarray:
     """Hard negatives of every training image, as the network embeds them now; found by one worker, so that all train on the same."""
-    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.device, run.num_loader_workers)
-    return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
+    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.loader)
+    with patient():
+        return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
 
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], generator: torch.Generator) -> dict[str, Tensor]:
@@ -268,17 +311,18 @@ def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], g
     return {"loss": output.total.detach(), **{name: part.detach() for name, part in output.parts.items()}}
 
 
-def _load(run: _Run, batches: list[np.ndarray], epoch: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """This worker's images, all workers' labels and shard sizes of each global batch."""
+def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
+    """This worker's images, all workers' labels and shard sizes of each global batch of the epoch, from the batch `first` on."""
     all_sizes = [shard_sizes(len(batch), world_size()) for batch in batches]
     shards, copies = (
         [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
         for all_rows in (batches, count_copies(batches))
     )
-    loaded = iterate_batches(run.dataset, shards, TrainView(run.config.transform, run.seed, epoch), run.num_loader_workers, copies)
-    for (images, _), batch, sizes in zip(loaded, batches, all_sizes, strict=True):
-        labels_N = torch.from_numpy(run.dataset.labels[batch]).to(run.device, non_blocking=True)
-        yield images.to(run.device, non_blocking=True), labels_N, sizes
+    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once: a step then waits for no copy
+    labels_of = torch.split(labels, list(map(len, batches)))
+    loaded = run.loader.batches(shards[first:], TrainView(run.config.transform, run.seed, epoch), copies[first:])
+    for (images, _), labels_N, sizes in zip(loaded, labels_of[first:], all_sizes[first:], strict=True):
+        yield images, labels_N, sizes
 
 
 class _Clock:
@@ -296,9 +340,9 @@ class _Clock:
             self.told = now
             self._tell(step + 1, {"loss": float(values["loss"])})
 
-    def epoch_ended(self, metrics: dict[str, float], checkpoint: Path | None) -> None:
+    def epoch_ended(self, metrics: dict[str, float]) -> None:
         if rank() == 0:
-            self._tell(self.num_steps, metrics, epoch_ended=True, checkpoint=checkpoint)
+            self._tell(self.num_steps, metrics, epoch_ended=True)
 
     def _tell(self, step: int, metrics: dict[str, float], **more: Any) -> None:
         rate = self.num_images / max(time.monotonic() - self.started, 1e-9)
@@ -308,42 +352,74 @@ class _Clock:
 # ---------------------------------------------------------------- history and checkpoints
 
 
-def _record_epoch(run: _Run, epoch: int, values: list[dict[str, Tensor]], rates: list[float]) -> dict[str, float]:
-    """Average the steps' values over workers, append them to the history, and return the epoch's means.
+def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
+    """Average the values of an epoch's last steps over workers, into its rows.
 
     Raises:
         TrainingError: a value is not finite; every worker raises, and the last good checkpoint stays.
     """
-    names = sorted({name for step_values in values for name in step_values})
-    zero = values[0]["loss"].new_zeros(())
-    table = torch.stack([torch.stack([step_values.get(name, zero).float() for name in names]) for step_values in values])
+    if not done.values:
+        return
+    names = sorted({name for values in done.values for name in values})
+    zero = done.values[0]["loss"].new_zeros(())
+    table = torch.stack([torch.stack([values.get(name, zero).float() for name in names]) for values in done.values])
     if world_size() > 1:
         dist.all_reduce(table)
         table /= world_size()
-    rows = table.cpu().tolist()
-    for step, row in enumerate(rows):
+    done.values.clear()
+    for step, row in enumerate(table.cpu().tolist(), len(done.rows)):
         if not all(map(math.isfinite, row)):
             found = ", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True))
             raise TrainingError(
                 f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({found}): "
                 "lower the learning rate or the loss's scale"
             )
+        done.rows.append(dict(zip(names, row, strict=True)))
+
+
+def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
+    """Append an epoch's steps to the history, and return its means.
+
+    Raises:
+        TrainingError: a value is not finite.
+    """
+    _average_values(run, epoch, done)
+    names, num_steps = sorted({name for row in done.rows for name in row}), len(done.rows)
+    rows = [{name: row.get(name, 0.0) for name in names} for row in done.rows]
     unseen = _score(run, epoch + 1)
     if rank() == 0:
         run.history += [
             json.dumps(
-                {"epoch": epoch, "step": epoch * len(rows) + step, "learning_rate_factor": rate, **dict(zip(names, row, strict=True))}
-                | (unseen if step == len(rows) - 1 else {})
+                {"epoch": epoch, "step": epoch * num_steps + step, "learning_rate_factor": rate, **row}
+                | (unseen if step == num_steps - 1 else {})
             )
-            for step, (row, rate) in enumerate(zip(rows, rates, strict=True))
+            for step, (row, rate) in enumerate(zip(rows, done.rates, strict=True))
         ]
-        write_history(run.folder, run.history)
-    return {name: sum(row[column] for row in rows) / len(rows) for column, name in enumerate(names)} | unseen
+        history = list(run.history)
+        run.writer.write(lambda: write_history(run.folder, history))
+    return {name: sum(row[name] for row in rows) / num_steps for name in names} | unseen
 
 
-def _save(run: _Run, num_epochs_done: int) -> None:
+def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None:
+    """Write a checkpoint in the middle of an epoch, where one is due after this step, and stop where that is wanted.
+
+    Raises:
+        InterruptedRunError: it is; the checkpoint is in its place.
+    """
+    num_done = len(done.rows) + len(done.values)
+    due, stop = run.watch.look(epoch * num_steps + num_done)
+    if stop or (due and num_done < num_steps):
+        _average_values(run, epoch, done)
+        _save(run, epoch, done)
+    if stop:
+        from_rank_zero(run.writer.finish)
+        raise InterruptedRunError
+
+
+def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> None:
     system, optimiser = whole_state(run.system), whole_optimiser_state(run.optimiser, run.system)
     averaged = whole_state(run.result) if run.result is not run.system else None
+    run.watch.saved()
     if rank() == 0:
         state = {
             "identity": run.identity,
@@ -354,7 +430,26 @@ def _save(run: _Run, num_epochs_done: int) -> None:
             "optimiser": optimiser,
             "kept": {kind: vars(run.kept[kind]) for kind in run.config.keep_epochs if kind in run.kept},
         }
-        save_checkpoint(run.folder, state)
+        if under_way is not None:
+            negatives = None if under_way.negatives is None else torch.from_numpy(under_way.negatives)
+            state["under_way"] = {"rows": under_way.rows, "rates": under_way.rates, "negatives": negatives}
+        run.writer.finish()  # no more than one waits for the disk
+        state = copied(state)
+
+        def write() -> None:
+            save_checkpoint(run.folder, state)
+            run.saving.saved()
+
+        run.writer.write(write)
+
+
+def _taken_up(checkpoint: dict[str, Any]) -> _Epoch | None:
+    """The epoch in whose middle a checkpoint was taken; None where it was taken at an epoch's end."""
+    found = checkpoint.get("under_way")
+    if found is None:
+        return None
+    negatives = None if found["negatives"] is None else found["negatives"].numpy()
+    return _Epoch(found["rows"], found["rates"], negatives)
 
 
 # ---------------------------------------------------------------- the epochs that are kept
@@ -366,10 +461,11 @@ def _is_looked_at(run: _Run, num_epochs_done: int) -> bool:
 
 def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
     """What is measured of the result so far on classes that training does not see."""
-    found = run.validate(run.result.model) if run.validate is not None else {}
-    if run.score_test is not None and _is_looked_at(run, num_epochs_done):
-        found = found | run.score_test(run.result.model)
-    return found
+    with patient():
+        found = run.validate(run.result.model) if run.validate is not None else {}
+        if run.score_test is not None and _is_looked_at(run, num_epochs_done):
+            found = found | run.score_test(run.result.model)
+        return found
 
 
 def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:
@@ -404,34 +500,34 @@ def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report
     return checkpoint
 
 
-def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int) -> None:
+def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
     """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
     if config.warm_up_batchnorm:
-        _warm_up_batchnorm(system, dataset, config, device, num_loader_workers)
+        _warm_up_batchnorm(system, dataset, config, loader)
     if system.loss.needs.initial_embeddings:
-        labels_N = torch.from_numpy(dataset.labels).to(device)
-        system.loss.initialise(_training_outputs(system, dataset, config, device, num_loader_workers), labels_N)
+        labels_N = torch.from_numpy(dataset.labels).to(loader.device)
+        system.loss.initialise(_training_outputs(system, dataset, config, loader), labels_N)
 
 
 @torch.no_grad()
-def _warm_up_batchnorm(
-    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
-) -> None:
+def _warm_up_batchnorm(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
     """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
     system.train()
     size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
     batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
     shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
-    for images, _ in iterate_batches(dataset, shards, TestView(config.transform), num_loader_workers):
-        system.model(images.to(device))
+    for images, _ in loader.batches(shards, TestView(config.transform)):
+        system.model(images)
+        beat()
 
 
 @torch.no_grad()
-def _training_outputs(
-    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, device: torch.device, num_loader_workers: int
-) -> Tensor:
+def _training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
     """What the loss would see of every training image, plain view, in dataset order; each worker computes all of it alike."""
     system.eval()
     batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
-    loaded = iterate_batches(dataset, batches, TestView(config.transform), num_loader_workers)
-    return torch.cat([system.model(images.to(device)) for images, _ in loaded])
+    outputs = []
+    for images, _ in loader.batches(batches, TestView(config.transform)):
+        outputs.append(system.model(images))
+        beat()
+    return torch.cat(outputs)

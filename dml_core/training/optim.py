@@ -35,11 +35,15 @@ def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.op
 class TensorFlowAdam(torch.optim.Adam):
     """Adam of TensorFlow: lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + eps), torch's with eps / sqrt(1 - b2^t) at step t."""
 
+    _num_done: int | None = None
+
     def step(self, closure: Any = None) -> Any:
-        """As torch's; every parameter of a group is stepped together."""
+        """As torch's; all parameters are stepped together. Their state, which may lie on a GPU, is asked for its steps once."""
+        if self._num_done is None:
+            self._num_done = max((int(state["step"]) for state in self.state.values()), default=0)
+        self._num_done += 1
         for group in self.param_groups:
-            num_done = max((int(self.state[p]["step"]) for p in group["params"] if p in self.state), default=0)
-            group["eps"] = self.defaults["eps"] / math.sqrt(1 - group["betas"][1] ** (num_done + 1))
+            group["eps"] = self.defaults["eps"] / math.sqrt(1 - group["betas"][1] ** self._num_done)
         return super().step(closure)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
@@ -123,13 +123,13 @@ class HeldOutRecall:
         batches = np.split(np.arange(len(rows_N)), range(BATCH_SIZE, len(rows_N), BATCH_SIZE))
         mine = batches[rank() :: world_size()]
         was_training = model.training
-        devices = [self.device] if self.device.type == "cuda" else []
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=self.device)
-        with torch.no_grad(), torch.random.fork_rng(devices):  # a DataLoader draws from torch's stream
+        with torch.no_grad():
             model.eval()
-            loaded = iterate_batches(dataset, [rows_N[batch] for batch in mine], TestView(self.transform), self.num_loader_workers)
+            loader = Loader(dataset, self.num_loader_workers, self.device)
+            loaded = loader.batches([rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):
-                embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images.to(self.device)).float()
+                embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images).float()
             model.train(was_training)
         if world_size() > 1:
             dist.all_reduce(embeddings_ND)  # every row is one worker's, the others have zeros

@@ -31,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 tables_app = typer.Typer(cls=ListByDefault, help="List and show the tables and figures of the five papers.")
+stack_app = typer.Typer(help="Start and end a team's servers on this machine.", no_args_is_help=True)
 data_app = typer.Typer(help="Bring datasets in, check them, pack them, look at them.", no_args_is_help=True)
 
 
@@ -116,13 +117,34 @@ def _is_of_connection(error: BaseException | None) -> bool:
 
 
 def open_project() -> "Project":
-    """The project around the working directory, with the environment set for what is imported next."""
+    """The project around the working directory, with the environment set for what is imported next.
+
+    Where the local stack is used a line says so.
+    """
     import logging
 
     from tasks.environment import open_project as find_and_open
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    return find_and_open()
+    project = find_and_open()
+    used = stack_used(project)
+    if used:
+        print(f"note: {used}", file=sys.stderr)
+    return project
+
+
+def stack_used(project: "Project") -> str | None:
+    """In one line, that the local stack's servers are used, and which settings of the user come before the stack's."""
+    import os
+
+    from tasks.environment import STACK_ENV, stack_environment
+
+    named = stack_environment(project.state)
+    if not named:
+        return None
+    own = sorted(name for name, value in named.items() if os.environ.get(name) != value)
+    beside = f"; your own settings come first: {', '.join(own)}" if own else ""
+    return f"using the local stack ({project.state / STACK_ENV}){beside}; `dml stack down` ends it"
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def compare(
     chosen = dataset or params.comparison.default_datasets[0]
     title = comparison_title(chosen, params.evaluation.role, override or ())
     runs = published_runs(project.tracking_uri, chosen, title)
-    found = compare_published(chosen, runs)
+    found = compare_published(chosen, runs, params.comparison.reference)
     if found is not None:
         print(found.sentence)
     print_table(comparison_table(title, runs, found))

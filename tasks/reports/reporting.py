@@ -35,7 +35,11 @@ def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, di
 
 
 def write_report(
-    title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], folder: Path, older_code: Mapping[str, Sequence[str]] | None = None
+    title: str,
+    runs: Sequence[tuple[RunSpec, MetricRecord]],
+    folder: Path,
+    older_code: Mapping[str, Sequence[str]] | None = None,
+    reference: str | None = None,
 ) -> str:
     """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
 
@@ -48,6 +52,7 @@ def write_report(
         runs: what it has.
         folder: made where it is missing.
         older_code: variant -> source files that differ from those that made its runs; their rows are marked.
+        reference: the variant that the others are compared with; the best where none is named.
     """
     folder.mkdir(parents=True, exist_ok=True)
     summaries = summarise_runs(runs)
@@ -57,17 +62,17 @@ def write_report(
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
     _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
     plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
-    found = compare_runs(runs)
+    found = compare_runs(runs, reference)
     _write_differences(title, runs, found, folder / DIFFERENCES_FOLDER)
     text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
     (folder / REPORT_FILE).write_text(text)
     return text
 
 
-def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> Comparison | None:
+def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]], reference: str | None = None) -> Comparison | None:
     """The variants of one dataset by their first metric, in per cent; None for one variant."""
     first = table_columns(runs[0][1].metrics)[0]
-    return compare(runs[0][0].dataset, first, _first_scores(runs, first))
+    return compare(runs[0][0].dataset, first, _first_scores(runs, first), reference)
 
 
 def _first_scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str) -> dict[str, dict[int, float]]:

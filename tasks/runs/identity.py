@@ -45,11 +45,13 @@ class StepIdentity:
         identity: with the code that it uses.
         settings: apart from its own code; what it reads counts with the code that made that.
         modules: where its code begins.
+        reads: identity of the step before it; nothing for training.
     """
 
     identity: str
     settings: str
     modules: tuple[str, ...]
+    reads: str | None = None
 
     def sources(self) -> dict[str, str]:
         """Source file -> hash of what it does, as it is now, of every file that the step uses."""
@@ -104,12 +106,17 @@ def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
     """What a run is published as: once in the standing comparison, and once in each other comparison or table that has it too."""
     if not spec.overrides and spec.table is None:
         return evaluate_identity
-    return _hash([spec.comparison, evaluate_identity])
+    return identity_in(spec.comparison, evaluate_identity)
+
+
+def identity_in(comparison: str, evaluate_identity: str) -> str:
+    """What a run is published as in a comparison that is not the standing one."""
+    return _hash([comparison, evaluate_identity])
 
 
 def _step(step: str, reads: dict[str, object], input_identity: str, modules: tuple[str, ...]) -> StepIdentity:
     parts = [step, STEP_VERSION[step], json.dumps(reads, sort_keys=True), input_identity]
-    return StepIdentity(_hash([*parts, source_digest(modules)]), _hash(parts), modules)
+    return StepIdentity(_hash([*parts, source_digest(modules)]), _hash(parts), modules, None if step == "train" else input_identity)
 
 
 def _hash(parts: list[object]) -> str:

@@ -5,7 +5,7 @@ finished, by the code of that time, and a hash of each source file of that code.
 marked.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,10 +20,14 @@ Code = Literal["strict", "keep"]  # what changed code does: its steps run again,
 
 
 class MadeStep(Record):
-    """A step that was finished by the code of its time: its identity, and source file -> hash of what the file did."""
+    """A step that was finished by the code of its time: its identity, source file -> hash of what the file did, and what it read.
+
+    `reads` is the identity of the step before it; none for training, and in what was noted before this was kept.
+    """
 
     identity: str
     sources: dict[str, str]
+    reads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class OlderStep:
 
 def note_made(state: Path, step: StepIdentity) -> None:
     """Note that a step is finished by the code as it is."""
-    made = MadeStep(identity=step.identity, sources=step.sources())
+    made = MadeStep(identity=step.identity, sources=step.sources(), reads=step.reads)
     if _read(state, step) == made:
         return
     write_whole(_path(state, step), seal(made.model_dump_json()))
@@ -51,6 +55,20 @@ def find_older(state: Path, step: StepIdentity) -> OlderStep | None:
     return OlderStep(made.identity, tuple(sorted(name for name in made.sources | now if made.sources.get(name) != now.get(name))))
 
 
+def steps_before(state: Path) -> dict[str, str]:
+    """Identity of a finished step -> identity of the step that it read, as far as it was noted."""
+    found = (_parsed(path) for path in (state / "made").glob("*.json"))
+    return {made.identity: made.reads for made in found if made is not None and made.reads is not None}
+
+
+def forget_made(state: Path, identities: Collection[str]) -> None:
+    """Remove what was noted of these steps."""
+    for path in (state / "made").glob("*.json"):
+        made = _parsed(path)
+        if made is not None and made.identity in identities:
+            path.unlink(missing_ok=True)
+
+
 def made_by_older_code(files: Iterable[str]) -> str:
     """What every report says of what `--code keep` reused."""
     return f"made by older code: {', '.join(files)}"
@@ -61,7 +79,11 @@ def _path(state: Path, step: StepIdentity) -> Path:
 
 
 def _read(state: Path, step: StepIdentity) -> MadeStep | None:
+    return _parsed(_path(state, step))
+
+
+def _parsed(path: Path) -> MadeStep | None:
     try:
-        return MadeStep.model_validate_json(unseal(_path(state, step).read_bytes()))
+        return MadeStep.model_validate_json(unseal(path.read_bytes()))
     except (FileNotFoundError, ValueError, ValidationError):
         return None

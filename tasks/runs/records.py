@@ -165,6 +165,7 @@ class ComparisonReport(Record):
         about: of a table, what it is and what came of it, Markdown; stands before the runs' own figures.
         files: the table's page in its forms, to be kept with the parent.
         is_search: the runs are a search's, which have no means over seeds: the parent says what is in `about`, and keeps the files.
+        reference: the variant that the others are compared with; the best where none is named.
     """
 
     comparison: str
@@ -175,6 +176,7 @@ class ComparisonReport(Record):
     about: str | None = None
     files: tuple[str, ...] = ()
     is_search: bool = False
+    reference: str | None = None
 
     @property
     def outbox_name(self) -> str:

@@ -7,9 +7,9 @@ dataset's part and then the variant's part laid over it; every value is written 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from dml_core.config import Config, located, merge, parse, read_value, read_yaml, unknown_name
 from dml_core.data.registry import parse_dataset
@@ -43,18 +43,48 @@ class ScaleSpec(Config):
     """What a run may use. Nothing here changes its result.
 
     Attributes:
-        num_workers: training processes of one run.
+        num_workers: training processes of one run, at most; two numbers are the fewest and the most of a run that may lose and gain some.
         device: "cuda" fails where there is none; "auto" takes GPUs where there is one for each worker. The device used is recorded.
         concurrent_runs: how many runs train at the same time, each with its own workers.
-        num_loader_workers: image-loading processes of each training process; 0 loads in the training process.
-        max_failures: how often a run is taken up again from its checkpoint after a worker died.
+        num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
+            they would take the cores that train, and on GPUs a process for each core that a training process can have beside its own.
+        max_failures: how often a run is taken up again from its checkpoint after its workers died, hung, or did not start.
+        hang_minutes: how long workers may be without a sign of work before others take their place.
+        checkpoint_every_steps: beside the checkpoints at the ends of epochs, one each time so many steps are done; None for none.
+        checkpoint_every_minutes: one when the last is so old; None for none.
     """
 
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: int | tuple[int, int] = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     concurrent_runs: int = Field(default=1, ge=1)
-    num_loader_workers: int = Field(default=0, ge=0)
+    num_loader_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     max_failures: int = Field(default=2, ge=0)
+    hang_minutes: float = Field(default=2.0, gt=0)
+    checkpoint_every_steps: int | None = Field(default=None, ge=1)
+    checkpoint_every_minutes: float | None = Field(default=10.0, gt=0)
+
+    @property
+    def fewest_workers(self) -> int:
+        """Training processes without which a run does not start; 1 where no fewest number is asked for."""
+        return 1 if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def most_workers(self) -> int:
+        """Training processes that a run may have."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether a run may lose and gain workers."""
+        return not isinstance(self.num_workers, int)
+
+    @field_validator("num_workers", mode="before")
+    @classmethod
+    def _is_a_number_or_a_range(cls, given: Any) -> Any:
+        ends = list(given) if isinstance(given, list | tuple) else [given, given]
+        if len(ends) != 2 or not all(type(end) is int for end in ends) or not 1 <= ends[0] <= ends[1]:
+            raise ValueError(f"expected a number from 1 on, or the fewest and the most, as [1, 4]; found {given}")
+        return given
 
 
 class ComparisonSpec(Config):
@@ -65,6 +95,7 @@ class ComparisonSpec(Config):
             variant there. Their order is the report's.
         default_datasets: what `dml reproduce` runs when none is named.
         seeds: every variant runs once with each.
+        reference: the variant with which reports compare the others; the best by the scores where none is named.
         protocol: the training settings that all runs share.
         variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says.
         search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
@@ -72,6 +103,7 @@ class ComparisonSpec(Config):
 
     default_datasets: tuple[str, ...]
     seeds: tuple[int, ...] = Field(min_length=1)
+    reference: str | None = None
     protocol: dict[str, Any]
     datasets: dict[str, dict[str, Any]]
     variants: dict[str, dict[str, Any]]
@@ -206,6 +238,9 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         for name in names:
             if name not in params.datasets:
                 raise ConfigError(f"{path.name}: comparison.{kind}: {unknown_name('dataset', name, list(params.datasets))}")
+    reference, variants = params.comparison.reference, params.comparison.variants
+    if reference is not None and reference not in variants:
+        raise ConfigError(f"{path.name}: comparison.reference: {unknown_name('variant', reference, list(variants))}")
     for name in params.comparison.datasets:
         comparison_runs(params, name, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
     return params

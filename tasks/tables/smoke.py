@@ -15,7 +15,7 @@ from tasks.runs.specs import RunSpec
 SMOKE, SUFFIX = "smoke", "-smoke"
 LAYOUTS = {
     **{"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop", "mnist": "idx", "fashion_mnist": "idx"},
-    **{"synthetic": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # what stands in for them in some tables
+    **{"drawn-80": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # what stands in for them in some tables
 }
 DIGITS = {"image_size": 28}
 IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}

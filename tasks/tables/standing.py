@@ -23,5 +23,6 @@ def standing_table(params: Params) -> TableFile:
         states="Every loss on one network, one budget and one augmentation, on the datasets of `comparison` in params.yaml.",
         columns=columns,
         rows=rows,
+        reference=None if comparison.reference is None else row_name(comparison.reference),
         search=comparison.search,
     )

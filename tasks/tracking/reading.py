@@ -1,7 +1,8 @@
 """Reading runs through MLflow's own client, and telling in one line what goes wrong on the way to it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from mlflow import MlflowClient
@@ -10,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from dml_core.errors import TrackingError
-from tasks.tracking.published import PublishedRun, current_runs_filter, experiment_name
+from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
@@ -22,17 +23,35 @@ def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedR
     return [as_published(run) for run in found]
 
 
+def published_as(uri: str) -> tuple[set[str], set[str]]:
+    """What every run of ours that MLflow shows is published as (`dml.identity`), and the titles of all comparisons.
+
+    Raises:
+        TrackingError: MLflow cannot be asked.
+    """
+    with told_as_tracking_error(uri):
+        client = MlflowClient(uri)
+        search = partial(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+        ours = [experiment.experiment_id for experiment in _all_pages(search)]
+        tags = [run.data.tags for run in all_runs(client, ours, "")]
+    return {found[IDENTITY_TAG] for found in tags if IDENTITY_TAG in found}, {found[PART_TAG] for found in tags if PART_TAG in found}
+
+
 def all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
     """All runs of the experiments that the filter finds, page after page."""
-    runs: list[Any] = []
+    return _all_pages(partial(client.search_runs, experiments, filter_string, view)) if experiments else []
+
+
+def _all_pages(search: Callable[..., Any]) -> list[Any]:
+    """All that one of MLflow's searches finds; it gives 1000 at most at a time."""
+    found: list[Any] = []
     token = None
-    while experiments:
-        page = client.search_runs(experiments, filter_string, view, max_results=1000, page_token=token)
-        runs += page
+    while True:
+        page = search(max_results=1000, page_token=token)
+        found += page
         token = page.token
         if not token:
-            break
-    return runs
+            return found
 
 
 def as_published(run: Any) -> PublishedRun:

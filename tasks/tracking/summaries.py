@@ -29,7 +29,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     return dict(sorted(found.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 
 
-def compare_published(dataset: str, runs: Sequence[PublishedRun]) -> Comparison | None:
+def compare_published(dataset: str, runs: Sequence[PublishedRun], reference: str | None = None) -> Comparison | None:
     """The variants of a comparison by their first metric, in per cent, paired by seed; None for one variant."""
     first = next(iter(table_columns(plain_name(name) for run in runs for name in run.metrics)), None)
     if first is None:
@@ -38,7 +38,7 @@ def compare_published(dataset: str, runs: Sequence[PublishedRun]) -> Comparison 
     for run in runs:
         if metric_name(first) in run.metrics:
             scores.setdefault(run.variant, {})[run.seed] = 100 * run.metrics[metric_name(first)]
-    return compare(dataset, first, scores)
+    return compare(dataset, first, scores, reference)
 
 
 def comparison_table(title: str, runs: Sequence[PublishedRun], found: Comparison | None = None) -> "Table":

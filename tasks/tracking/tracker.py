@@ -272,7 +272,7 @@ class Tracker:
             self._describe_parent(parent, report, report.about or "")
             return parent
         runs = [as_published(run) for run in self._search(current_runs_filter(report.comparison))]
-        summaries, found = summarise_published(runs), compare_published(report.dataset, runs)
+        summaries, found = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
         best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
         run = self._client.get_run(parent)
         now = int(time.time() * 1000)

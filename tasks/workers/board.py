@@ -1,4 +1,13 @@
-"""The board on which a flow puts the jobs of one worker group, an actor of Ray's. It starts at once: nothing here loads torch."""
+"""The board between a flow and one start of a worker group, an actor of Ray's. It starts at once: nothing here loads torch.
+
+It dies with its group and its group with it: the driver, which counts the attempts, starts both anew.
+"""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+from typing import Any
 
 import ray
 
@@ -6,58 +15,100 @@ from dml_core.training.history import Progress
 from tasks.workers.jobs import Job, Outcome
 
 STOP = "stop"
+WAIT_SECONDS = 0.5
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+@ray.remote(num_cpus=0)
 class Board:
-    """The job of one worker group: set by the driver, taken up by the workers at most `max_attempts` times, and how it stands.
+    """The job of one start of a worker group: set by the driver, taken by the workers, and how it stands.
 
-    When its process dies Ray starts it anew, empty; the workers go on with what they do, and the driver puts the job up again.
+    Nothing is done twice by one group: a fault in it ends it. Who asks for a job or for how it stands is answered when there is something
+    new, or after half a second.
     """
 
-    def __init__(self, max_attempts: int) -> None:
-        self._max_attempts = max_attempts
+    def __init__(self) -> None:
         self._job: Job | None = None
         self._outcome = Outcome()
-        self._fault = "no reason given"
-        self._closed = False
+        self._group: tuple[Any, Any] | None = None
+        self._beats: dict[int, tuple[float, bool]] = {}
+        self._is_to_make_way = self._is_closed = False
+        self._for_workers, self._for_driver = asyncio.Event(), asyncio.Event()
+
+    def hold(self, controller: Any, placement: Any) -> None:
+        """Keep what the driver ends the group by."""
+        self._group = controller, placement
+
+    def held(self) -> tuple[Any, Any] | None:
+        """What `hold` was given; None until the workers' processes are there."""
+        return self._group
 
     def submit(self, job: Job) -> None:
         """Set the next job; the last one is over."""
-        self._job, self._outcome, self._fault = job, Outcome(job_id=job.id), "a worker process died"
+        self._job, self._outcome = job, Outcome()
+        self._beats.clear()
+        self._for_workers.set()
 
-    def next(self) -> Job | str | None:
-        """The job, also when it was taken up before and not finished; None while there is none; `STOP` when closed."""
-        if self._job and self._outcome.attempts >= self._max_attempts:
-            self.fail(self._job.id, f"{self._job.spec.title}: given up after {self._outcome.attempts} attempts; the last: {self._fault}")
+    async def next(self) -> Job | str | None:
+        """The job, once; None while there is none; `STOP` when closed."""
+        await _news(self._for_workers)
         if self._job is None:
-            return STOP if self._closed else None
-        self._outcome.attempts += 1
-        return self._job
+            return STOP if self._is_closed else None
+        job, self._job, self._outcome.is_taken = self._job, None, True
+        self._beats[0] = time.monotonic(), True
+        return job
 
-    def progress(self, job_id: str, message: Progress) -> None:
-        """Keep a message for the driver."""
+    def beat(self, rank: int, patience: bool) -> bool:
+        """A worker's work goes on; whether the group is to make way for another."""
+        self._beats[rank] = time.monotonic(), patience
+        return self._is_to_make_way
+
+    def progress(self, message: Progress) -> None:
+        """Keep a message for the driver, who hears of it when it looks next."""
         self._outcome.progress.append(message)
 
     def note_fault(self, fault: str) -> None:
-        """What stopped the present attempt."""
-        self._fault = fault
+        """What ends the group; the first word on it counts, whichever worker speaks."""
+        self._outcome.fault = self._outcome.fault or fault
+        self._for_driver.set()
 
-    def finish(self, job_id: str, facts: dict[str, object]) -> None:
+    def note_way_made(self) -> None:
+        """The job's workers have left a checkpoint, and end."""
+        self._outcome.has_made_way = True
+        self._for_driver.set()
+
+    def finish(self, facts: dict[str, object]) -> None:
         """The job is done."""
-        self._outcome.facts, self._outcome.job_id, self._job = facts, job_id, None
+        self._outcome.facts = facts
+        self._for_driver.set()
 
-    def fail(self, job_id: str, error: str) -> None:
+    def fail(self, error: str) -> None:
         """The job cannot be done; the first word on it counts, whichever worker speaks."""
-        if self._job is not None and self._job.id == job_id:
-            self._outcome.error, self._job = error, None
+        self._outcome.error = self._outcome.error or error
+        self._for_driver.set()
 
-    def look(self) -> Outcome:
+    async def look(self) -> Outcome:
         """How the job stands; its messages are handed over once."""
-        seen = self._outcome
-        self._outcome = Outcome(seen.facts, seen.error, [], seen.attempts, seen.job_id)
+        await _news(self._for_driver)
+        now = time.monotonic()
+        # Workers wait for each other, so the group goes on as long as one of them does.
+        quiet = min((now - at for at, _ in self._beats.values()), default=0.0)
+        is_patient = any(patience for _, patience in self._beats.values())
+        seen = replace(self._outcome, quiet_seconds=quiet, is_patient=is_patient)
+        self._outcome.progress = []
         return seen
+
+    def make_way(self) -> None:
+        """Have the workers leave a checkpoint and end: a larger group is to take their place."""
+        self._is_to_make_way = True
 
     def close(self) -> None:
         """No more jobs: the workers end."""
-        self._closed = True
+        self._is_closed = True
+        self._for_workers.set()
+
+
+async def _news(event: asyncio.Event) -> None:
+    """Wait until there is some, half a second at most."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), WAIT_SECONDS)
+    event.clear()

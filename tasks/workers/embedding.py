@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel import rank, world_size
+from dml_core.training.pulse import beat
 from tasks.runs.embeddings import MANIFEST_FILE
 
 BATCH_SIZE = 128
@@ -75,11 +76,14 @@ def _extract_role(
 ) -> dict[str, Any]:
     starts = list(range(0, len(dataset), shard_rows(len(dataset))))
     names = [f"{role}-{shard:05d}-of-{len(starts):05d}.npy" for shard in range(len(starts))]
+    loader = Loader(dataset, num_loader_workers, device)
     for start, name in list(zip(starts, names, strict=True))[rank() :: world_size()]:
         rows = np.arange(start, min(start + shard_rows(len(dataset)), len(dataset)))
         batches = np.split(rows, range(BATCH_SIZE, len(rows), BATCH_SIZE))
-        loaded = iterate_batches(dataset, batches, TestView(transform), num_loader_workers)
-        outputs = [model.embed(images.to(device)).float().cpu().numpy() for images, _ in loaded]
+        outputs = []
+        for images, _ in loader.batches(batches, TestView(transform)):
+            outputs.append(model.embed(images).float().cpu().numpy())
+            beat()
         _write(folder / name, lambda path, outputs=outputs: _save_array(path, np.concatenate(outputs)))
     if rank() == 0:
         _write(folder / f"{role}-labels.npy", lambda path: _save_array(path, dataset.labels))

@@ -1,13 +1,16 @@
 """Training and embedding on Ray: worker groups that are started once and serve every run of a flow."""
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +23,13 @@ from tasks.workers.placement import Placement, choose
 
 POLL_SECONDS = 0.25
 COLLECTIVE_TIMEOUT_SECONDS = 1800
-ANSWER_SECONDS = 60  # of the board; one that died is there again after some ten seconds
+START_SECONDS = 300
+PATIENT_SECONDS = 1800.0
+ANSWER_SECONDS = 60
 CLOSE_SECONDS = 30
+END_SECONDS = 15.0
+FREE_SECONDS = 15.0
+ROOM_SECONDS = 10.0
 RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 Watch = Callable[[Progress], None]
 Say = Callable[[str], None]
@@ -78,100 +86,233 @@ class Workers:
                 return
             placement = start_ray(self._scale)
             self._say(f"{placement.text}; starting the workers (about 20 s)")
-            self._groups = [WorkerGroup(placement, self._scale.max_failures, self._folder) for _ in range(placement.num_groups)]
+            self._groups = [WorkerGroup(placement, self._scale, self._folder, self._say) for _ in range(placement.num_groups)]
             for group in self._groups:
                 self._free.put(group)
 
 
-class WorkerGroup:
-    """The workers of one `TorchTrainer`; they do one job after another until `close`."""
+class _GroupEndedError(Exception):
+    """A worker group came to its end before its job did.
 
-    def __init__(self, placement: Placement, max_failures: int, folder: Path) -> None:
+    Attributes:
+        has_made_way: the workers were asked to end, and have left a checkpoint.
+    """
+
+    def __init__(self, why: str, has_made_way: bool = False) -> None:
+        super().__init__(why)
+        self.has_made_way = has_made_way
+
+
+class WorkerGroup:
+    """The workers that do one job after another until `close`: one `TorchTrainer` fit after another.
+
+    Ray never starts workers anew by itself. Whatever ends a group (a worker's death, a hang, its board's death, resources that are not
+    there), `run` ends what is left of it and starts another, `scale.max_failures` times for a job; so all is bounded in one place.
+    """
+
+    def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say) -> None:
         self._placement = placement
-        self._max_failures = max_failures
+        self._scale = scale
         self._folder = folder
+        self._say = say
         self._thread: threading.Thread | None = None
         self._board: Any = None
+        self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have begun
         self._error: BaseException | None = None
-        self._busy = False
+        self._num_workers = 0
+        self._busy = self._closed = False
 
     def run(self, job: Job, watch: Watch) -> dict[str, object]:
         """Have the workers do a job, and return its facts.
 
         Raises:
-            TrainingError: the job failed, or the workers cannot be started.
+            TrainingError: the job failed, or as many groups as may fail have come to their end.
         """
-        if self._thread is None:
-            self._start()
+        job = replace(job, num_loader_workers=self._placement.num_loaders)
         self._busy = True
-        self._ask("submit", job)
+        num_attempts = num_faults = 0
         while True:
-            alive = self._thread is not None and self._thread.is_alive()
+            num_attempts += 1
+            try:
+                facts = self._attempt(job, watch)
+            except _GroupEndedError as ended:
+                self._end()
+                num_faults += not ended.has_made_way
+                if self._closed:
+                    raise TrainingError("the flow is ending, the job is given up; its checkpoint stays") from None
+                if num_faults > self._scale.max_failures:
+                    times = f"{num_faults} attempts" if num_faults > 1 else "1 attempt"
+                    raise TrainingError(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
+                self._say(f"{job.spec.title}: {ended}; other workers take it up (about 30 s)")
+            except TrainingError:
+                self._end()
+                raise
+            else:
+                self._busy = False
+                return {**facts, "attempts": num_attempts}
+
+    def close(self) -> None:
+        """Let the workers end where they wait for a job. Who is at work ends with Ray."""
+        self._closed = True
+        if self._thread is not None and not self._busy:
+            with contextlib.suppress(Exception):  # a board that is gone lets its workers end too
+                self._board.close.remote()
+            self._thread.join(CLOSE_SECONDS)
+
+    def _attempt(self, job: Job, watch: Watch) -> dict[str, object]:
+        """Have one group do the job.
+
+        Raises:
+            TrainingError: the job cannot be done.
+            _GroupEndedError: the group has come to its end, or is to be ended.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            self._start()
+        self._ask("submit", job)
+        submitted = looked_for_room = time.monotonic()
+        while True:
+            is_alive = self._thread is not None and self._thread.is_alive()
             outcome: Outcome = self._ask("look")
             for message in outcome.progress:
                 watch(message)
-            if outcome.job_id != job.id:
-                self._ask("submit", job)
-            elif outcome.error is not None:
-                self._busy = False
+            if outcome.error is not None:
                 raise TrainingError(outcome.error)
-            elif outcome.facts is not None:
-                self._busy = False
-                return {**outcome.facts, "attempts": outcome.attempts}
-            if not alive:
-                self._thread = None
-                raise TrainingError(f"{job.spec.title}: Ray's workers ended: {_first_line(self._error)}")
-            time.sleep(POLL_SECONDS)
-
-    def close(self) -> None:
-        """Let the workers end where they wait for a job; `run` would start new ones. Who is at work ends with Ray."""
-        if self._thread is not None and not self._busy:
-            self._board.close.remote()
-            self._thread.join(CLOSE_SECONDS)
-        self._thread = None
+            if outcome.facts is not None:
+                return outcome.facts
+            if not is_alive:
+                why = outcome.fault or f"Ray's workers ended: {_why(self._error)}"
+                raise _GroupEndedError(why, outcome.has_made_way)
+            if outcome.is_taken and self._held is None:
+                self._held = self._ask("held")
+            now = time.monotonic()
+            if not outcome.is_taken and now - submitted > START_SECONDS:
+                raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
+            if outcome.quiet_seconds > (PATIENT_SECONDS if outcome.is_patient else 60 * self._scale.hang_minutes):
+                raise _GroupEndedError(f"no worker has gone on for {outcome.quiet_seconds:.0f} s (scale.hang_minutes)")
+            if self._scale.is_elastic and outcome.is_taken and now - looked_for_room > ROOM_SECONDS:
+                looked_for_room = now
+                if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
+                    self._say(f"{job.spec.title}: there is room for {more} more {'worker' if more == 1 else 'workers'}")
+                    self._ask("make_way")
 
     def _ask(self, call: str, *arguments: object) -> Any:
         """What the board answers.
 
         Raises:
+            _GroupEndedError: the board is gone.
             TrainingError: Ray is gone, or has not answered for a minute.
         """
         import ray
 
         try:
             return ray.get(getattr(self._board, call).remote(*arguments), timeout=ANSWER_SECONDS)
+        except ray.exceptions.RayActorError as error:
+            raise _GroupEndedError(f"the process that hands out jobs (ray::Board) died ({type(error).__name__})") from error
         except (ray.exceptions.RayError, ConnectionError) as error:
             raise TrainingError(f"Ray does not answer ({type(error).__name__}); {GO_ON}") from error
 
     def _start(self) -> None:
+        import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from tasks.workers.board import Board
+        from tasks.workers.meeting import Meeting
 
-        placement = self._placement
-        self._board = cast(Any, Board).remote(self._max_failures + 1)
-        num_threads = max(1, (os.cpu_count() or 1) // (placement.num_workers * placement.num_groups))
+        # Ray itself finds a process that answers nothing, whatever the other workers do.
+        os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(60 * self._scale.hang_minutes)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._held = None
+        self._board = cast(Any, Board).options(scheduling_strategy=here).remote()
+        self._num_workers = self._fitting_size()
+        num_threads = max(1, (os.cpu_count() or 1) // (self._num_workers * self._placement.num_groups))
+        folder = self._folder.absolute()
         trainer = TorchTrainer(
             _serve,
-            train_loop_config={"board": self._board, "num_threads": num_threads},
-            scaling_config=ScalingConfig(num_workers=placement.num_workers, use_gpu=placement.device == "cuda"),
-            torch_config=_torch_config(self._folder),
+            train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": _is_on_a_cluster()},
+            scaling_config=ScalingConfig(
+                num_workers=self._num_workers,
+                use_gpu=self._placement.device == "cuda",
+                resources_per_worker=self._placement.resources,
+            ),
+            torch_config=Meeting(
+                timeout_s=COLLECTIVE_TIMEOUT_SECONDS, board=self._board, folder=None if _is_on_a_cluster() else str(folder)
+            ),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
-                storage_path=str(self._folder.absolute()),
-                # The board limits the attempts of each job; the group itself is started anew as often as it takes.
-                failure_config=FailureConfig(max_failures=-1, controller_failure_limit=2),
+                storage_path=str(folder),
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             ),
         )
+        self._error = None
         self._thread = threading.Thread(target=self._fit, args=(trainer,), name="worker-group", daemon=True)
         self._thread.start()
 
     def _fit(self, trainer: Any) -> None:
         try:
             trainer.fit()
-        except Exception as error:  # noqa: BLE001 - kept, and raised by the job that waits
+        except Exception as error:  # noqa: BLE001 - kept, and told by the job that waits
             self._error = error
+
+    def _end(self) -> None:
+        """End what is left of the group: its processes too, stopped ones among them, so that their resources are free."""
+        import ray
+
+        board, held, thread = self._board, self._held, self._thread
+        self._board = self._held = self._thread = None
+        if thread is None or self._closed:
+            return
+        # Each of these may find gone what it is to end.
+        if held is not None and thread.is_alive():
+            controller, placement_group = held
+            with contextlib.suppress(Exception):
+                ray.get(controller.abort.remote(), timeout=END_SECONDS)
+            with contextlib.suppress(Exception):
+                ray.kill(controller)
+            with contextlib.suppress(Exception):
+                ray.util.remove_placement_group(placement_group)
+        thread.join(END_SECONDS)
+        with contextlib.suppress(Exception):
+            ray.kill(board)
+
+    # ------------------------------------------------------------ workers that come and go
+
+    def _fitting_size(self) -> int:
+        """How many workers a group that starts now has: for a run that may lose and gain some, as many as there is room for."""
+        if not self._scale.is_elastic:
+            return self._placement.num_workers
+        until = time.monotonic() + FREE_SECONDS  # what another group has just left is free in a moment
+        while self._num_free() < self._room() and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+        return max(self._scale.fewest_workers, min(self._room(), self._num_free()))
+
+    def _room(self) -> int:
+        """Workers for which the machines that are there now have room, beside the flow's other groups."""
+        from ray._private.state import total_resources_per_node
+
+        try:
+            return choose(self._scale, _of_nodes_that_stay(total_resources_per_node())).num_workers
+        except TrainingError:  # nothing is there now
+            return self._scale.fewest_workers
+
+    def _num_free(self) -> int:
+        from ray._private.state import available_resources_per_node
+
+        free = _of_nodes_that_stay(available_resources_per_node())
+        return int(free["GPU"]) if self._placement.device == "cuda" else int(free["CPU"]) // max(1, self._placement.num_cores)
+
+
+def _of_nodes_that_stay(resources: dict[str, dict[str, float]]) -> Counter[str]:
+    """The sum over nodes, without those that Ray has been told will be taken away: nothing is started there."""
+    from ray._private.state import state
+
+    leaving = state.get_draining_nodes()
+    total: Counter[str] = Counter()
+    for node, amounts in resources.items():
+        if node not in leaving:
+            total.update(amounts)
+    return total
 
 
 def _serve(config: dict[str, Any]) -> None:
@@ -184,16 +325,9 @@ def _serve(config: dict[str, Any]) -> None:
 _group_number = itertools.count()
 
 
-def _torch_config(folder: Path) -> Any:
-    """How the workers of a group meet: at a file on this machine, at a port of rank 0 on a cluster."""
-    if "RAY_ADDRESS" in os.environ:
-        from ray.train.torch import TorchConfig
-
-        return TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_SECONDS)
-    from tasks.workers.rendezvous import FileRendezvous
-
-    folder.mkdir(parents=True, exist_ok=True)
-    return FileRendezvous(timeout_s=COLLECTIVE_TIMEOUT_SECONDS, folder=str(folder.absolute()))
+def _is_on_a_cluster() -> bool:
+    """Whether workers may be on several machines, which share no file to meet at."""
+    return "RAY_ADDRESS" in os.environ
 
 
 def start_ray(scale: ScaleSpec) -> Placement:
@@ -208,7 +342,7 @@ def start_ray(scale: ScaleSpec) -> Placement:
 
     if not ray.is_initialized():
         _connect(os.environ.get("RAY_ADDRESS", "local"))
-    return choose(scale, ray.cluster_resources())
+    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
 def _connect(address: str, attempts: int = 2) -> None:
@@ -241,5 +375,16 @@ def stop_ray() -> None:
 _watches: list[Callable[[], None]] = []
 
 
+def _why(error: BaseException | None) -> str:
+    """What a fit's error says, from its last line where it is a traceback."""
+    from ray.train import TrainingFailedError
+
+    failures = getattr(error, "worker_failures", None) or {}
+    first = next(iter(failures.values()), None) or getattr(error, "controller_failure", None)
+    if isinstance(error, TrainingFailedError) and first is not None:
+        return f"{type(first).__name__}: {_first_line(first)}"
+    return _first_line(error)
+
+
 def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().splitlines()[0] if error is not None and str(error).strip() else "no reason given; see Ray's logs"
+    return str(error).strip().splitlines()[0].rstrip(".") if error is not None and str(error).strip() else "no reason given; see Ray's logs"

@@ -17,7 +17,8 @@ class Job:
         train_key: folder of the run's checkpoint in the store.
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
-        num_loader_workers: image-loading processes of each worker.
+        num_loader_workers: image-loading processes of each worker; the group that does the job says how many.
+        checkpoint_every_steps, checkpoint_every_minutes: checkpoints within an epoch, as `ScaleSpec` has them.
     """
 
     id: str
@@ -29,23 +30,31 @@ class Job:
     embed_key: str
     store: str
     cache: str
-    num_loader_workers: int
+    num_loader_workers: int = 0
+    checkpoint_every_steps: int | None = None
+    checkpoint_every_minutes: float | None = None
 
 
 @dataclass
 class Outcome:
-    """How a job stands.
+    """How a job stands with the group that was given it.
 
     Attributes:
         facts: device, seconds, workers; set when it is done.
         error: the one line that says why it failed for good.
+        fault: what ended the group, so that another has to go on.
         progress: messages since the driver last asked.
-        attempts: how often workers have taken it up.
-        job_id: the job; None after the board itself was started anew and has forgotten it.
+        is_taken: whether the workers have begun.
+        has_made_way: whether the workers ended because they were asked to; they left a checkpoint.
+        quiet_seconds: how long no worker has said that its work goes on.
+        is_patient: whether what is being done may take long.
     """
 
     facts: dict[str, object] | None = None
     error: str | None = None
+    fault: str | None = None
     progress: list[Progress] = field(default_factory=list)
-    attempts: int = 0
-    job_id: str | None = None
+    is_taken: bool = False
+    has_made_way: bool = False
+    quiet_seconds: float = 0.0
+    is_patient: bool = False

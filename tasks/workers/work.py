@@ -16,19 +16,23 @@ from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
-from dml_core.training.history import Progress, Report
+from dml_core.training.history import Report
 from dml_core.training.loop import build_system, fit
 from dml_core.training.parallel import from_rank_zero, rank, world_size
+from dml_core.training.pulse import patient
+from dml_core.training.saving import Saving
 from dml_core.training.validation import scorers
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.storage import Store
+from tasks.workers import stopping
 from tasks.workers.embedding import extract
 from tasks.workers.jobs import Job
 
-Work = Callable[[Job, torch.device, Report, int], dict[str, object]]
+StopWanted = Callable[[], bool]
+Work = Callable[[Job, torch.device, Report, int, StopWanted | None], dict[str, object]]
 
 
-def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
+def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
     """Train the job's run into its folder of the store, from its last whole checkpoint if there is one.
 
     Args:
@@ -36,35 +40,41 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
         device: this worker's.
         tell: given every progress message, on rank 0.
         local_rank: this worker's number among those of its machine.
+        stop_wanted: whether the run is to stop; as `saving.Saving` has it.
 
     Returns:
         Facts beside the step's time: `taken_up`, whether a checkpoint was there, so that the time is not of the whole training.
 
     Raises:
         ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images.
+        InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
     store = Store(job.store, Path(job.cache))
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     dataset = open_role(packed, "train", validation)
-    folder = from_rank_zero(lambda: store.pull(job.train_key))
+    with patient():
+        folder = from_rank_zero(lambda: store.pull(job.train_key))
     taken_up = (folder / CHECKPOINT_FILE).exists()
     if validation is not None and rank() == 0:
         save_split(split_classes(packed, validation), folder)
-
-    def report(message: Progress) -> None:
-        if message.checkpoint is not None:
-            store.push(job.train_key)
-        tell(message)
-
     training, num_loaders = job.spec.training, job.num_loader_workers
     validate, score_test = scorers(packed, training, device, num_loaders)
-    fit(training, dataset, job.spec.seed, folder, device, num_loaders, report, _identity(job), validate, score_test)
-    if rank() == 0:
-        store.push(job.train_key)
+    saving = Saving(
+        job.checkpoint_every_steps,
+        job.checkpoint_every_minutes,
+        in_background=True,
+        saved=lambda: store.push(job.train_key),
+        stop_wanted=stop_wanted,
+    )
+    with stopping.training():
+        fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), validate, score_test, saving)
+    with patient():
+        if rank() == 0:
+            store.push(job.train_key)
     return {"taken_up": taken_up}
 
 
-def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> dict[str, object]:
+def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
     """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
 
     Raises:
@@ -75,19 +85,21 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0) -> 
     role = job.spec.evaluation.role
     scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
     roles = {role: open_role(folder, role, validation) for role in scored}
-    checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
+    with patient():
+        checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
+        store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
     num_classes = len(open_role(folder, "train", validation).class_names)
     system = build_system(job.spec.training.without_weights(), num_classes, job.spec.seed, device)
     weights, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
     system.load_state_dict(weights)
     assert isinstance(system.model, Embedder)
-    store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
     if world_size() > 1:
         dist.barrier()
     if rank() == 0 and job.spec.evaluation.epoch != "last":
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
     extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
-    store.push(job.embed_key)
+    with patient():
+        store.push(job.embed_key)
     return {}
 
 
@@ -108,10 +120,11 @@ def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:
     """The packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
     if not store.is_remote:
         return Path(job.dataset_folder)
-    if local_rank == 0:
-        store.pull(job.dataset_key)
-    if world_size() > 1:
-        dist.barrier()
+    with patient():
+        if local_rank == 0:
+            store.pull(job.dataset_key)
+        if world_size() > 1:
+            dist.barrier()
     return store.folder(job.dataset_key)
 
 

@@ -1,8 +1,8 @@
 """What runs inside Ray's workers: the training function of the worker group, which does one job of the board (`board.py`) after another.
 
 One worker group serves many runs: starting one costs tens of seconds (processes, imports, rendezvous), a small run costs less than that.
-Rank 0 asks the board for the next job and tells the others; all of them do it; rank 0 reports. When a worker dies, Ray Train starts the
-group anew, the board hands out the unfinished job again, and it goes on from its checkpoint.
+Rank 0 asks the board for the next job and tells the others; all of them do it; rank 0 reports. When a worker dies the group ends, and the
+driver starts another with the unfinished job, which goes on from its checkpoint.
 """
 
 import time
@@ -17,15 +17,18 @@ import torch
 import torch.distributed as dist
 
 from dml_core.errors import DmlError
+from dml_core.training import pulse
 from dml_core.training.parallel import rank, world_size
+from dml_core.training.saving import InterruptedRunError
 from tasks.locks import alone
 from tasks.storage import Store, enable_s3_weights
+from tasks.workers import stopping
 from tasks.workers.board import STOP
 from tasks.workers.jobs import Job
 from tasks.workers.work import WORK
 
-POLL_SECONDS = 0.05
 IDLE_SECONDS = 60.0
+BEAT_SECONDS = 1.0
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -35,27 +38,58 @@ def serve(config: dict[str, Any]) -> None:
     device = ray.train.torch.get_device()
     if device.type == "cpu":
         torch.set_num_threads(config["num_threads"])
+    heart = _Heart(board, config["on_a_cluster"])
+    pulse.listen(heart.beat)
     while (job := _next_job(board)) != STOP:
         if isinstance(job, Job):
-            _do(job, device, board)
+            _do(job, device, board, heart)
 
 
-def _do(job: Job, device: torch.device, board: Any) -> None:
-    """Do one job and say how it went; a fault ends this worker, and with it the group, which Ray Train then starts anew."""
+class _Heart:
+    """Tells the board of a worker's beats, about once a second, and hears whether the group is to make way."""
+
+    def __init__(self, board: Any, on_a_cluster: bool) -> None:
+        self._board = board
+        self._on_a_cluster = on_a_cluster
+        self._told = -BEAT_SECONDS
+        self._patience = False
+        self._answer: Any = None
+        self.is_to_make_way = False
+
+    def beat(self, patience: bool) -> None:
+        now = time.monotonic()
+        if now - self._told < BEAT_SECONDS and patience == self._patience:
+            return
+        self._told, self._patience = now, patience
+        if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
+            self.is_to_make_way |= ray.get(self._answer)  # raises where the board is gone, and its group with it
+        self._answer = self._board.beat.remote(rank(), patience)
+
+    def stop_wanted(self) -> bool:
+        """Whether this worker was told to end: by SIGTERM, by the driver, or because its machine is taken away."""
+        is_preempted = self._on_a_cluster and ray.train.get_preemption_info() is not None  # asked by all workers as often
+        return is_preempted or stopping.has_come() or self.is_to_make_way
+
+
+def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
+    """Do one job and say how it went; a fault ends this worker, and with it the group."""
     started = time.monotonic()
     try:
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job):
-            found = WORK[job.step](job, device, lambda message: board.progress.remote(job.id, message), local_rank)
+            found = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
+    except InterruptedRunError:
+        ray.get(board.note_way_made.remote())
+        raise
     except DmlError as error:
-        ray.get(board.fail.remote(job.id, f"{job.spec.title}: {error}"))
+        ray.get(board.fail.remote(f"{job.spec.title}: {error}"))
         raise
     except Exception as error:
         ray.get(board.note_fault.remote(f"{type(error).__name__}: {error}"))
         raise
     if rank() == 0:
         facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3), **found}
-        ray.get(board.finish.remote(job.id, facts))
+        ray.get(board.finish.remote(facts))
 
 
 def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
@@ -72,7 +106,7 @@ def _next_job(board: Any) -> Job | str | None:
     if rank() == 0:
         until = time.monotonic() + IDLE_SECONDS
         while (found := ray.get(board.next.remote())) is None and time.monotonic() < until:
-            time.sleep(POLL_SECONDS)
+            pass  # the board answers when there is a job, or after a while
         answer = [found]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)

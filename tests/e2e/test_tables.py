@@ -112,6 +112,7 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
         assert all(run["seconds"] > 0 for run in kept["runs"])
 
 
+@pytest.mark.proof
 def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be_told(project: Project) -> None:
     """A twentieth of a point is finer than these few queries can be; the first three seeds were run by the test before this one."""
     printed = project.run("dml", "reproduce", "softtriple/table92", "--seeds", "auto", "--resolve", "0.05", "--max-seeds", "5")
@@ -178,6 +179,7 @@ def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tup
     assert "Prefect" not in printed
 
 
+@pytest.mark.proof
 def test_one_row_of_each_of_the_39_runs_through_the_whole_chain(tmp_path: Path) -> None:
     project = make_project(tmp_path, ("untrained",))
     printed = project.run("dml", "reproduce", "*/*", "--smoke", "--one-row")

@@ -23,7 +23,7 @@ from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.history import read_history
 from dml_core.training.parallel import TrainingSystem, shard_sizes
 from tests.conftest import small_training
-from tests.workers import spawn
+from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -188,10 +188,7 @@ def config_of(name: str, sharded: bool) -> TrainingConfig:
 
 def fit_all(rank: int, packed: Path, folder: Path, sharded: bool, stop_after: int | None) -> None:
     """Each run in float64, with rank 0's checkpoint in a folder of all; where asked to, until an epoch has ended."""
-    torch.set_default_dtype(torch.float64)
-    load = loop.iterate_batches
-    loop.iterate_batches = lambda *arguments: ((images.double(), indices) for images, indices in load(*arguments))
-    validation.iterate_batches = loop.iterate_batches
+    load_float64()
 
     def stop(epoch: int) -> None:
         if epoch + 1 == stop_after:
@@ -201,7 +198,7 @@ def fit_all(rank: int, packed: Path, folder: Path, sharded: bool, stop_after: in
         config = config_of(name, sharded)
         _, tested = validation.scorers(packed, config, CPU)
         own = loop._train_epoch
-        loop._train_epoch = lambda run, epoch, own=own: (own(run, epoch), stop(epoch))
+        loop._train_epoch = lambda run, epoch, under_way, own=own: (own(run, epoch, under_way), stop(epoch))
         with contextlib.suppress(StoppedError):
             system = loop.fit(config, PackedDataset(packed, "train"), 0, folder / name, CPU, identity="a run", score_test=tested)
             torch.save(system.state_dict(), folder / f"{name}-{rank}.pt")

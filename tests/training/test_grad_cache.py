@@ -20,7 +20,7 @@ from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.history import read_history
 from dml_core.training.parallel import TrainingSystem
 from tests.conftest import small_training
-from tests.workers import spawn
+from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -40,9 +40,7 @@ def in_chunks(config: TrainingConfig, embed_at_once: int | None) -> TrainingConf
 
 def fit_all(rank: int, packed: Path, folder: Path, embed_at_once: int | None) -> None:
     """Every run in float64, as the test of workers trains them."""
-    torch.set_default_dtype(torch.float64)
-    load = loop.iterate_batches
-    loop.iterate_batches = lambda *arguments: ((images.double(), indices) for images, indices in load(*arguments))
+    load_float64()
     for name, config in RUNS.items():
         own = folder / name / f"rank{rank}"
         system = loop.fit(in_chunks(config, embed_at_once), PackedDataset(packed, "train"), 0, own, CPU)
@@ -70,7 +68,7 @@ def test_a_batch_in_chunks_ends_in_the_weights_of_the_whole(
             for key, value in expected.items():
                 torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-9, msg=lambda m, n=name, k=key: f"{n}: {k}: {m}")
         expected_losses = [row["loss"] for row in read_history(whole / name / "rank0")]
-        assert [row["loss"] for row in read_history(tmp_path / name / "rank0")] == pytest.approx(expected_losses, rel=1e-7)
+        assert [row["loss"] for row in read_history(tmp_path / name / "rank0")] == pytest.approx(expected_losses, rel=3e-7)  # float32
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -15,7 +15,7 @@ from dml_core.training.history import read_history
 from dml_core.training.parallel import shard_sizes
 from dml_core.training.validation import METRIC, HeldOutRecall
 from tests.conftest import small_training
-from tests.workers import spawn
+from tests.workers import load_float64, spawn
 
 CPU = torch.device("cpu")
 RESNET = {"backbone": {"name": "resnet18"}, "head": {"kind": "bn", "embedding_dim": 8}}
@@ -38,10 +38,8 @@ RUNS = {
 
 def fit_all(rank: int, packed: Path, folder: Path) -> None:
     """Every run in float64: in float32 a ResNet over a handful of images multiplies a rounding difference by thousands at each step."""
-    torch.set_default_dtype(torch.float64)
-    load = loop.iterate_batches
-    loop.iterate_batches = lambda *arguments: ((images.double(), indices) for images, indices in load(*arguments))
-    validation.iterate_batches, validation.BATCH_SIZE = loop.iterate_batches, 8  # 36 images: a part for each worker
+    load_float64()
+    validation.BATCH_SIZE = 8  # 36 images: a part for each worker
     for name, config in RUNS.items():
         held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if config.keep_epochs else None
         _, tested = validation.scorers(packed, config, CPU)

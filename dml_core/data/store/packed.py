@@ -68,7 +68,8 @@ class PackedDataset:
     @cached_property
     def paths(self) -> list[str]:
         """(N,) names of the images in the raw dataset."""
-        return [str(path) for path in self._rows["path"].to_pylist()]
+        rows = self._read(("role", "label_name", "path"))
+        return [str(path) for path in rows.filter(pc.equal(rows["role"], self.role))["path"].to_pylist()]
 
     def raw_bytes(self, index: int) -> bytes:
         """The image as it was in the raw dataset, encoded."""
@@ -95,12 +96,16 @@ class PackedDataset:
 
     def box(self, index: int) -> Box | None:
         """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""
-        return self._boxes[index]
+        box = self._boxes[int(index)].as_py()
+        return None if box is None else (box[0], box[1], box[2], box[3])
 
     @cached_property
     def _comparable_rows(self) -> Any:
-        """Manifest rows of this role and of the one that it is compared with."""
-        table = pq.read_table(self.folder / MANIFEST_FILE, memory_map=True)
+        """Manifest rows of this role and of the one that it is compared with; names of images, which are most of it, are left out."""
+        return self._read(("index", "role", "label", "label_name", "box"))
+
+    def _read(self, columns: tuple[str, ...]) -> Any:
+        table = pq.read_table(self.folder / MANIFEST_FILE, columns=list(columns), memory_map=True)
         roles = _COMPARED_ROLES if self.role in _COMPARED_ROLES else (self.role,)
         rows = table.filter(pc.is_in(table["role"], pa.array(roles)))
         if self.classes is None:
@@ -126,8 +131,8 @@ class PackedDataset:
         return found
 
     @cached_property
-    def _boxes(self) -> list[Box | None]:
-        return [None if box is None else (box[0], box[1], box[2], box[3]) for box in self._rows["box"].to_pylist()]
+    def _boxes(self) -> Any:
+        return self._rows["box"]  # a million tuples would take 180 MB in each process
 
     @cached_property
     def _images(self) -> Any:

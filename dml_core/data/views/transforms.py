@@ -28,7 +28,14 @@ _NUM_CROP_ATTEMPTS = 10
 
 
 def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0) -> Tensor:
-    """One training view of uint8 `image` (C, H, W) as float32 (C, H', W').
+    """One training view of uint8 `image` (C, H, W) as float32 (C, H', W'): `train_pixels`, scaled."""
+    return scale(train_pixels(image, config, seed, epoch, index, box, copy), config.scaling)
+
+
+def train_pixels(
+    image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0
+) -> Tensor:
+    """The pixels of one training view of uint8 `image` (C, H, W) as uint8 RGB (C, H', W'), before they are scaled.
 
     Args:
         seed, epoch, index, copy: all that the draws depend on; `index` is the image's index in its dataset, `copy` how often it came
@@ -44,15 +51,20 @@ def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, in
         image = image.flip(2)
     if not config.jitter_first:
         image = _jitter(image, config.jitter, rng)
-    return scale(image, config.scaling)
+    return image
 
 
 def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
-    """The test view of uint8 `image` (C, H, W) as float32: resized, centre square where there is a crop size, scaled."""
+    """The test view of uint8 `image` (C, H, W) as float32: `test_pixels`, scaled."""
+    return scale(test_pixels(image, config, box), config.scaling)
+
+
+def test_pixels(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
+    """The pixels of the test view of uint8 `image` (C, H, W) as uint8 RGB: resized, centre square where there is a crop size."""
     image = _resize(_cut_to_box(image, config, box), config.test_resize, config)
     if config.crop_size is not None and image.shape[1:] != (config.crop_size, config.crop_size):
         image = tv.center_crop(image, [config.crop_size, config.crop_size])
-    return scale(image, config.scaling)
+    return image
 
 
 def view_generator(seed: int, epoch: int, index: int, copy: int = 0) -> np.random.Generator:
@@ -61,25 +73,29 @@ def view_generator(seed: int, epoch: int, index: int, copy: int = 0) -> np.rando
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, copy, index], dtype=np.uint64)))
 
 
-def scale(image: Tensor, scaling: Scaling) -> Tensor:
-    """uint8 RGB pixels (C, H, W) as the float32 numbers and channel order that a network was trained with."""
-    factor_C11, shift_C11 = _scaling_constants(scaling)
+def scale(pixels: Tensor, scaling: Scaling, out: Tensor | None = None) -> Tensor:
+    """uint8 RGB pixels (..., C, H, W) as the float32 numbers and channel order that a network was trained with.
+
+    A product and a sum of float32, each rounded as IEEE 754 says, so that every device and any number of images at once give the same bits.
+    They are written to `out`, where it is given.
+    """
+    factor_C11, shift_C11 = _scaling_constants(scaling, pixels.device)
     if scaling == "bgr-caffe":
-        image = image.flip(0)
-    return image.float().mul_(factor_C11).add_(shift_C11)
+        pixels = pixels.flip(-3)
+    return torch.mul(pixels, factor_C11, out=out).add_(shift_C11)
 
 
 @cache
-def _scaling_constants(scaling: Scaling) -> tuple[Tensor, Tensor]:
-    """Factor and shift per channel, in the output's channel order."""
-    zeros, ones = torch.zeros(3), torch.ones(3)
+def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Factor and shift per channel, in the output's channel order; computed on the CPU wherever they go."""
+    zeros, ones = torch.zeros(3, dtype=torch.float32), torch.ones(3, dtype=torch.float32)
     mean, std = {
-        "rgb-imagenet": (torch.tensor(_IMAGENET_MEAN) * 255, torch.tensor(_IMAGENET_STD) * 255),
-        "bgr-caffe": (torch.tensor(_CAFFE_MEAN_BGR), ones),
+        "rgb-imagenet": (ones.new_tensor(_IMAGENET_MEAN) * 255, ones.new_tensor(_IMAGENET_STD) * 255),
+        "bgr-caffe": (ones.new_tensor(_CAFFE_MEAN_BGR), ones),
         "zero-one": (zeros, ones * 255),
         "minus-one-one": (ones * 127.5, ones * 127.5),
     }[scaling]
-    return (1 / std)[:, None, None], (-mean / std)[:, None, None]
+    return (1 / std)[:, None, None].to(device), (-mean / std)[:, None, None].to(device)
 
 
 def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tensor:

@@ -1,5 +1,7 @@
 """Batches: the same tensors in this process and through loader workers."""
 
+import multiprocessing
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views import batches as batches_module
-from dml_core.data.views.batches import count_copies, iterate_batches
+from dml_core.data.views.batches import Loader, count_copies, iterate_batches
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import train_view
 from dml_core.errors import ConfigError
@@ -60,6 +62,56 @@ def test_box_reaches_the_view(packed_synthetic: Path) -> None:
     ((images, _),) = iterate_batches(dataset, [np.array([4])], view, 0)
     left, top, right, bottom = dataset.box(4) or (0, 0, 0, 0)
     assert images.shape[2:] == (bottom - top, right - left)
+
+
+class Counted:
+    """A dataset that says which process decoded, and how many images that process had decoded before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dataset, self.num_decoded = PackedDataset(folder, "train"), 0
+
+    def image(self, index: int) -> torch.Tensor:
+        self.num_decoded += 1
+        return torch.tensor([os.getpid() % 256, os.getpid() // 256 % 256, self.num_decoded], dtype=torch.uint8)[:, None, None]
+
+    def box(self, index: int) -> None:
+        return None
+
+
+def test_loader_processes_live_from_epoch_to_epoch_and_end_with_the_loader(packed_synthetic: Path) -> None:
+    loader = Loader(Counted(packed_synthetic), num_loader_workers=2)
+    plain = batches_module.TestView(TransformConfig(scaling="zero-one"))
+    batches = [np.array([number]) for number in range(8)]
+    epochs = [[(images.flatten() * 255).round().int().tolist() for images, _ in loader.batches(batches, plain)] for _ in range(3)]
+    processes = [{tuple(pixel[:2]) for pixel in epoch} for epoch in epochs]
+    assert len(processes[0]) == 2
+    assert processes[0] == processes[1] == processes[2]
+    assert max(pixel[2] for pixel in epochs[2]) > 8
+    children = multiprocessing.active_children()
+    assert len(children) == 2
+    loader.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 2])
+def test_what_is_left_of_an_epoch_that_was_given_up_does_not_come_in_the_next(packed_synthetic: Path, num_loader_workers: int) -> None:
+    loader = Loader(PackedDataset(packed_synthetic, "train"), num_loader_workers)
+    given_up = loader.batches([np.array([index]) for index in range(9)], VIEW)
+    assert next(given_up)[1].tolist() == [0]
+    assert [indices.tolist() for _, indices in loader.batches(BATCHES, VIEW)] == [[3, 1, 7], [], [14, 0]]
+
+
+@pytest.mark.parametrize("num_loader_workers", [0, 1])
+def test_loading_draws_nothing_from_torch_s_stream(packed_synthetic: Path, num_loader_workers: int) -> None:
+    before = torch.get_rng_state()
+    list(iterate_batches(PackedDataset(packed_synthetic, "train"), BATCHES, VIEW, num_loader_workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_user_s_mistake_is_one_line_from_a_loader_process_too(packed_synthetic: Path) -> None:
+    dataset, view = PackedDataset(packed_synthetic, "test"), batches_module.TestView(TransformConfig(crop_to_box=True))
+    with pytest.raises(ConfigError, match=r"^views of one batch are .* set crop_size or a fixed resize$"):
+        list(iterate_batches(dataset, [np.arange(15)], view, 1))
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=5))

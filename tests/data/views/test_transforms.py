@@ -12,6 +12,7 @@ from torch import Tensor
 from torchvision import transforms as classic
 
 from dml_core.config import ConfigError, parse
+from dml_core.data.views import batches as batches_module
 from dml_core.data.views import transforms
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -55,6 +56,69 @@ def test_scalings_by_hand() -> None:
         assert transforms.test_view(pixel, config(scaling=scaling)).flatten().tolist() == pytest.approx(values, abs=1e-5)
 
 
+CROPS: list[dict[str, Any]] = [
+    {"crop": "random"},
+    {"crop": "padded", "padding": 4},
+    {"crop": "random_resized", "crop_area": [0.16, 1.0]},
+    {"crop": "random", "train_resize": [40, 40], "jitter": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}},
+]
+
+
+CONFIGURATIONS: list[dict[str, Any]] = [
+    *[{"crop_size": 32, "test_resize": [40, 40], "flip": True, **crop} for crop in CROPS],
+    *[{"train_resize": 40, "test_resize": 40, "crop": "random", "crop_size": 32, "interpolation": how} for how in ("bicubic", "lanczos")],
+    {"crop_to_box": True},
+    {"crop_to_box": True, "crop": "random_resized", "crop_size": 24, "crop_area": [0.16, 1.0], "test_resize": 30, "flip": True},
+    {"crop": "random", "crop_size": 40, "jitter": {"contrast": 0.5, "hue": 0.2}, "jitter_first": True, "flip": True},
+]
+
+
+def scaled_as_before(pixels: Tensor, scaling: str) -> Tensor:
+    """How one image was scaled when loaders gave float32: multiplied and added in place."""
+    mean, std = {
+        "rgb-imagenet": (MEAN * 255, STD * 255),
+        "bgr-caffe": (torch.tensor([104.0, 117.0, 128.0]), torch.ones(3)),
+        "zero-one": (torch.zeros(3), torch.full((3,), 255.0)),
+        "minus-one-one": (torch.full((3,), 127.5), torch.full((3,), 127.5)),
+    }[scaling]
+    pixels = pixels.flip(0) if scaling == "bgr-caffe" else pixels
+    return pixels.float().mul_((1 / std)[:, None, None]).add_((-mean / std)[:, None, None])
+
+
+@pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_batch_of_all_pixels_is_scaled_to_the_bits_of_each_image_alone(scaling: Any, device: str) -> None:
+    """Every value in every channel at every place of a vector register."""
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(3 * 2 * 5).reshape(2, 3, 5, 256)
+    expected = torch.stack([scaled_as_before(image, scaling) for image in pixels])
+    assert torch.equal(transforms.scale(pixels.to(device), scaling).cpu(), expected)
+
+
+@pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe"])
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(options: dict[str, Any], scaling: str) -> None:
+    views = config(**options, scaling=scaling)
+    images = [picture(seed=seed) for seed in range(3)]
+
+    class Images:
+        def image(self, index: int) -> Tensor:
+            return images[index]
+
+        def box(self, index: int) -> tuple[float, float, float, float]:
+            return (10.5, 5.0, 70.2, 55.0)
+
+    batch = np.array([2, 0, 1, 2])
+    copies = [np.array([0, 0, 0, 1])]
+    ((trained, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TrainView(views, 1, 2), 0, copies)
+    ((tested, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TestView(views), 0)
+    for place, (index, copy) in enumerate(zip(batch, copies[0], strict=True)):
+        box = Images().box(index)
+        pixels = transforms.train_pixels(images[index], views, 1, 2, int(index), box, int(copy))
+        assert pixels.dtype == torch.uint8
+        assert torch.equal(trained[place], scaled_as_before(pixels, scaling))
+        assert torch.equal(tested[place], scaled_as_before(transforms.test_pixels(images[index], views, box), scaling))
+
+
 def test_box_crop_takes_the_pixels_that_the_box_touches() -> None:
     image = picture()
     view = transforms.test_view(image, config(crop_to_box=True, scaling="zero-one"), box=(10.5, 5.0, 20.2, 100.0))
@@ -67,14 +131,6 @@ def test_box_crop_takes_the_pixels_that_the_box_touches() -> None:
 def test_any_box_leaves_at_least_a_pixel(box: tuple[float, float, float, float]) -> None:
     view = transforms.test_view(picture(), config(crop_to_box=True), box=box)
     assert min(view.shape) >= 1
-
-
-CROPS: list[dict[str, Any]] = [
-    {"crop": "random"},
-    {"crop": "padded", "padding": 4},
-    {"crop": "random_resized", "crop_area": [0.16, 1.0]},
-    {"crop": "random", "train_resize": [40, 40], "jitter": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}},
-]
 
 
 @pytest.mark.parametrize("options", CROPS)

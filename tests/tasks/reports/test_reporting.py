@@ -55,6 +55,15 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     assert "50.0 ± 317.7" in text
 
 
+def test_the_others_are_held_against_the_reference_that_was_named(tmp_path: Path) -> None:
+    runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
+    text = write_report("title", runs, tmp_path, reference="a")
+    assert "difference to a (Holm)" in text
+    # b less a: 10, 11, 12 points; t(0.975, 2) = 4.303, standard deviation 1, over sqrt(3): 2.5
+    assert "+11.0 ± 2.5" in text
+    assert "+22.0 ± 5.0" in text  # c less a, not c less b
+
+
 def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
     runs = [run("a", 0, 0.4), run("a", 2, 0.5), run("a", 1, 0.6), run("b", 2, 0.1)]
     write_report("title", runs, tmp_path)

@@ -134,7 +134,13 @@ def test_a_loss_s_own_file_counts_for_its_runs_alone(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
-    [("average", {"decay": 0.9}, {"decay": 0.9, "after": 0.5}), ("embed_at_once", 8, 8), ("shard_classes", True, True)],
+    [
+        ("average", {"decay": 0.9}, {"decay": 0.9, "after": 0.5}),
+        ("embed_at_once", 8, 8),
+        ("shard_classes", True, True),
+        ("compile", True, True),
+        ("cross_batch_memory", {"size": 64}, {"size": 64, "after_epochs": 1}),
+    ],
 )
 def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
     monkeypatch: pytest.MonkeyPatch, name: str, value: object, told: object

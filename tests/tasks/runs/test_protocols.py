@@ -15,7 +15,7 @@ from tasks.runs import protocols
 from tasks.runs.protocols import load_protocol, protocol_names
 
 # The project's own is a small network without trained weights: tests/tasks/tables/test_project_tables.py has it.
-SMALL = {"mnist", "fashion_mnist", "synthetic", "drawn-cub200", "drawn-cars196"}  # images of figures, and what stands in for others
+SMALL = {"mnist", "fashion_mnist", "drawn-80", "drawn-cub200", "drawn-cars196"}  # images of figures, and what stands in for others
 LOADED = {name: load_protocol(name) for name in protocol_names() if name != "project"}
 CELLS = [(name, dataset, variant) for name, protocol in LOADED.items() for variant in protocol.variants for dataset in protocol.datasets]
 # The common track's variants differ by dataset in numbers only: one dataset each is trained.

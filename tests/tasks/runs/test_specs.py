@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dml_core.config import merge, read_yaml
+from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
-from tasks.runs.specs import comparison_runs, comparison_title, load_params
+from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, load_params
 from tests.conftest import ROOT
 
 PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})
@@ -55,6 +55,7 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
         ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
         ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
         ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
+        ({"comparison": {"reference": "softmx"}}, "comparison.reference: unknown variant 'softmx'; did you mean 'softmax'?"),
         ({"comparison": {"protocol": {"num_epoch": 1}}}, "did you mean 'num_epochs'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
@@ -140,3 +141,15 @@ def test_what_pictures_are_of_is_the_same_in_every_table_that_shares_the_run() -
     assert untrained.subject.startswith("synthetic / untrained, ")
     oracle = softtriple.model_copy(update={"evaluation": softtriple.evaluation.model_copy(update={"epoch": "best_validation"})})
     assert oracle.subject.endswith("seed 3 / best validation epoch")
+
+
+@pytest.mark.parametrize(("given", "ends", "is_elastic"), [(3, (1, 3), False), ([1, 4], (1, 4), True), ([2, 2], (2, 2), True)])
+def test_workers_are_a_number_or_the_fewest_and_the_most(given: object, ends: tuple[int, int], is_elastic: bool) -> None:
+    scale = parse(ScaleSpec, {"num_workers": given}, "test")
+    assert ((scale.fewest_workers, scale.most_workers), scale.is_elastic) == (ends, is_elastic)
+
+
+@pytest.mark.parametrize("given", [0, [4, 1], [1], [0, 2], "2", 1.0, True])
+def test_other_numbers_of_workers_are_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"test: num_workers: expected a number from 1 on, or the fewest and the most, as \[1, 4\]"):
+        parse(ScaleSpec, {"num_workers": given}, "test")

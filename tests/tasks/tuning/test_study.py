@@ -124,7 +124,7 @@ def _search_in_a_process(folder: Path, log: Path, trials: int, kill_after: int |
 
 
 def _in_processes(folder: Path, log: Path, kill_after: tuple[int | None, ...]) -> list[int | None]:
-    spawn = multiprocessing.get_context("fork")
+    spawn = multiprocessing.get_context("spawn")  # shells share nothing
     processes = [spawn.Process(target=_search_in_a_process, args=(folder, log, 14, kill)) for kill in kill_after]
     for process in processes:
         process.start()

@@ -93,7 +93,6 @@ def job(spec: RunSpec, dataset: DatasetRecord, store: Path) -> Job:
         dataset_folder=dataset.folder,
         store=str(store),
         cache=str(store / "cache"),
-        num_loader_workers=0,
         **keys,
     )
 

@@ -23,6 +23,9 @@ from tasks.workers.placement import choose
         ({"num_workers": 4, "device": "cuda"}, {"CPU": 16, "GPU": 1}, "cuda", 1, 1),
         ({"num_workers": 4, "device": "cpu"}, {"CPU": 2, "GPU": 8}, "cpu", 2, 1),
         ({"num_workers": 4, "concurrent_runs": 3}, {"CPU": 2}, "cpu", 1, 2),
+        ({"num_workers": (1, 4)}, {"CPU": 3}, "cpu", 3, 1),
+        ({"num_workers": (2, 4), "concurrent_runs": 3}, {"CPU": 5}, "cpu", 2, 2),
+        ({"num_workers": (2, 4), "concurrent_runs": 3}, {"CPU": 16, "GPU": 3}, "cuda", 3, 1),
     ],
 )
 def test_runs_are_fitted_to_what_there_is(
@@ -33,11 +36,40 @@ def test_runs_are_fitted_to_what_there_is(
     assert chosen.num_workers * chosen.num_groups <= resources["GPU" if device == "cuda" else "CPU"]
 
 
+@pytest.mark.parametrize(
+    ("scale", "nodes", "num_loaders", "num_cores"),
+    [
+        ({}, [{"CPU": 2}], 0, 1),
+        ({"num_loader_workers": 3}, [{"CPU": 2}], 3, 2),  # asked for by number: as many as were asked for, in the cores that there are
+        ({}, [{"CPU": 16, "GPU": 1}], 15, 16),
+        ({}, [{"CPU": 64, "GPU": 1}], 16, 17),
+        ({"num_workers": 4}, [{"CPU": 16, "GPU": 4}], 3, 4),
+        ({"num_workers": 2, "concurrent_runs": 2}, [{"CPU": 16, "GPU": 8}], 1, 2),  # the other GPUs keep theirs
+        ({"num_workers": 2, "num_loader_workers": 7}, [{"CPU": 16, "GPU": 8}], 7, 8),
+        ({}, [{"CPU": 1, "GPU": 1}], 0, 1),
+        ({"num_workers": 2}, [{"CPU": 1, "GPU": 2}], 0, 0),  # Ray would place no worker that asks for a core
+        ({}, [{"CPU": 64}, {"CPU": 4, "GPU": 1}], 3, 4),  # the cores of a machine without a GPU are of no use
+        ({"num_workers": 3}, [{"CPU": 9, "GPU": 2}, {"CPU": 4, "GPU": 1}], 3, 4),
+    ],
+)
+def test_loaders_are_as_many_as_every_worker_has_cores_for(
+    scale: dict[str, object], nodes: list[dict[str, float]], num_loaders: int, num_cores: int
+) -> None:
+    whole = {name: sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")}
+    chosen = choose(ScaleSpec(**scale), whole, nodes)
+    assert (chosen.num_loaders, chosen.num_cores) == (num_loaders, num_cores)
+    assert chosen.resources == {"CPU": num_cores} | ({"GPU": 1} if whole["GPU"] else {})
+
+
+def test_fewer_than_the_fewest_are_waited_for() -> None:
+    assert choose(ScaleSpec(num_workers=(3, 4), concurrent_runs=2), {"CPU": 2.0}).num_workers == 3
+
+
 def test_the_choice_is_said_in_one_line() -> None:
     assert choose(ScaleSpec(num_workers=2), {"CPU": 2.0}).text == "training on 2 CPUs: 2 workers a run"
     on_a_gpu = choose(ScaleSpec(num_workers=2), {"CPU": 16.0, "GPU": 1.0, "accelerator_type:H100": 1.0})
-    assert on_a_gpu.text == "training on 1 GPU (H100): 1 worker a run (2 allowed)"
-    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4), {"CPU": 16.0, "GPU": 2.0})
+    assert on_a_gpu.text == "training on 1 GPU (H100): 1 worker a run (2 allowed), 15 loaders each"
+    beside = choose(ScaleSpec(num_workers=2, concurrent_runs=4, num_loader_workers=0), {"CPU": 16.0, "GPU": 2.0})
     assert beside.text == "training on 2 GPUs: 1 worker a run (2 allowed), 2 runs at a time (4 allowed)"
 
 

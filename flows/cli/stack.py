@@ -1,0 +1,133 @@
+"""Verbs of the servers around the project: what is configured and works, and the local stack."""
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from flows.cli.app import app, print_table, stack_app
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is configured and reachable, and what to do.
+
+    Ends with exit code 2 where something is wrong. Starts and changes nothing, and prints no secret.
+    """
+    from rich.table import Table
+
+    from dml_core.errors import StoreError
+    from tasks.doctor import check_findings, examine
+    from tasks.environment import find_project, set_environment
+
+    project = find_project()
+    with suppress(StoreError):  # it is in the table
+        set_environment(project)
+    findings = examine(project)
+    table = Table(title="dml doctor")
+    for name in ("what", "where", "", "found", "to do"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.what, finding.where, finding.how, finding.said, finding.mend)
+    print_table(table)
+    check_findings(findings)
+
+
+@app.command()
+def gc(
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this it is listed.")] = False,
+    days: Annotated[float, typer.Option(help="What was touched in so many days stays.")] = 7.0,
+) -> None:
+    """List what of the store nothing refers to any more, or remove it.
+
+    Referred to is what a table, MLflow, the outbox or today's parameters would use again, and what that was made of.
+    """
+    from rich.table import Table
+
+    from flows.cli.app import open_project
+    from tasks.gc import delete as remove
+    from tasks.gc import find_unused
+
+    project = open_project()
+    found = find_unused(project, days)
+    table = Table(title="dml gc")
+    for name in ("step", "MB", "last written"):
+        table.add_column(name)
+    for step in found.unused:
+        table.add_row(step.key, f"{step.num_bytes / 1e6:.1f}", time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)))
+    if found.unused:
+        print_table(table)
+    recent = f" ({found.num_recent} of them only because they are younger than {days:g} days)" if found.num_recent else ""
+    print(f"{len(found.unused)} steps that nothing refers to; {found.num_kept} stay{recent}")
+    if delete:
+        print(f"{remove(project, found) / 1e6:.1f} MB removed")
+    elif found.unused:
+        print(f"{sum(step.num_bytes for step in found.unused) / 1e6:.1f} MB; nothing was removed: dml gc --delete does it")
+
+
+@stack_app.command()
+def up() -> None:
+    """Start the servers of infra/stack.yaml on this machine, those that do not run; dml uses them from then on."""
+    from tasks.environment import find_project
+    from tasks.stack.life import up as start
+
+    begun = time.monotonic()
+    stack = start(find_project(), lambda line: print(line, flush=True))
+    print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
+    for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
+        print(f"{what}: {stack.clients[name].removesuffix('/api')}")
+    print(f"Ray: {stack.clients['RAY_ADDRESS']}")
+
+
+@stack_app.command()
+def status() -> None:
+    """Show how each server is; exit code 2 where not all are up."""
+    from rich.table import Table
+
+    from dml_core.errors import ConfigError
+    from tasks.environment import find_project
+    from tasks.stack.life import is_up
+    from tasks.stack.life import status as look
+
+    project = find_project()
+    if not is_up(project):
+        raise ConfigError("no stack of this project is up; start it: dml stack up")
+    table = Table(title="dml stack")
+    for name in ("server", "", "process", "at", "log"):
+        table.add_column(name, overflow="fold")
+    found = look(project)
+    for entry in found:
+        table.add_row(entry.name, entry.how, str(entry.pid or ""), entry.address, str(entry.log))
+    print_table(table)
+    if any(entry.how != "up" for entry in found):
+        raise ConfigError("not all of the stack is up; look into the logs, and start what is missing: dml stack up")
+
+
+@stack_app.command()
+def logs(
+    server: Annotated[str, typer.Argument(help="A server, as `dml stack status` lists them.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said; end it with Ctrl-C.")] = False,
+) -> None:
+    """Show what a server said last."""
+    from dml_core.errors import ConfigError
+    from tasks.environment import find_project
+
+    log = find_project().state / "stack" / server / "log"
+    if not log.is_file():
+        raise ConfigError(f"no server '{server}' has said anything; dml stack status lists them")
+    sys.stdout.flush()
+    os.execvp("tail", ["tail", "-n", "200", *(["-f"] if follow else []), str(log)])
+
+
+@stack_app.command()
+def down() -> None:
+    """End all servers of the stack, and what they hold: databases, objects, kept records; the logs stay."""
+    from tasks.environment import find_project
+    from tasks.stack.life import down as end
+
+    num_killed = end(find_project())
+    beside = f"; {num_killed} processes were killed" if num_killed else ""
+    print(f"the stack is down{beside}; dml uses your own settings again, or this machine's defaults")

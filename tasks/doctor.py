@@ -1,0 +1,352 @@
+"""What is configured, whether it can be reached, what is wrong with it and what to do about it: `dml doctor`.
+
+Each check looks at one thing and asks as little of it as tells whether it works; all have a few seconds. Nothing is started or changed,
+but for a small file that is written to the store and removed. What is said never holds a secret: addresses are shown without their user
+and query, and an answer's text is not repeated.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from configparser import ConfigParser, Error
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from dml_core.errors import ConfigError, DmlError, StoreError
+from tasks.checks import answers
+from tasks.environment import STACK_ENV, Project, stack_environment
+from tasks.runs.specs import load_params
+from tasks.storage import Store
+from tasks.tracking.published import OUTBOX
+
+SECONDS = 5.0
+RAY_SECONDS = 60
+FREE_BYTES = 2 << 30
+POOL = "dml"
+How = Literal["ok", "note", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one thing.
+
+    Attributes:
+        what: the thing.
+        where: its place or address, without secrets.
+        how: "note" is for something to know that stops nothing.
+        said: what was found, versions included.
+        mend: what to do about it; empty where nothing is to be done.
+    """
+
+    what: str
+    where: str
+    how: How
+    said: str
+    mend: str = ""
+
+
+def examine(project: Project) -> list[Finding]:
+    """Look at everything that a flow of this project would use; the environment is as `set_environment` leaves it."""
+    checks: list[Callable[[Project], Finding]] = [
+        _packages,
+        _parameters,
+        _state,
+        _stack,
+        _store,
+        _mlflow,
+        _outbox,
+        _prefect,
+        _pool,
+        _ray,
+        _dvc_remote,
+    ]
+    return [check(project) for check in checks]
+
+
+def shown(address: str) -> str:
+    """An address as it may be printed: without user, password, query and fragment."""
+    if "://" not in address:
+        return address.rpartition("@")[2].partition("?")[0]
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def _packages(project: Project) -> Finding:
+    """Installed versions against those that the project pins."""
+    where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    try:
+        pinned = dict(line.partition(";")[0].strip().split("==") for line in requires("dml-repro") or () if "==" in line)
+    except PackageNotFoundError:
+        return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
+    names = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
+    found = {name: _version(name) for name in names}
+    other = [f"{name} is {found[name]} and not {wanted}" for name, wanted in names.items() if found[name] != wanted]
+    if other:
+        return Finding("packages", where, "wrong", "; ".join(other), "uv pip sync --require-hashes requirements.lock")
+    of = ("prefect", "mlflow", "ray", "dvc", "torch")
+    return Finding("packages", where, "ok", ", ".join(f"{name} {found[name]}" for name in of if name in found))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _parameters(project: Project) -> Finding:
+    where = str(project.params_file)
+    try:
+        params = load_params(project.params_file)
+    except DmlError as error:
+        return Finding("parameters", where, "wrong", str(error), "mend params.yaml")
+    return Finding("parameters", where, "ok", f"{len(params.datasets)} datasets, {len(params.comparison.variants)} variants")
+
+
+def _state(project: Project) -> Finding:
+    where = str(project.state)
+    try:
+        Store(where, project.state).check_writable()
+    except StoreError:
+        return Finding("state", where, "wrong", "cannot be written", "set DML_STATE to a folder that can")
+    free = shutil.disk_usage(project.state).free
+    if free < FREE_BYTES:
+        return Finding("state", where, "wrong", f"{free / 1e9:.1f} GB free", "make room: dml gc")
+    return Finding("state", where, "ok", f"can be written, {free / 1e9:.0f} GB free")
+
+
+def _stack(project: Project) -> Finding:
+    where = str(project.state / STACK_ENV)
+    named = stack_environment(project.state)
+    if not named:
+        return Finding("stack", where, "ok", "none: the settings are yours, or the defaults of one machine")
+    own = sorted(name for name, value in named.items() if os.environ.get(name) != value)
+    if own:
+        return Finding("stack", where, "note", f"used but for {', '.join(own)}", "unset them to use the stack's")
+    return Finding("stack", where, "ok", f"used for {', '.join(name for name in named if name in _ADDRESSES)}")
+
+
+_ADDRESSES = ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RAY_ADDRESS")
+
+
+def _outbox(project: Project) -> Finding:
+    folder = project.state / OUTBOX
+    num_waiting, num_damaged = (len(list(folder.glob(kind))) for kind in ("*.json", "*.json.damaged"))
+    if num_damaged:
+        return Finding("outbox", str(folder), "note", f"{num_damaged} damaged records", "their runs are published again by dml reproduce")
+    if num_waiting:
+        return Finding("outbox", str(folder), "note", f"{num_waiting} records wait for MLflow", "dml sync")
+    return Finding("outbox", str(folder), "ok", "nothing waits")
+
+
+# ---------------------------------------------------------------- servers
+
+
+def _store(project: Project) -> Finding:
+    where = shown(project.store)
+    store = Store(project.store, project.state / "cache")
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if store.is_remote and endpoint:
+        where = f"{where} at {shown(endpoint)}"
+        if not answers(endpoint):
+            return Finding("store", where, "wrong", "does not answer", "start the S3 server, or mend AWS_ENDPOINT_URL")
+    try:
+        store.check_writable()
+    except StoreError:
+        mend = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a folder or s3:// address that can"
+        return Finding("store", where, "wrong", "cannot be written", mend)
+    return Finding("store", where, "ok", "can be written")
+
+
+def _mlflow(project: Project) -> Finding:
+    uri = project.tracking_uri
+    where = shown(uri)
+    if not uri.startswith("http"):
+        return _database(where, uri)
+    import requests
+
+    url = uri.rstrip("/")
+    try:
+        found = requests.get(f"{url}/version", timeout=SECONDS)
+        asked = requests.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1}, timeout=SECONDS, headers=_login())
+    except requests.RequestException:
+        return Finding("mlflow", where, "wrong", "does not answer", "start it, or mend MLFLOW_TRACKING_URI; runs go on without: dml sync")
+    if asked.status_code in (401, 403):
+        mend = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if asked.status_code == 401 else "add its host to --allowed-hosts"
+        return Finding("mlflow", where, "wrong", f"refuses ({asked.status_code})", mend)
+    if not asked.ok:
+        return Finding("mlflow", where, "wrong", f"answers with {asked.status_code}", "look into the server's log")
+    return _compared("mlflow", where, found.text.strip(), "the server")
+
+
+def _login() -> dict[str, str]:
+    import base64
+
+    token, user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("TOKEN", "USERNAME", "PASSWORD"))
+    if user and password:
+        return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _database(where: str, uri: str) -> Finding:
+    import sqlite3
+    from contextlib import closing
+
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///"):
+        return Finding("mlflow", where, "note", "a database that is not looked at; a server in front of it would be")
+    if not path.exists():
+        return Finding("mlflow", where, "ok", "made by the first run")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=SECONDS)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (num_runs,) = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
+    except sqlite3.Error as error:
+        return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "put back a copy, or move it away and dml reproduce")
+    if found != "ok":
+        return Finding("mlflow", where, "wrong", "damaged", "put back a copy, or move it away and dml reproduce")
+    return Finding("mlflow", where, "ok", f"a local database with {num_runs} runs")
+
+
+def _prefect(project: Project) -> Finding:
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        return Finding("prefect", "", "ok", f"{_version('prefect')}, a server for the duration of a flow")
+    import requests
+
+    where = shown(url)
+    try:
+        found = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=_prefect_login())
+    except requests.RequestException:
+        return Finding("prefect", where, "wrong", "does not answer", "start it, or unset PREFECT_API_URL")
+    if found.status_code in (401, 403):
+        return Finding("prefect", where, "wrong", f"refuses ({found.status_code})", "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY")
+    if not found.ok:
+        return Finding("prefect", where, "wrong", f"answers with {found.status_code}", "PREFECT_API_URL has to end in /api")
+    return _compared("prefect", where, found.text.strip().strip('"'), "the server")
+
+
+def _prefect_login() -> dict[str, str]:
+    import base64
+
+    key, words = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
+    if words:
+        return {"Authorization": f"Basic {base64.b64encode(words.encode()).decode()}"}
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _pool(project: Project) -> Finding:
+    """Whether somebody runs what the server's schedules make."""
+    url = os.environ.get("PREFECT_API_URL", "")
+    if not url:
+        return Finding("schedules", "", "ok", "none without a Prefect server")
+    import requests
+
+    try:
+        answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=_prefect_login())
+        workers = answer.json() if answer.ok else []
+    except (requests.RequestException, ValueError):
+        return Finding("schedules", f"work pool {POOL}", "note", "not known: Prefect does not answer")
+    if answer.status_code == 404:
+        return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
+    num_online = sum(worker.get("status") == "ONLINE" for worker in workers)
+    if not num_online:
+        return Finding("schedules", f"work pool {POOL}", "note", "no worker is online", f"prefect worker start --pool {POOL}")
+    return Finding("schedules", f"work pool {POOL}", "ok", f"{num_online} of {len(workers)} workers online")
+
+
+def _ray(project: Project) -> Finding:
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address in ("", "local"):
+        return Finding("ray", "", "ok", f"{_version('ray')}, started on this machine for a flow")
+    where = shown(address)
+    if not answers(address):
+        return Finding("ray", where, "wrong", "does not answer", "start it, or unset RAY_ADDRESS to use one on this machine")
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_RAY], capture_output=True, text=True, timeout=RAY_SECONDS, check=False, env=os.environ | _QUIET
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("ray", where, "wrong", f"no answer in {RAY_SECONDS} s", "see the head's log")
+    told = f"{asked.stdout}{asked.stderr}"
+    if asked.returncode == 0:
+        loopback = address.startswith(("127.", "localhost"))
+        if os.environ.get("RAY_AUTH_MODE") == "disabled" and not loopback:
+            return Finding("ray", where, "wrong", "takes work from anybody", "set RAY_AUTH_MODE=token on every node, and a token")
+        return Finding("ray", where, "ok", told.strip().splitlines()[-1])
+    if "ersion mismatch" in told:
+        return Finding("ray", where, "wrong", f"has another version of Ray or Python than {_version('ray')} here", "install the same")
+    if "uthentication" in told or "InvalidAuthToken" in told:
+        return Finding("ray", where, "wrong", "refuses the token", "set the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN or _TOKEN_PATH")
+    return Finding("ray", where, "wrong", "cannot be joined", "see `ray status` and the head's log")
+
+
+# In a process of its own: a refusal ends Ray's client's process, and only tasks/workers may hold Ray.
+_ASK_RAY = """
+import logging, ray
+ray.init(logging_level=logging.CRITICAL, log_to_driver=False)
+alive = [node for node in ray.nodes() if node["Alive"]]
+has = ray.cluster_resources()
+parts = [f"{len(alive)} nodes", f"{has.get('CPU', 0):g} CPUs", f"{has.get('GPU', 0):g} GPUs"]
+print(f"{ray.__version__}, {', '.join(parts)}")
+"""
+_QUIET = {"PYTHONWARNINGS": "ignore", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+def _dvc_remote(project: Project) -> Finding:
+    """DVC's default remote, by its settings: DVC itself takes a second to load and tells no more."""
+    config = ConfigParser(interpolation=None)
+    files = [project.root / ".dvc" / name for name in ("config", "config.local")]
+    try:
+        config.read(files, encoding="utf-8")
+    except Error:
+        return Finding("dvc remote", str(files[0]), "wrong", "cannot be parsed", "mend it, or git checkout .dvc/config")
+    name = config.get("core", "remote", fallback=None)
+    settings: Mapping[str, str] = config[f"'remote \"{name}\"'"] if name and f"'remote \"{name}\"'" in config else {}
+    url = settings.get("url", "")
+    if not url:
+        return Finding("dvc remote", "", "note", "none: packed datasets are on this machine only", "dvc remote add --default NAME URL")
+    where = f"{name}: {shown(url)}"
+    if "://" not in url:
+        folder = (project.root / ".dvc" / url).resolve()
+        parent = next(path for path in (folder, *folder.parents) if path.exists())
+        if not (parent.is_dir() and os.access(parent, os.W_OK)):
+            return Finding("dvc remote", where, "wrong", "cannot be written", "dvc remote modify its url")
+        return Finding("dvc remote", where, "ok", "a folder" if folder.exists() else "a folder, made by the first dvc push")
+    endpoint = settings.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if not answers(endpoint or ("" if url.startswith("s3:") else url)):
+        return Finding("dvc remote", where, "wrong", f"{shown(endpoint or url)} does not answer", "start it, or dvc remote modify")
+    return Finding("dvc remote", where, "note", "its server answers, the bucket was not asked", "dvc status --cloud")
+
+
+def _compared(what: str, where: str, there: str, who: str) -> Finding:
+    """A server's version against that of its client here; newer clients send what an older server does not know."""
+    here = _version(what)
+    if there == here:
+        return Finding(what, where, "ok", f"{there}, as here")
+    how: How = "wrong" if _parts(there) < _parts(here) else "note"
+    mend = f"bring {who} to {here}" if how == "wrong" else ""
+    return Finding(what, where, how, f"{who} has {there}, here is {here}", mend)
+
+
+def _parts(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def check_findings(findings: list[Finding]) -> None:
+    """End with an error where something is wrong.
+
+    Raises:
+        ConfigError: it is.
+    """
+    wrong = [finding.what for finding in findings if finding.how == "wrong"]
+    if wrong:
+        raise ConfigError(f"{len(wrong)} of {len(findings)} wrong: {', '.join(wrong)}; the table says what to do")

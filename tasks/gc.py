@@ -1,0 +1,201 @@
+"""What of the store nothing refers to any more: `dml gc` lists it, and with `--delete` removes it.
+
+Referred to is a finished step that a table's result names, a run that MLflow shows, a record that waits in the outbox, or today's
+parameters and tables would reuse; and what such a step read (its embeddings, its network), as `state/made` has it. Where that was not
+noted, because the step was made before it was, everything that was there when the step ended stays. What is being made stays: its lock is
+held. So does what was touched in the last days, because a run that was stopped may be meant to go on.
+
+Only a folder is looked at: of a bucket that several machines share, none of them knows all the tables.
+"""
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from dml_core.errors import ConfigError, DataError, StoreError
+from tasks.data import read_dataset
+from tasks.environment import Project, finished_records
+from tasks.locks import FileLock
+from tasks.plans.here import Here
+from tasks.plans.plan import IDENTITIES, plan_tables
+from tasks.runs.identity import identity_in
+from tasks.runs.made import forget_made, steps_before
+from tasks.runs.records import DatasetRecord, RunReport, unseal
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.tuned import STANDING
+from tasks.storage import Store
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table, table_names
+from tasks.tables.result import TableResult
+from tasks.tracking.published import OUTBOX
+
+STEPS = ("train", "embed", "evaluate")
+DAY_SECONDS = 86400.0
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A step's folder in the store: what it is, its bytes, when something in it was last written."""
+
+    step: str
+    identity: str
+    folder: Path
+    num_bytes: int
+    touched: float
+
+    @property
+    def key(self) -> str:
+        """Where it is in the store."""
+        return f"{self.step}/{self.identity}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the store holds.
+
+    Attributes:
+        unused: what nothing refers to, the largest first.
+        num_kept: the other steps.
+        num_recent: those of them that nothing refers to, and that were touched in the last days.
+    """
+
+    unused: tuple[StoredStep, ...]
+    num_kept: int
+    num_recent: int
+
+
+def find_unused(project: Project, days: float) -> Found:
+    """What of the project's store nothing refers to. The environment is set.
+
+    Args:
+        project: whose tables, MLflow, outbox and parameters are asked.
+        days: what was touched in so many days stays.
+
+    Raises:
+        ConfigError: the store is a bucket, or the parameters are wrong.
+        StoreError, TrackingError: a table's result is damaged or MLflow cannot be asked: what they refer to cannot be told.
+    """
+    if Store(project.store, project.state / "cache").is_remote:
+        raise ConfigError(f"{project.store}: a bucket may have users whose tables are not known here; give it a lifecycle rule")
+    stored = list(_stored(Path(project.store)))
+    kept = _referred_to(project, stored)
+    free = [step for step in stored if step.key not in kept]
+    since = time.time() - days * DAY_SECONDS
+    unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
+    return Found(unused, len(stored) - len(unused), len(free) - len(unused))
+
+
+def delete(project: Project, found: Found) -> int:
+    """Remove what was found unused, but for what somebody is making now; the bytes that are free again.
+
+    Raises:
+        StoreError: a folder cannot be removed.
+    """
+    num_bytes, gone = 0, set()
+    for step in found.unused:
+        lock = FileLock(Path(project.store) / ".locks" / f".{step.step}-{step.identity}")
+        if not lock.acquire(wait=False):
+            continue
+        try:
+            # First what says that the step is finished: cut short here, it runs anew.
+            (finished_records() / step.identity).unlink(missing_ok=True)
+            shutil.rmtree(step.folder)
+        except OSError as error:
+            raise StoreError(f"{step.folder}: cannot be removed ({error.strerror or error})") from None
+        finally:
+            lock.release()
+        gone.add(step.identity)
+        num_bytes += step.num_bytes
+    forget_made(project.state, gone)
+    return num_bytes
+
+
+def _stored(store: Path) -> Iterator[StoredStep]:
+    for step in STEPS:
+        for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
+            sizes = [path.stat() for path in (folder, *folder.rglob("*"))]
+            yield StoredStep(step, folder.name, folder, sum(size.st_size for size in sizes), max(size.st_mtime for size in sizes))
+
+
+def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:
+    """Keys of the steps that something refers to, and of what they read."""
+    scored = {f"evaluate/{identity}" for identity in _of_tables(project)} | _of_mlflow(project, stored)
+    kept = scored | _of_outbox(project) | _of_today(project)
+    before = steps_before(project.state)
+    lost = 0.0  # until when what was made may be what a step of unknown origin read
+    touched = {step.key: step.touched for step in stored}
+    for key in list(kept):
+        step, identity = key.split("/")
+        while step != "train":
+            step = STEPS[STEPS.index(step) - 1]
+            if identity not in before:
+                lost = max(lost, touched.get(key, 0.0))
+                break
+            identity = before[identity]
+            kept.add(f"{step}/{identity}")
+    return kept | {step.key for step in stored if step.step != "evaluate" and step.touched <= lost}
+
+
+def _of_tables(project: Project) -> Iterator[str]:
+    for path in sorted((project.state / "tables").rglob("*.json")):
+        try:
+            result = TableResult.model_validate_json(unseal(path.read_bytes()))
+        except (ValueError, ValidationError):
+            raise StoreError(f"{path}: damaged, so what it refers to cannot be told; remove it, or make the table again") from None
+        yield from (run.identity for run in result.runs)
+
+
+def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
+    """Scores that MLflow shows. A run has their identity, or outside of the standing comparison a hash of it and its comparison."""
+    from tasks.tracking.reading import published_as
+
+    if project.tracking_uri.startswith("sqlite:///") and not Path(project.tracking_uri.removeprefix("sqlite:///")).exists():
+        return set()
+    shown, comparisons = published_as(project.tracking_uri)
+    scored = [step.identity for step in stored if step.step == "evaluate"]
+    return {
+        f"evaluate/{identity}"
+        for identity in scored
+        if identity in shown or any(identity_in(comparison, identity) in shown for comparison in comparisons)
+    }
+
+
+def _of_outbox(project: Project) -> set[str]:
+    """Steps of runs whose record waits for MLflow; a damaged record is none, `dml sync` says so."""
+    found = set()
+    for path in (project.state / OUTBOX).glob("*.json"):
+        if path.name.startswith("~"):  # a comparison's
+            continue
+        try:
+            report = RunReport.model_validate_json(unseal(path.read_bytes()))
+        except (ValueError, ValidationError):
+            raise StoreError(f"{path}: damaged, so what it refers to cannot be told; dml sync sets it aside") from None
+        found |= {record.key for record in (report.checkpoint, report.embeddings, report.scores)}
+    return found
+
+
+def _of_today(project: Project) -> set[str]:
+    """Every step of the standing comparison and of all tables, by today's code and settings, on the datasets as they are here."""
+    params = load_params(project.params_file)
+    here = Here(project, params)
+    found: set[str] = set()
+    for dataset in params.comparison.datasets:
+        try:
+            record = read_dataset(project, dataset)
+        except DataError:
+            continue  # not prepared: no step of it has an identity
+        for spec in comparison_runs(params, dataset):
+            found |= _steps(spec, record)
+    for plan in plan_tables(here, [name for name in table_names() if name != STANDING], Choice(), alone=True):
+        for run in plan.runs:
+            record = here.dataset(run.dataset, load_table(plan.name))
+            found |= _steps(run.spec, record)
+    return found
+
+
+def _steps(spec: RunSpec, record: DatasetRecord) -> set[str]:
+    return {f"{step}/{of(spec, record)}" for step, of in IDENTITIES.items()}

@@ -1,0 +1,1 @@
+"""The local stack: a team's servers on this machine, as `infra/stack.yaml` names them, started and watched by supervisor."""

@@ -1,0 +1,35 @@
+"""Bring a Prefect server's automations in line with a file: `python -m tasks.stack.automations infra/automations.yaml`.
+
+Prefect's own command adds one of the same name each time that it is called; here one of that name is replaced.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import requests
+
+from dml_core.config import read_yaml
+from dml_core.errors import ConfigError
+
+SECONDS = 30
+
+
+def replace_automations(url: str, path: Path) -> None:
+    """Make the server at `url` (it ends in /api) have the file's automations, each once.
+
+    Raises:
+        ConfigError: the server does not take one.
+    """
+    for wanted in read_yaml(path)["automations"]:
+        found = requests.post(f"{url}/automations/filter", json={"automations": {"name": {"any_": [wanted["name"]]}}}, timeout=SECONDS)
+        found.raise_for_status()
+        for old in found.json():
+            requests.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
+        made = requests.post(f"{url}/automations/", json=wanted, timeout=SECONDS)
+        if not made.ok:
+            raise ConfigError(f"{path}: Prefect does not take '{wanted['name']}' ({made.status_code}: {made.text[:300]})")
+
+
+if __name__ == "__main__":
+    replace_automations(os.environ["PREFECT_API_URL"].rstrip("/"), Path(sys.argv[1]))

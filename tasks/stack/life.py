@@ -1,0 +1,374 @@
+"""The local stack's life: up, how it is, down. supervisor starts, watches and ends the processes; here is the order and what it asks for.
+
+`up` goes on where it was: what runs and answers is left alone. `down` leaves no process and no port, and of the stack's files the logs.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import xmlrpc.client
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from dml_core.errors import ConfigError, DmlError
+from tasks.environment import Project
+from tasks.locks import alone
+from tasks.stack.settings import MARK, Service, Stack, load_stack, run_folder, write_private
+from tasks.storage import make_bucket
+
+UP_SECONDS = 240.0  # of services that start together; a machine that is busy with other things takes ten times what an idle one does
+DOWN_SECONDS = 60.0
+ASK_SECONDS = 2.0
+SETUP_SECONDS = 180
+Say = Callable[[str], None]
+
+
+class StackError(DmlError):
+    """The stack does not start or end."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a service is: "up", "starting" (it runs and does not answer yet), "dead" or "down"."""
+
+    name: str
+    how: str
+    pid: int | None
+    address: str
+    log: Path
+
+
+def up(project: Project, say: Say) -> Stack:
+    """Start what does not run, in order, and wait until all answers; then write the file that `dml` reads.
+
+    Raises:
+        StackError: a service ends or does not answer in time; its log is named. What runs is left for a look.
+        ConfigError: something that it needs is not installed.
+    """
+    with alone(project.state / ".stack.lock"):
+        stack = load_stack(project)
+        _prepare(stack)
+        supervisor = _supervisor(stack)
+        for level in stack.levels:
+            until = time.monotonic() + UP_SECONDS
+            fresh = [service for service in level if _start(supervisor, service)]
+            for service in level:
+                _wait(supervisor, stack, service, until)
+            for service in level:
+                _set_up(stack, service)
+            for service in fresh:
+                say(f"{service.name}: up at {service.host}:{service.port}")
+        lines = ["# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."]
+        write_private(stack.environment_file, "\n".join([*lines, *(f"{name}={value}" for name, value in stack.clients.items()), ""]))
+    return stack
+
+
+def status(project: Project) -> list[Status]:
+    """How each service is. Starts nothing."""
+    stack = load_stack(project)
+    found = {entry["name"]: entry for entry in _running(stack)}
+    return [_status(stack, service, found.get(service.name)) for service in stack.services.values()]
+
+
+def is_up(project: Project) -> bool:
+    """Whether a stack of this project was started and not ended."""
+    return (project.state / "stack" / "chosen.json").is_file()
+
+
+def down(project: Project) -> int:
+    """End all processes of the stack, and remove its files but for the logs; how many processes were ended by force.
+
+    Raises:
+        StackError: a process does not end.
+    """
+    folder, run = project.state / "stack", run_folder(project.state)
+    with alone(project.state / ".stack.lock"):
+        (folder / "env").unlink(missing_ok=True)
+        if (supervisor := _spoken_to(run / "supervisor.sock")) is not None:
+            supervisor.supervisor.shutdown()
+        until = time.monotonic() + DOWN_SECONDS
+        while (run / "supervisor.pid").exists() and _pid(run / "supervisor.pid") in psutil.pids() and time.monotonic() < until:
+            time.sleep(0.1)
+        num_killed = _end_left(folder, run)
+        for name in ("chosen.json", "ray-token", "supervisor.conf", "*/set-up"):
+            for path in folder.glob(name):
+                path.unlink()
+        shutil.rmtree(folder / "records", ignore_errors=True)
+        shutil.rmtree(run, ignore_errors=True)
+    return num_killed
+
+
+def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
+    """Processes of a stack: they have its mark in their environment, or work in its folder (PostgreSQL and Ray write over theirs)."""
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_of(process, folder, run)]
+
+
+def _is_of(process: psutil.Process, folder: Path, run: Path) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if process.environ().get(MARK) == str(folder):
+            return True
+        return Path(process.cwd()).is_relative_to(run) or any(str(run) in word for word in process.cmdline())
+    except (psutil.Error, OSError):
+        return False
+
+
+def _end_left(folder: Path, run: Path) -> int:
+    """Kill what the supervisor left: what a worker that was killed had started, or all where it was killed itself."""
+    left = processes_of(folder, run)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    _, alive = psutil.wait_procs(left, timeout=10)
+    if alive:
+        raise StackError(f"processes of the stack do not end: {', '.join(str(process.pid) for process in alive)}")
+    return len(left)
+
+
+# ---------------------------------------------------------------- start
+
+
+def _prepare(stack: Stack) -> None:
+    """Folders, PostgreSQL's cluster, Ray's token: made where they are missing."""
+    stack.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for service in stack.services.values():
+        service.folder.mkdir(parents=True, exist_ok=True)
+        service.log.touch()
+    if not (stack.folder / "ray-token").is_file():
+        write_private(stack.folder / "ray-token", stack.secrets["ray"])
+    data = stack.run / "postgres"
+    if not (data / "PG_VERSION").is_file():
+        _make_cluster(stack, data, stack.services["postgres"].user)
+
+
+def _make_cluster(stack: Stack, data: Path, user: str | None) -> None:
+    shutil.rmtree(data, ignore_errors=True)
+    data.mkdir(mode=0o700)
+    word = stack.run / "word"
+    write_private(word, stack.secrets["postgres"])
+    if user is not None:
+        shutil.chown(data, user, user)
+        shutil.chown(word, user, user)
+    command = [
+        str(stack.postgresql / "initdb"),
+        "-D",
+        str(data),
+        "-U",
+        "dml",
+        "--auth=scram-sha-256",
+        f"--pwfile={word}",
+        "-E",
+        "UTF8",
+        "-N",
+    ]
+    as_user: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    made = subprocess.run(
+        command,
+        cwd=stack.run,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"},
+        **as_user,
+    )
+    word.unlink()
+    if made.returncode != 0:
+        raise StackError(f"initdb failed: {(made.stderr or made.stdout).strip().splitlines()[-1]}")
+
+
+def _supervisor(stack: Stack) -> Any:
+    """The stack's supervisor, started where it does not run."""
+    if (running := _spoken_to(stack.socket)) is not None:
+        return running
+    for process in processes_of(stack.folder, stack.run):  # of a supervisor that was killed
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    config = stack.folder / "supervisor.conf"
+    write_private(config, _config(stack))
+    command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)]
+    environment = stack.services["postgres"].environment
+    started = subprocess.run(command, cwd=stack.root, env=environment, capture_output=True, text=True, check=False)
+    until = time.monotonic() + 30
+    while True:
+        if (running := _spoken_to(stack.socket)) is not None:
+            return running
+        if started.returncode != 0 or time.monotonic() > until:
+            raise StackError(f"supervisor does not start: {(started.stderr or started.stdout).strip()[-300:]}")
+        time.sleep(0.1)
+
+
+def _config(stack: Stack) -> str:
+    """supervisor's own file. Secrets are in the environments there: it is readable by its user alone."""
+    lines = [
+        "[unix_http_server]",
+        f"file={stack.socket}",
+        "chmod=0700",
+        "[supervisord]",
+        f"logfile={stack.folder / 'supervisor.log'}",
+        f"pidfile={stack.run / 'supervisor.pid'}",
+        f"childlogdir={stack.folder}",
+        *(["user=root"] if os.geteuid() == 0 else []),
+        "[rpcinterface:supervisor]",
+        "supervisor.rpcinterface_factory = supervisor.rpcinterface:make_main_rpcinterface",
+    ]
+    for priority, level in enumerate(stack.levels):
+        for service in level:
+            lines += [
+                f"[program:{service.name}]",
+                f"command={_escaped(subprocess.list2cmdline(service.command))}",
+                f"directory={stack.run if service.user else stack.root}",
+                f"environment={_escaped(','.join(_entry(name, value) for name, value in _own(stack, service).items()))}",
+                f"priority={priority}",
+                "autostart=false",
+                f"autorestart={str(service.restart).lower()}",
+                "startsecs=1",
+                "stopwaitsecs=15",
+                "stopasgroup=true",
+                "killasgroup=true",
+                "redirect_stderr=true",
+                f"stdout_logfile={service.log}",
+                "stdout_logfile_maxbytes=20MB",
+                "stdout_logfile_backups=1",
+                *([f"user={service.user}"] if service.user else []),
+            ]
+    return "\n".join([*lines, ""])
+
+
+def _own(stack: Stack, service: Service) -> dict[str, str]:
+    """What differs from the environment that the supervisor passes on."""
+    passed = stack.services["postgres"].environment
+    return {name: value for name, value in service.environment.items() if passed.get(name) != value}
+
+
+def _entry(name: str, value: str) -> str:
+    return f'{name}="{value}"'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
+
+
+def _start(supervisor: Any, service: Service) -> bool:
+    """Start a service that does not run; whether it was started."""
+    if supervisor.supervisor.getProcessInfo(service.name)["statename"] in ("STARTING", "RUNNING", "BACKOFF"):
+        return False
+    service.log.write_text("")
+    supervisor.supervisor.startProcess(service.name, False)
+    return True
+
+
+def _wait(supervisor: Any, stack: Stack, service: Service, until: float) -> None:
+    while not answers(service):
+        found = supervisor.supervisor.getProcessInfo(service.name)
+        if found["statename"] in ("FATAL", "EXITED", "STOPPED"):
+            raise StackError(f"{service.name} ended ({found['spawnerr'] or found['description']}); what it said is in {service.log}")
+        if time.monotonic() > until:
+            raise StackError(f"{service.name} does not answer at {service.host}:{service.port}; what it said is in {service.log}")
+        time.sleep(0.2)
+
+
+def _set_up(stack: Stack, service: Service) -> None:
+    """What a service needs once it answers: databases, a bucket, its commands."""
+    if service.name == "postgres":
+        _make_databases(stack)
+    if service.name == "s3":
+        make_bucket(
+            stack.bucket,
+            {name.lower(): stack.clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+            | {"endpoint_url": stack.clients["AWS_ENDPOINT_URL"]},
+        )
+    done = service.folder / "set-up"
+    for command in () if done.exists() else service.setup:
+        with service.log.open("a") as log:
+            ran = subprocess.run(
+                command, cwd=stack.root, env=service.environment, stdout=log, stderr=log, timeout=SETUP_SECONDS, check=False
+            )
+        if ran.returncode != 0:
+            raise StackError(f"{service.name}: '{' '.join(command[1:])}' failed; what it said is in {service.log}")
+    done.touch()
+
+
+def _make_databases(stack: Stack) -> None:
+    import psycopg2
+    from psycopg2 import sql
+
+    until = time.monotonic() + 30
+    while True:
+        try:
+            connection = psycopg2.connect(
+                host=stack.host, port=stack.ports["postgres"], user="dml", password=stack.secrets["postgres"], dbname="postgres"
+            )
+            break
+        except psycopg2.OperationalError:
+            if time.monotonic() > until:
+                raise StackError(f"PostgreSQL lets nobody in; what it said is in {stack.services['postgres'].log}") from None
+            time.sleep(0.2)
+    connection.autocommit = True
+    with contextlib.closing(connection), connection.cursor() as cursor:
+        cursor.execute("SELECT datname FROM pg_database")
+        found = {name for (name,) in cursor.fetchall()}
+        for name in stack.databases:
+            if name not in found:
+                cursor.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+
+
+# ---------------------------------------------------------------- questions
+
+
+def answers(service: Service) -> bool:
+    """Whether a service is well: somebody listens at its port, or its page of health says so."""
+    if service.health == "tcp":
+        with contextlib.suppress(OSError), socket.create_connection((service.host, service.port), timeout=ASK_SECONDS):
+            return True
+        return False
+    import requests
+
+    try:
+        return bool(requests.get(f"http://{service.host}:{service.port}{service.health}", timeout=ASK_SECONDS).ok)
+    except requests.RequestException:
+        return False
+
+
+def _running(stack: Stack) -> Sequence[dict[str, Any]]:
+    supervisor = _spoken_to(stack.socket)
+    found: Sequence[dict[str, Any]] = [] if supervisor is None else supervisor.supervisor.getAllProcessInfo()
+    return found
+
+
+def _status(stack: Stack, service: Service, found: dict[str, Any] | None) -> Status:
+    runs = found is not None and found["statename"] in ("RUNNING", "STARTING", "BACKOFF")
+    if runs:
+        how = "up" if answers(service) else "starting"
+    else:
+        how = "dead" if found is not None and found["statename"] in ("FATAL", "EXITED") else "down"
+    return Status(service.name, how, found["pid"] if found is not None and runs else None, f"{service.host}:{service.port}", service.log)
+
+
+def _spoken_to(path: Path) -> Any:
+    """The supervisor that listens at a socket; None where none does."""
+    try:
+        from supervisor.xmlrpc import SupervisorTransport
+    except ImportError:
+        raise ConfigError("the local stack needs the packages supervisor and moto[server]; uv pip sync requirements.lock") from None
+    proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=SupervisorTransport(None, None, f"unix://{path}"))
+    try:
+        proxy.supervisor.getState()
+    except (OSError, xmlrpc.client.Error):
+        return None
+    return proxy
+
+
+def _pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

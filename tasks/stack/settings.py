@@ -1,0 +1,225 @@
+"""`infra/stack.yaml` as it is on this machine: services with their commands, ports, folders and environments filled in.
+
+Ports and secrets are chosen once, by the first `up`, and kept until `down` in `state/stack/chosen.json`, which only the user can read.
+"""
+
+import getpass
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import Config, parse, read_yaml
+from dml_core.errors import ConfigError
+from tasks.environment import STACK_ENV, Project
+
+MARK = "DML_STACK"  # in the environment of every process of a stack: the stack's folder
+OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
+
+
+class ServiceFile(Config):
+    """One service in the file; see there."""
+
+    command: str
+    ports: tuple[str, ...]
+    health: str
+    after: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    user: str | None = None
+    restart: bool = True
+    setup: tuple[str, ...] = ()
+
+
+class StackFile(Config):
+    """`infra/stack.yaml`."""
+
+    host: str
+    versions: dict[str, str]
+    bucket: str
+    databases: tuple[str, ...]
+    clients: dict[str, str]
+    services: dict[str, ServiceFile]
+    common: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Service:
+    """One server, ready to be started.
+
+    Attributes:
+        command: its words.
+        folder: its own; its log is `log` there.
+        environment: all of it but what the stack's supervisor passes on.
+        host, port: that its health is asked at; `health` is "tcp" or the path of a page.
+        user: as whom it runs when root starts it.
+    """
+
+    name: str
+    command: list[str]
+    folder: Path
+    environment: dict[str, str]
+    host: str
+    port: int
+    health: str
+    after: tuple[str, ...]
+    user: str | None
+    restart: bool
+    setup: tuple[list[str], ...]
+
+    @property
+    def log(self) -> Path:
+        """What it says, since the last `up` from nothing."""
+        return self.folder / "log"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack of a project: `folder` is its place in the state, `run` its folder with a short path; `clients` is for who uses it."""
+
+    folder: Path
+    run: Path
+    root: Path
+    host: str
+    bucket: str
+    databases: tuple[str, ...]
+    clients: dict[str, str]
+    services: dict[str, Service]
+    ports: dict[str, int]
+    secrets: dict[str, str]
+    postgresql: Path
+
+    @property
+    def environment_file(self) -> Path:
+        """What `dml` reads while the stack is up."""
+        return self.folder.parent / STACK_ENV
+
+    @property
+    def socket(self) -> Path:
+        """Where its supervisor is spoken to."""
+        return self.run / "supervisor.sock"
+
+    @property
+    def levels(self) -> list[list[Service]]:
+        """The services in the order of their start: those of a level come after those of the levels before."""
+        levels: list[list[Service]] = []
+        done: set[str] = set()
+        while len(done) < len(self.services):
+            level = [service for name, service in self.services.items() if name not in done and done.issuperset(service.after)]
+            if not level:
+                raise ConfigError("infra/stack.yaml: services come after each other in a circle, or after one that is not there")
+            levels.append(level)
+            done.update(service.name for service in level)
+        return levels
+
+
+def load_stack(project: Project) -> Stack:
+    """The project's stack, with ports and secrets chosen where they are not yet.
+
+    Raises:
+        ConfigError: the file is wrong, or PostgreSQL or supervisor is not installed.
+    """
+    path = project.root / "infra" / "stack.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; a project's stack is described there")
+    file = parse(StackFile, read_yaml(path), str(path))
+    folder, run = project.state / "stack", run_folder(project.state)
+    folder.mkdir(parents=True, exist_ok=True)
+    ports, words = _chosen(folder / "chosen.json", file)
+    postgresql = _postgresql(file.versions["postgresql"])
+    known = {
+        "host": file.host,
+        "bucket": file.bucket,
+        "ports": ports,
+        "secrets": words,
+        "run": run,
+        "root": project.root,
+        "python": sys.executable,
+        "postgresql": postgresql,
+        "records": folder / "records",
+        "token": folder / "ray-token",
+        "share": max(1, (os.cpu_count() or 1) // 2),
+    }
+    clients = {name: value.format(**known) for name, value in file.clients.items()}
+    passed = {name: value for name, value in os.environ.items() if not name.startswith(OWN_SETTINGS)}
+    shared = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{passed.get('PATH', '')}",
+        "PYTHONPATH": str(project.root),
+        "PYTHONUNBUFFERED": "1",
+        "DML_ROOT": str(project.root),
+        "DML_STATE": str(project.state),
+        MARK: str(folder),
+    }
+
+    def filled(name: str, service: ServiceFile) -> Service:
+        own = known | {"folder": folder / name}
+        return Service(
+            name=name,
+            command=shlex.split(service.command.format(**own)),
+            folder=folder / name,
+            environment=passed | clients | file.common | shared | {key: value.format(**own) for key, value in service.environment.items()},
+            host=file.host,
+            port=ports[service.ports[0]],
+            health=service.health,
+            after=service.after,
+            user=service.user if os.geteuid() == 0 else None,
+            restart=service.restart,
+            setup=tuple(shlex.split(line.format(**own)) for line in service.setup),
+        )
+
+    services = {name: filled(name, service) for name, service in file.services.items()}
+    return Stack(folder, run, project.root, file.host, file.bucket, file.databases, clients, services, ports, words, postgresql)
+
+
+def run_folder(state: Path) -> Path:
+    """A folder with a short path, the same for the same state: a socket's has at most 107 letters, and PostgreSQL's user must reach it."""
+    digest = hashlib.sha256(str(state).encode()).hexdigest()[:8]
+    return Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{digest}"
+
+
+def _chosen(path: Path, file: StackFile) -> tuple[dict[str, int], dict[str, str]]:
+    """Ports and secrets, kept in a file that is made where it is missing."""
+    if path.is_file():
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found["ports"], found["secrets"]
+    names = [name for service in file.services.values() for name in service.ports]
+    probes = [socket.socket() for _ in names]  # all open together, so that no two are given the same
+    for probe in probes:
+        probe.bind((file.host, 0))
+    ports = {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
+    for probe in probes:
+        probe.close()
+    words = {name: secrets.token_hex(16) for name in ("postgres", "s3", "ray")}
+    write_private(path, json.dumps({"ports": ports, "secrets": words}))
+    return ports, words
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that nobody but the user can read."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _postgresql(version: str) -> Path:
+    """The folder of PostgreSQL's programs: Debian's, or where `postgres` is found; at least the version that is asked for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if (path / "postgres").exists()]
+    new_enough = [path for path in found if re.fullmatch(r"\d+", path.parent.name) and int(path.parent.name) >= int(version)]
+    if new_enough:
+        return min(new_enough, key=lambda path: int(path.parent.name))
+    named = shutil.which("postgres")
+    if named is None:
+        raise ConfigError(f"PostgreSQL {version} or newer is not installed; on Debian or Ubuntu: apt-get install postgresql")
+    return Path(named).resolve().parent

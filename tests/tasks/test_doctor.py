@@ -1,0 +1,164 @@
+"""`dml doctor`: what works, what does not and what to do, and that no secret is printed; tests/e2e/test_stack.py has it on real servers."""
+
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from tasks.doctor import Finding, examine, shown
+from tasks.environment import STACK_ENV, find_project
+from tests.conftest import ROOT
+
+SECRET = "planted-secret"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that nothing is configured for."""
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")):
+            monkeypatch.delenv(name)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def found(what: str) -> Finding:
+    return {finding.what: finding for finding in examine(find_project())}[what]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """A server of old versions that lets nobody in to MLflow's experiments: no such release can be installed beside ours."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'"3.0.1"')
+
+        def do_POST(self) -> None:
+            self.send_response(403)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_project_that_nothing_is_configured_for_is_in_order(here: Path) -> None:
+    findings = examine(find_project())
+    assert [(finding.what, finding.said) for finding in findings if finding.how == "wrong"] == []
+    assert not (here / "state" / "mlflow.db").exists(), "looking makes nothing"
+
+
+def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    settings = {
+        "PREFECT_API_URL": f"http://{address}/api",
+        "MLFLOW_TRACKING_URI": f"http://{address}",
+        "RAY_ADDRESS": address,
+        "DML_STORE": "s3://bucket/prefix",
+        "AWS_ENDPOINT_URL": f"http://{address}",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    findings = {finding.what: finding for finding in examine(find_project())}
+    for what in ("prefect", "mlflow", "ray", "store"):
+        assert (findings[what].how, findings[what].said) == ("wrong", "does not answer"), findings[what]
+        assert findings[what].mend
+
+
+def test_an_s3_store_that_is_up_and_a_bucket_that_is_not_there(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DML_STORE", f"s3://{s3_bucket}/team")
+    assert found("store").how == "ok"
+    monkeypatch.setenv("DML_STORE", "s3://no-such-bucket")
+    assert (found("store").how, found("store").said) == ("wrong", "cannot be written")
+
+
+def test_a_server_that_is_older_or_refuses(here: Path, old_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"{old_server}/api")
+    assert found("prefect").how == "wrong"
+    assert "the server has 3.0.1" in found("prefect").said
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", old_server)
+    assert (found("mlflow").said, found("mlflow").mend) == ("refuses (403)", "add its host to --allowed-hosts")
+
+
+def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
+    state = here / "state"
+    (state / "outbox").mkdir(parents=True)
+    (state / "outbox" / "a.json").write_text("{}")
+    assert (found("outbox").how, found("outbox").mend) == ("note", "dml sync")
+    (state / "mlflow.db").write_bytes(b"no database" * 100)
+    assert found("mlflow").how == "wrong"
+    (state / "mlflow.db").unlink()
+    with sqlite3.connect(state / "mlflow.db") as database:
+        database.execute("CREATE TABLE runs (lifecycle_stage TEXT)")
+        database.execute("INSERT INTO runs VALUES ('active')")
+    assert "1 runs" in found("mlflow").said
+
+
+def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
+    (here / "params.yaml").write_text("datasets: {}\nunknown: 1\n")
+    assert found("parameters").how == "wrong"
+    (here / ".dvc" / "config").write_text("[core]\nremote = team\n['remote \"team\"']\nurl = /dev/null/nowhere\n")
+    assert (found("dvc remote").how, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
+
+
+def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = here / "state" / STACK_ENV
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# of dml stack up\nMLFLOW_TRACKING_URI=http://127.0.0.1:{free_port()}\nDML_STORE={here / 'stacked'}\n")
+    monkeypatch.setenv("DML_STORE", str(here / "own"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # put back after the test
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    project = find_project()
+    assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
+    assert found("stack").said == "used but for DML_STORE"
+
+
+def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
+    address = f"user:{SECRET}@127.0.0.1:{free_port()}"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "PREFECT_API_URL": f"http://{address}/api",
+        "MLFLOW_TRACKING_URI": f"http://{address}/?token={SECRET}",
+        "MLFLOW_TRACKING_PASSWORD": SECRET,
+        "MLFLOW_TRACKING_USERNAME": "user",
+        "PREFECT_API_AUTH_STRING": f"user:{SECRET}",
+        "RAY_AUTH_TOKEN": SECRET,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_ENDPOINT_URL": f"http://{address}",
+        "DML_STORE": "s3://bucket/prefix",
+    }
+    ran = subprocess.run([sys.executable, "-m", "flows.cli", "doctor"], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == ["error: 3 of 11 wrong: store, mlflow, prefect; the table says what to do"]
+    assert "does not answer" in ran.stdout
+    assert SECRET not in ran.stdout + ran.stderr
+
+
+def test_an_address_is_shown_without_its_user_and_query() -> None:
+    assert shown("postgresql+psycopg2://u:p@h:1/db?sslkey=k") == "postgresql+psycopg2://h:1/db"
+    assert shown("s3://bucket/prefix") == "s3://bucket/prefix"
+    assert shown("h:6379") == "h:6379"

@@ -1,0 +1,139 @@
+"""What `dml gc` may take: made-up steps in a store, referred to in each way that there is, by files as the project writes them."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from dml_core.errors import ConfigError, StoreError
+from tasks.environment import Project, find_project
+from tasks.gc import Found, delete, find_unused
+from tasks.locks import FileLock
+from tasks.runs.identity import StepIdentity, identity_in
+from tasks.runs.made import note_made, steps_before
+from tasks.tables.result import MeasuredRun, TableResult, save_result
+from tests.conftest import ROOT
+
+LONG_AGO = 1_600_000_000.0
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Three runs in the store, each with a network, embeddings and scores, and what each step read: r1, r2, r3."""
+    for name in ("DML_STORE", "DML_STATE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "state" / "prefect"))
+    monkeypatch.delenv("PREFECT_LOCAL_STORAGE_PATH", raising=False)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = find_project()
+    for run in ("r1", "r2", "r3"):
+        make_run(found, run, LONG_AGO)
+    return found
+
+
+def make_run(project: Project, run: str, when: float, is_noted: bool = True) -> None:
+    before = None
+    for step in ("train", "embed", "evaluate"):
+        folder, identity = Path(project.store) / step / f"{run}-{step}", f"{run}-{step}"
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"x" * 1000)
+        for path in (folder / "file", folder):
+            os.utime(path, (when, when))
+        if is_noted:
+            note_made(project.state, StepIdentity(identity, f"settings-of-{identity}", (), before))
+        before = identity
+
+
+def unused(project: Project, days: float = 7.0) -> set[str]:
+    return {step.key for step in find_unused(project, days).unused}
+
+
+def run_of(name: str) -> set[str]:
+    return {f"{step}/{name}-{step}" for step in ("train", "embed", "evaluate")}
+
+
+def measured(project: Project, run: str) -> None:
+    entry = MeasuredRun(
+        row="row", variant="v", dataset="d", project_dataset="d", seed=0, identity=f"{run}-evaluate", scores={}, figures="",
+        training={}, evaluation={},
+    )  # fmt: skip
+    save_result(project, TableResult(name="softtriple/table1", runs=(entry,)))
+
+
+def published(project: Project, identity: str, comparison: str) -> str:
+    client = MlflowClient(project.tracking_uri)
+    found = client.get_experiment_by_name("dml-repro/d")
+    experiment = found.experiment_id if found else client.create_experiment("dml-repro/d")
+    return client.create_run(experiment, tags={"dml.identity": identity, "dml.part_of": comparison}).info.run_id
+
+
+def test_what_a_step_read_is_kept_beside_the_state(project: Project) -> None:
+    assert steps_before(project.state)["r1-evaluate"] == "r1-embed"
+    assert "r1-train" not in steps_before(project.state)
+
+
+def test_nothing_refers_to_anything(project: Project) -> None:
+    assert unused(project) == run_of("r1") | run_of("r2") | run_of("r3")
+
+
+def test_a_table_keeps_its_scores_and_what_they_were_made_of(project: Project) -> None:
+    measured(project, "r1")
+    assert unused(project) == run_of("r2") | run_of("r3")
+
+
+def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is_not(project: Project) -> None:
+    published(project, "r1-evaluate", "comparison on d")
+    published(project, identity_in("softtriple/table1 on d", "r2-evaluate"), "softtriple/table1 on d")
+    superseded = published(project, "r3-evaluate", "comparison on d")
+    assert unused(project) == set()
+    MlflowClient(project.tracking_uri).delete_run(superseded)
+    assert unused(project) == run_of("r3")
+
+
+def test_where_it_was_not_noted_what_a_step_read_everything_older_stays(project: Project) -> None:
+    make_run(project, "old", LONG_AGO + 100, is_noted=False)
+    make_run(project, "new", LONG_AGO + 200)
+    measured(project, "old")
+    scores = {f"evaluate/{run}-evaluate" for run in ("r1", "r2", "r3")}
+    assert unused(project) == scores | run_of("new")
+
+
+def test_what_is_young_or_being_made_stays(project: Project) -> None:
+    make_run(project, "young", time.time())
+    assert not unused(project) & run_of("young")
+    found = find_unused(project, 7.0)
+    assert found.num_recent == 3
+    lock = FileLock(Path(project.store) / ".locks" / ".train-r1-train")
+    lock.acquire()
+    delete(project, found)
+    lock.release()
+    assert (Path(project.store) / "train" / "r1-train" / "file").exists()
+    assert not (Path(project.store) / "train" / "r2-train").exists()
+
+
+def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
+    record = project.state / "prefect" / "storage" / "r1-train"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    measured(project, "r2")
+    found: Found = find_unused(project, 7.0)
+    assert delete(project, found) == sum(step.num_bytes for step in found.unused) > 6000
+    assert not record.exists()
+    assert set(steps_before(project.state)) == {"r2-embed", "r2-evaluate"}
+    assert unused(project) == set()
+
+
+def test_what_cannot_be_told_stops_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(project, "r1")
+    path = project.state / "tables" / "softtriple" / "table1.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(StoreError, match="damaged"):
+        find_unused(project, 7.0)
+    path.unlink()
+    monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
+    with pytest.raises(ConfigError, match="a bucket may have users"):
+        find_unused(find_project(), 7.0)

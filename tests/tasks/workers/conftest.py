@@ -1,0 +1,84 @@
+"""What tests with real Ray workers share: jobs long enough to be disturbed in the middle, and Ray's settings while a module runs."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dml_core.config import merge, parse
+from dml_core.data.prepare import prepare
+from dml_core.data.registry import materialise
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.config import TrainingConfig
+from dml_core.training.history import Progress
+from tasks.environment import Project, set_environment
+from tasks.runs.specs import RunSpec
+from tasks.workers.jobs import Job
+from tests.conftest import small_training
+
+OPTIONS = {"num_classes": 8, "images_per_class": 320, "image_size": 24, "num_modes": 2}
+EPOCHS, STEPS = 3, 320  # of 1,280 training images in batches of 4: more than a second an epoch, so that its middle is told
+TRAINING = parse(
+    TrainingConfig,
+    merge(
+        small_training("heated_up_softmax").model_dump(),
+        {"num_epochs": EPOCHS, "sampler": {"batch_size": 4}, "average": {"decay": 0.9, "after": 0.2}},
+    ),
+    "test",
+)
+
+
+@dataclass
+class Disturbance:
+    """Does something once, when a run is in the middle of an epoch."""
+
+    deed: Callable[[], None]
+    at: Progress | None = None
+
+    def __call__(self, message: Progress) -> None:
+        if self.at is None and message.epoch >= 1 and 0 < message.step < message.num_steps:
+            self.at = message
+            self.deed()
+
+
+@pytest.fixture(scope="session")
+def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many-images")
+    materialise("synthetic", OPTIONS, folder / "raw")
+    prepare("synthetic", folder / "raw", folder / "packed", OPTIONS)
+    return folder / "packed"
+
+
+@pytest.fixture(scope="module")
+def ray_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    """The environment that a flow gives Ray, without its token: this process may have loaded Ray before, which reads that once."""
+    state = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        before = dict(os.environ)
+        set_environment(Project(root=state, state=state, store=str(state / "store"), tracking_uri=f"sqlite:///{state}/mlflow.db"))
+        yield patch
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+
+
+def job(packed: Path, state: Path, name: str, num_epochs: int = EPOCHS, **changes: object) -> Job:
+    training = TRAINING.model_copy(update={"num_epochs": num_epochs})
+    spec = RunSpec(dataset="d", variant=name, seed=0, training=training, evaluation=EvaluationConfig())
+    made = Job(name, "train", spec, "", str(packed), f"train/{name}", f"embed/{name}", str(state / "store"), str(state / "cache"), 0)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def processes(part: str) -> list[psutil.Process]:
+    """This process's descendants that are called so."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(part in word for word in process.cmdline()[:1]) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return sorted(found, key=lambda process: process.pid)

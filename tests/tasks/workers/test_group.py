@@ -1,0 +1,182 @@
+"""Worker groups that are disturbed, with real Ray: a run ends as if they had not been, or in one line within a stated time."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml_core.errors import TrainingError
+from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.history import Progress
+from tasks.runs.specs import ScaleSpec
+from tasks.workers import group
+from tasks.workers.group import WorkerGroup, start_ray, stop_ray
+from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
+
+pytestmark = pytest.mark.slow
+HANG_MINUTES = 0.15
+SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=1, hang_minutes=HANG_MINUTES, checkpoint_every_steps=7)
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def workers(ray_settings: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
+    """Two workers on a Ray of this machine, shared by the tests of this module as a flow's runs share them."""
+    ray_settings.delenv("RAY_ADDRESS", raising=False)
+    placement = start_ray(SCALE)
+    made = WorkerGroup(placement, SCALE, tmp_path_factory.mktemp("ray"), lambda text: None)
+    yield made
+    made.close()
+    stop_ray()
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(workers: WorkerGroup, many_images: Path, state: Path) -> dict[str, object]:
+    facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)
+    assert facts["attempts"] == 1
+    return left(state, "undisturbed")
+
+
+def left(state: Path, name: str) -> dict[str, object]:
+    """All that a run has left, but for its name."""
+    checkpoint = load_checkpoint(state / "store/train" / name, name)
+    assert checkpoint is not None
+    history = (state / "store/train" / name / "history.jsonl").read_text()
+    assert history.count("\n") == EPOCHS * STEPS
+    return {name: value for name, value in checkpoint.items() if name != "identity"} | {"file": history}
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def signal_to(part: str, number: signal.Signals, which: int = -1) -> Callable[[], None]:
+    return lambda: processes(part)[which].send_signal(number)
+
+
+def stop_a_loader() -> None:
+    """A process that loads images stands still: its worker waits for ever, and goes on answering Ray."""
+    workers = processes("RayTrainWorker")
+    loaders = [process for process in workers if process.ppid() in {worker.pid for worker in workers}]
+    loaders[0].send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(
+    ("name", "deed", "within"),
+    [
+        ("killed", signal_to("RayTrainWorker", signal.SIGKILL), 60.0),
+        pytest.param("terminated", signal_to("RayTrainWorker", signal.SIGTERM), 60.0, marks=pytest.mark.proof),
+        ("stopped", signal_to("RayTrainWorker", signal.SIGSTOP), 60.0 + 60 * HANG_MINUTES),
+        pytest.param("waiting", stop_a_loader, 60.0 + 60 * HANG_MINUTES, marks=pytest.mark.proof),
+        pytest.param("boardless", signal_to("ray::Board", signal.SIGKILL), 60.0, marks=pytest.mark.proof),
+    ],
+)
+def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
+    workers: WorkerGroup,
+    many_images: Path,
+    state: Path,
+    undisturbed: dict[str, object],
+    name: str,
+    deed: Callable[[], None],
+    within: float,
+) -> None:
+    disturbance, began = Disturbance(deed), time.monotonic()
+    workers._placement = replace(workers._placement, num_loaders=int(deed is stop_a_loader))
+    facts = workers.run(job(many_images, state, name, checkpoint_every_steps=7), disturbance)
+    assert disturbance.at is not None, "the run was over before it was disturbed"
+    assert facts["attempts"] == 2
+    assert facts["taken_up"] or name == "boardless"  # a board may die before a checkpoint is in its place
+    assert same(left(state, name), undisturbed)
+    assert time.monotonic() - began < within
+
+
+def test_a_board_that_dies_each_time_ends_the_job_in_one_line(workers: WorkerGroup, many_images: Path, state: Path) -> None:
+    began = time.monotonic()
+    deaths: list[int] = []
+
+    def kill_each(message: object) -> None:
+        for process in processes("ray::Board"):
+            if process.pid not in deaths:
+                deaths.append(process.pid)
+                process.kill()
+
+    with pytest.raises(TrainingError, match=r"^d / dies.*given up after 2 attempts; the last: the process that hands out jobs .* died"):
+        workers.run(job(many_images, state, "dies"), kill_each)
+    assert len(deaths) == 2
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.proof
+def test_workers_that_fail_before_they_take_a_job_end_it_in_one_line(
+    workers: WorkerGroup, many_images: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_be_imported(config: object) -> None:
+        raise ImportError("libsomething.so: cannot open shared object file")
+
+    workers._end()
+    monkeypatch.setattr(group, "_serve", cannot_be_imported)
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"given up after 2 attempts; the last: .*libsomething\.so: cannot open") as raised:
+        workers.run(job(many_images, state, "unimportable"), lambda message: None)
+    assert "\n" not in str(raised.value)
+    assert time.monotonic() - began < 120
+
+
+@pytest.mark.proof
+def test_resources_that_are_never_there_end_the_job_in_one_line(
+    workers: WorkerGroup, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives a group a minute to start; here three seconds."""
+    workers._end()
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
+    scale = SCALE.model_copy(update={"num_workers": (100, 100)})
+    impossible = WorkerGroup(group.choose(scale, {"CPU": 2.0}), scale, tmp_path, lambda text: None)
+    monkeypatch.setattr(group, "FREE_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(TrainingError, match=r"given up after 2 attempts; the last: .*100") as raised:
+        impossible.run(job(many_images, state, "impossible"), lambda message: None)
+    assert "\n" not in str(raised.value)
+    impossible.close()
+    assert time.monotonic() - began < 90
+
+
+def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers: WorkerGroup, many_images: Path, state: Path) -> None:
+    with pytest.raises(TrainingError, match="no-such-folder"):
+        workers.run(job(many_images.parent / "no-such-folder", state, "mistaken"), lambda message: None)
+    facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)  # done already: nothing is trained
+    assert (facts["attempts"], facts["num_workers"]) == (1, 2)
+
+
+def test_sigterm_leaves_a_checkpoint_of_the_step_that_it_came_in(workers: WorkerGroup, many_images: Path, state: Path) -> None:
+    """Without checkpoints by steps or minutes: what is gone on from is what SIGTERM had written."""
+    resumed: list[tuple[int, int]] = []
+    disturbance = Disturbance(signal_to("RayTrainWorker", signal.SIGTERM))
+
+    def watch(message: Progress) -> None:
+        disturbance(message)
+        if disturbance.at is not None and message is not disturbance.at and not message.epoch_ended:
+            resumed.append((message.epoch, message.step))
+
+    facts = workers.run(job(many_images, state, "in the middle"), watch)
+    assert disturbance.at is not None
+    assert facts["attempts"] == 2
+    assert resumed[0] >= (disturbance.at.epoch, disturbance.at.step)

@@ -1,0 +1,187 @@
+"""A run that is stopped or killed in the middle of an epoch ends in the bytes of one that was not, whatever state it has."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from dml_core.config import merge, parse
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import StoreError
+from dml_core.training import saving, validation
+from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.config import TrainingConfig
+from dml_core.training.history import HISTORY_FILE
+from dml_core.training.loop import fit
+from dml_core.training.pulse import listen
+from dml_core.training.saving import InterruptedRunError, Saving
+from tests.conftest import small_training
+from tests.workers import spawn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+HEATED = {"loss": {"name": "heated_up_softmax", "options": {"heat_from": 0.34, "schedule": "gentle"}}}
+RUNS: dict[str, TrainingConfig] = {
+    "momentum": small_training(),
+    "average, kept epochs": small_training(average={"decay": 0.8, "after": 0.34}, keep_epochs=("oracle",)),
+    "heated alpha": parse(TrainingConfig, merge(small_training("heated_up_softmax").model_dump(), HEATED), "test"),
+    "mined negatives": small_training("triplet_global", sampler={"kind": "mined_triplets", "batch_size": 9}),
+    "cross-batch memory": small_training(
+        "contrastive",
+        cross_batch_memory={"size": 12, "after_epochs": 1},
+        sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2},
+    ),
+    "dropout of the loss": parse(
+        TrainingConfig,
+        merge(small_training("sgsl").model_dump(), {"loss": {"options": {"dropout": 0.3}}, "model": {"head": {"kind": "bn_neck"}}}),
+        "test",
+    ),
+    "drawn negatives, BatchNorm": small_training(
+        "tuplet_margin",
+        {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "bn", "embedding_dim": 8}},
+        sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2},
+    ),
+}
+
+
+def train(config: TrainingConfig, packed: Path, folder: Path, stop_after: int | None = None, every: int | None = None) -> None:
+    """Train to the end, or until so many steps of this call are done."""
+    asked = [0]
+
+    def stop_wanted() -> bool:
+        asked[0] += 1
+        return asked[0] == stop_after
+
+    _, tested = validation.scorers(packed, config, CPU)
+    how = Saving(every_steps=every, in_background=True, stop_wanted=stop_wanted)
+    fit(config, PackedDataset(packed, "train"), 0, folder, CPU, identity="a run", score_test=tested, saving=how)
+
+
+def left_by(folder: Path) -> list[bytes]:
+    return [(folder / name).read_bytes() for name in (CHECKPOINT_FILE, HISTORY_FILE)]
+
+
+@pytest.fixture(autouse=True)
+def _look_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "LOOK_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_again_and_again_a_run_ends_in_the_bytes_of_one_that_was_not(packed: Path, tmp_path: Path, name: str) -> None:
+    config = RUNS[name]
+    train(config, packed, tmp_path / "undisturbed")
+    num_stops = 0
+    while True:
+        try:
+            train(config, packed, tmp_path / "stopped", stop_after=1 + num_stops % 3)
+            break
+        except InterruptedRunError:
+            num_stops += 1
+            state = load_checkpoint(tmp_path / "stopped")
+            assert state is not None
+            assert len(state["under_way"]["rows"]) > 0
+    assert num_stops > 5
+    assert left_by(tmp_path / "stopped") == left_by(tmp_path / "undisturbed")
+
+
+def test_checkpoints_by_steps_are_there_and_change_nothing(packed: Path, tmp_path: Path) -> None:
+    config = small_training()
+    train(config, packed, tmp_path / "undisturbed")
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        state = load_checkpoint(tmp_path / "by steps")
+        assert state is not None
+        seen.append((state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
+
+    fit(config, PackedDataset(packed, "train"), 0, tmp_path / "by steps", CPU, identity="a run", saving=Saving(every_steps=2, saved=look))
+    assert seen == [(0, 2), (0, 4), (1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 4), (3, 0)]  # 5 steps an epoch; an end needs no other
+    assert left_by(tmp_path / "by steps") == left_by(tmp_path / "undisturbed")
+
+
+def test_checkpoints_by_time(packed: Path, tmp_path: Path) -> None:
+    written: list[int] = []
+    fit(
+        small_training(),
+        PackedDataset(packed, "train"),
+        0,
+        tmp_path,
+        CPU,
+        saving=Saving(every_minutes=1e-9, saved=lambda: written.append(1)),
+    )
+    assert len(written) == 3 * 5  # every step: four in an epoch and its end
+
+
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(packed: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise StoreError("the store is away")
+
+    with pytest.raises(StoreError, match="the store is away"):
+        fit(small_training(), PackedDataset(packed, "train"), 0, tmp_path, CPU, saving=Saving(in_background=True, saved=fail))
+
+
+def test_every_step_and_every_embedded_batch_beats(packed: Path, tmp_path: Path) -> None:
+    beats: list[bool] = []
+    listen(beats.append)
+    try:
+        fit(RUNS["mined negatives"], PackedDataset(packed, "train"), 0, tmp_path, CPU)
+    finally:
+        listen(lambda patience: None)
+    num_steps = len((tmp_path / HISTORY_FILE).read_text().splitlines())
+    assert beats.count(False) >= num_steps + 3  # and the images that were embedded at the beginning of each epoch
+
+
+# ---------------------------------------------------------------- two workers
+
+
+def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, stop_after: int | None) -> None:
+    saving.LOOK_SECONDS = 0.0
+    steps = [0]
+
+    def stop_wanted() -> bool:
+        steps[0] += 1
+        if steps[0] == kill_after and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank == 1 and steps[0] == stop_after  # one worker is told, both stop
+
+    config = RUNS["average, kept epochs"]
+    _, tested = validation.scorers(packed, config, CPU)
+    how = Saving(every_steps=3, in_background=True, stop_wanted=stop_wanted)
+    try:
+        fit(config, PackedDataset(packed, "train"), 0, folder, CPU, identity="a run", score_test=tested, saving=how)
+    except InterruptedRunError:
+        (folder / f"stopped-{rank}").touch()
+
+
+@pytest.mark.slow
+def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Path) -> None:
+    spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
+    for name, kill, stop in (("killed", 9, None), ("stopped", None, 9)):
+        folder = tmp_path / name
+        if kill:
+            with pytest.raises(Exception, match="SIGKILL"):
+                spawn(fit_on_two, 2, packed, folder, kill, stop)
+        else:
+            spawn(fit_on_two, 2, packed, folder, kill, stop)
+            assert len(list(folder.glob("stopped-*"))) == 2
+        state = load_checkpoint(folder)
+        assert state is not None
+        rows = state.get("under_way", {"rows": []})["rows"]
+        assert 5 * state["num_epochs_done"] + len(rows) == {"killed": 6, "stopped": 9}[name]
+        spawn(fit_on_two, 2, packed, folder, None, None)
+        assert left_by(folder) == left_by(tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, tmp_path: Path) -> None:
+    """Batches are drawn for the whole world: what another number changes is the order of sums."""
+    spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
+    spawn(fit_on_two, 2, packed, tmp_path / "fewer", None, 7)
+    spawn(fit_on_two, 1, packed, tmp_path / "fewer", None, None)
+    two, one = (load_checkpoint(tmp_path / name) for name in ("undisturbed", "fewer"))
+    assert two is not None
+    assert one is not None
+    for name, value in two["system"].items():
+        torch.testing.assert_close(one["system"][name], value, rtol=1e-4, atol=1e-5)
