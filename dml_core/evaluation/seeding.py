@@ -21,8 +21,8 @@ from torch import Tensor
 from dml_core.evaluation.geometry import blocks
 
 CENTRES_PER_ROUND = 1 / 8
-LARGEST_ROUND = 256  # the fewer centres are chosen at once, the better they are, and the slower
-NUM_CANDIDATES = 8  # for each centre
+LARGEST_ROUND = 192  # the fewer centres are chosen at once, the better they are, and the slower
+NUM_CANDIDATES = 10  # for each centre
 NUM_ROWS_AT_ONCE = 1024
 ALIGNMENT = 32
 SMALLEST_WORK = 2**34  # N K D: below it all is quick, and float32 chooses the same on nearly every machine
