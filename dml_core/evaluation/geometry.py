@@ -20,6 +20,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, check
 
 BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
+NARROW_ROUNDING = 1.02 * 2.0**-8  # of a number in bfloat16: how far it may be from what was rounded to it
 SMALLEST_PRODUCT = 2**12  # pairs of a block for which a matrix product is worth its preparation
 
 
@@ -147,6 +148,24 @@ def blocks(num_rows: int, size: int) -> Iterator[slice]:
     """Consecutive slices of at most `size` rows that cover `num_rows` rows."""
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
+
+
+def narrow_error(losses: NDArray[np.float64], largest_loss: float, num_dimensions: int) -> NDArray[np.float64]:
+    """Bound on the error of a cosine found by a product of bfloat16 vectors a', b' summed in float32, before the sum is rounded.
+
+    ab - a'b' = (a - a')b + a'(b - b'), at most |a - a'| |b| + |a'| |b - b'| (Cauchy and Schwarz), and |a'| <= 1 + |a - a'|: of unit
+    vectors |a - a'| + (1 + |a - a'|) |b - b'|. Products of two bfloat16 numbers are float32 numbers, so that only the sums round: by
+    D 2^-23 of the product of norms, cut off or rounded. (The result, rounded to 8 bits, is then off by at most
+    NARROW_ROUNDING of itself besides.) The 16 covers the rounding of the vectors to float32 before and of the bounds.
+
+    Args:
+        losses: |a - a'| of the queries, below 1/200.
+        largest_loss: the largest |b - b'|, below 1/200.
+        num_dimensions: D, at most 2^14.
+    """
+    of_sums = (num_dimensions + 16) * 2.0**-23
+    error: NDArray[np.float64] = losses + (1 + losses) * largest_loss + 1.02 * of_sums / (1 - of_sums)
+    return error
 
 
 def rounding_error(

@@ -4,6 +4,8 @@ float32 tiles decide all that their rounding error lets them decide; the pairs t
 `geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of threads
 and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
 
+Where a query's positives are a large part of a gallery in memory, nothing is left to be saved by counting, and `rows` sorts instead.
+
 The gallery comes in shards, of which one is in memory at a time; a gallery in memory is a single shard.
 
 Shapes: N gallery items, Q queries, P positives of all queries, E entries of a tile.
@@ -19,17 +21,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import Points, all_squared_distances, blocks, origin, rounding_error, squared_distances
+from dml_core.evaluation.geometry import (
+    NARROW_ROUNDING,
+    Points,
+    all_squared_distances,
+    blocks,
+    narrow_error,
+    origin,
+    rounding_error,
+    squared_distances,
+)
 from dml_core.evaluation.ranking import RankCounter
 from dml_core.evaluation.retrieval import QueryScores
+from dml_core.evaluation.rows import score_rows
 from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, part, tile, torch_for_tiles
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # of the state of a query
 BYTES_PER_ENTRY = 64  # of a tile, were every entry of it to be placed among the positives
 ENTRIES_AT_ONCE = 2**18
+PAIRS_AT_ONCE = 2**11
 LARGEST_TILE = 4096
 MANY_POSITIVES = 200  # of a query on average: so densely do they lie that float32 cannot tell where an item stands among them
+SMALLEST_NARROW_WORK = 2**34  # Q N D: below it bfloat16 saves nothing
+LARGE_SHARE = 1 / 16  # of the gallery, positives of a query on average: from here on sorting rows is quicker
 
 
 class Shard(NamedTuple):
@@ -62,19 +77,38 @@ def score_queries(
     num_codes = 1 + max(int(codes.max()) for codes in [codes_Q, *(shard.codes for shard in gallery)])
     class_sizes = sum((np.bincount(shard.codes, minlength=num_codes) for shard in gallery), np.zeros(num_codes, dtype=np.int64))
     num_positives_Q = class_sizes[codes_Q] - (self_index_Q is not None)
+    is_dense = num_positives_Q.mean() > max(MANY_POSITIVES, LARGE_SHARE * sum(len(shard.codes) for shard in gallery))
+    if is_dense and len(gallery) == 1 and resources.device.type == "cpu":
+        items = gallery[0].load()
+        _check_dimensions(queries, items)
+        return score_rows(items, gallery[0].codes, queries, codes_Q, self_index_Q, resources.max_block_bytes)
     groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
     dtype = np.float64 if num_positives_Q.mean() > MANY_POSITIVES else np.float32
+    is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), resources.device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    with torch_for_tiles():
+    with torch_for_tiles(is_narrow):
         for index in groups:
-            group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype)
+            group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype, is_narrow)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
             counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
-            _sweep([group] if is_symmetric else (_side(shard, origin_D, resources, dtype) for shard in gallery), group, counter, resources)
+            sides = [group] if is_symmetric else (_side(shard, origin_D, resources, dtype, is_narrow) for shard in gallery)
+            _sweep(sides, group, counter, resources)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
+
+
+def _can_be_narrow(queries: Points, num_items: int, device: torch.device) -> bool:
+    """Whether tiles of bfloat16 are worth it and their bound holds."""
+    work, num_dimensions = len(queries) * num_items * queries.raw.shape[1], queries.raw.shape[1]
+    has_instructions = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return queries.metric == "cosine" and has_instructions and work >= SMALLEST_NARROW_WORK and num_dimensions <= 2**14
+
+
+def _check_dimensions(queries: Points, items: Points) -> None:
+    if items.raw.shape[1] != queries.raw.shape[1]:
+        raise EvaluationError(f"embeddings of {queries.raw.shape[1]} and {items.raw.shape[1]} dimensions cannot be compared")
 
 
 def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_bytes: int) -> list[NDArray[np.int64]]:
@@ -90,9 +124,9 @@ def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_
     return groups
 
 
-def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources, dtype: type[np.floating[Any]]) -> Side:
+def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources, dtype: type[np.floating[Any]], is_narrow: bool) -> Side:
     index = np.argsort(shard.codes, kind="stable")
-    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device, dtype)
+    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device, dtype, is_narrow)
 
 
 def _positive_distances(
@@ -108,8 +142,7 @@ def _positive_distances(
     num_filled = np.zeros_like(class_sizes)
     for shard in gallery:
         points, order = shard.load(), np.argsort(shard.codes, kind="stable")
-        if points.raw.shape[1] != queries.points.raw.shape[1]:
-            raise EvaluationError(f"embeddings of {queries.points.raw.shape[1]} and {points.raw.shape[1]} dimensions cannot be compared")
+        _check_dimensions(queries.points, points)
         for code, rows, columns in common_classes(queries.codes, shard.codes[order]):
             block = all_squared_distances(queries.points, queries.index[rows], points, order[columns])
             if self_index_Q is not None:
@@ -154,19 +187,38 @@ def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, b
 def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
     """Count the items of one tile against the queries `rows`, which run along `axis` of the tile."""
     offset, dtype = OFFSET[queries.points.metric], np.float64 if near.dtype == torch.float64 else np.float32
-    error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1], dtype)
+    full_error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1], dtype)
+    is_narrow = near.dtype == torch.bfloat16
+    error_Q = narrow_error(queries.losses, float(items.losses.max()), queries.vectors.shape[1]) if is_narrow else full_error_Q
+    rounding = NARROW_ROUNDING if is_narrow else 0.0
     first_Q, last_Q = counter.bounds(rows)
     upper_Q = offset - first_Q.astype(np.float64) / 2 + error_Q
     lower_Q = offset - np.nextafter(last_Q, np.float32(np.inf)).astype(np.float64) / 2 - error_Q  # what rounds to the last one ties with it
+    upper_Q, lower_Q = upper_Q + rounding * np.abs(upper_Q), lower_Q - rounding * np.abs(lower_Q)
     found = compare(near, upper_Q.astype(dtype), lower_Q.astype(dtype), axis)
     local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
     points_E = np.empty(len(local_E), dtype=np.int64)
     for some in blocks(len(local_E), ENTRIES_AT_ONCE):
         queries_E, distances_E = local_E[some] + rows.start, 2 * (offset - found.nearness[some].astype(np.float64))
-        slack_E = 2 * error_Q[local_E[some]]
+        slack_E = 2 * (error_Q[local_E[some]] + rounding * np.abs(found.nearness[some]))
         low_E = counter.insertion_points(rows, queries_E, (distances_E - slack_E).astype(np.float32))
         unsure = np.flatnonzero(counter.are_nearer(low_E, queries_E, (distances_E + slack_E).astype(np.float32)))
+        if is_narrow:  # pair by pair in float32, which leaves few
+            pairs_Q, slack_U = local_E[some][unsure], 2 * full_error_Q[local_E[some][unsure]]
+            distances_U = 2 * (offset - _cosines(queries, pairs_Q, items, items_E[some][unsure]))
+            low_E[unsure] = counter.insertion_points(rows, queries_E[unsure], (distances_U - slack_U).astype(np.float32))
+            is_open_U = counter.are_nearer(low_E[unsure], queries_E[unsure], (distances_U + slack_U).astype(np.float32))
+            unsure = unsure[is_open_U]
         exact = squared_distances(queries.points, queries.index[local_E[some][unsure]], items.points, items.index[items_E[some][unsure]])
         low_E[unsure] = counter.insertion_points(rows, queries_E[unsure], exact)
         points_E[some] = low_E
     counter.add(rows, found.num_above, local_E + rows.start, points_E)
+
+
+def _cosines(queries: Side, queries_E: NDArray[np.int64], items: Side, items_E: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Products of pairs in float32, (E,)."""
+    found = np.empty(len(queries_E))
+    for some in blocks(len(queries_E), PAIRS_AT_ONCE):
+        left_ED, right_ED = queries.vectors[torch.from_numpy(queries_E[some])], items.vectors[torch.from_numpy(items_E[some])]
+        found[some] = left_ED.mul_(right_ED).sum(dim=1).numpy()
+    return found

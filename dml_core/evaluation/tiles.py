@@ -19,11 +19,12 @@ from torch import Tensor
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Device
-from dml_core.evaluation.geometry import Points, centred
+from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred
 
 OFFSET = {"cosine": 1.0, "euclidean": 0.0}
 LARGEST_BYTE = 255
 STRIP = 64  # entries of one query
+SMALLEST_NARROW_SIDE = 64  # fewer points: other kernels, which need not sum in float32
 FEW = 1 / 8  # of a tile's strips: more are quicker compared all together
 
 
@@ -37,6 +38,8 @@ class Side:
         codes: class of each, ascending.
         vectors: float32 or float64 coordinates (N, D) on the device.
         norms: of the vectors.
+        narrow: the vectors in bfloat16, or None where tiles are not to be found by them.
+        losses: norms of what bfloat16 leaves of each vector (zeros where there is none).
     """
 
     points: Points
@@ -44,6 +47,8 @@ class Side:
     codes: NDArray[np.int64]
     vectors: Tensor
     norms: NDArray[np.float64]
+    narrow: Tensor | None
+    losses: NDArray[np.float64]
 
 
 class Found(NamedTuple):
@@ -73,16 +78,23 @@ def as_side(
     origin_D: NDArray[np.float64],
     device: torch.device,
     dtype: type[np.floating[Any]] = np.float32,
+    is_narrow: bool = False,
 ) -> Side:
-    """The indexed points, which are in the order of their classes `codes`, ready for tiles."""
+    """The indexed points, which are in the order of their classes `codes`, ready for tiles (by bfloat16 where `is_narrow`)."""
     vectors_ND = centred(points, origin_D, index, dtype)
     norms_N = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))
-    return Side(points, index, codes, torch.from_numpy(vectors_ND).to(device), norms_N)
+    vectors, losses_N, narrow = torch.from_numpy(vectors_ND).to(device), np.zeros(len(index)), None
+    if is_narrow:
+        narrow = vectors.to(torch.bfloat16)
+        for rows in blocks(len(index), NUM_ROWS_AT_ONCE):
+            losses_N[rows] = (vectors[rows] - narrow[rows]).double().norm(dim=1).cpu().numpy()
+    return Side(points, index, codes, vectors, norms_N, narrow, losses_N)
 
 
 def part(side: Side, rows: slice | NDArray[np.int64]) -> Side:
     """Some of a side's points, in ascending order."""
-    return Side(side.points, side.index[rows], side.codes[rows], side.vectors[rows], side.norms[rows])
+    narrow = None if side.narrow is None else side.narrow[rows]
+    return Side(side.points, side.index[rows], side.codes[rows], side.vectors[rows], side.norms[rows], narrow, side.losses[rows])
 
 
 def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]) -> Iterator[tuple[int, slice, slice]]:
@@ -94,13 +106,13 @@ def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]
 
 
 @contextmanager
-def torch_for_tiles() -> Iterator[None]:
-    """Products in true float32: the error bound does not hold for the shorter formats that training may have allowed. And one thread:
-    torch's would wait for their next work in a loop, on the cores that numpy's products need.
+def torch_for_tiles(is_narrow: bool = False) -> Iterator[None]:
+    """Products in true float32: the error bound does not hold for the shorter formats that training may have allowed. And one thread, but
+    for narrow tiles, which are torch's: they would wait for their next work in a loop, on the cores that numpy's products need.
     """
     precision, num_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     torch.set_float32_matmul_precision("highest")
-    torch.set_num_threads(1)
+    torch.set_num_threads(num_threads if is_narrow else 1)
     try:
         yield
     finally:
@@ -109,9 +121,17 @@ def torch_for_tiles() -> Iterator[None]:
 
 
 def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
-    """Nearness of all pairs (I, J), in `buffer`; pairs of one class (self among them) are struck out with minus infinity."""
-    near_IJ = buffer[: len(left.codes) * len(right.codes)].view(len(left.codes), len(right.codes))
-    if near_IJ.is_cpu:
+    """Nearness of all pairs (I, J), in `buffer`; pairs of one class (self among them) are struck out with minus infinity.
+
+    In bfloat16 where both sides have it and are not too small.
+    """
+    is_large = min(len(left.codes), len(right.codes)) >= SMALLEST_NARROW_SIDE
+    narrow = (left.narrow, right.narrow.T) if is_large and left.narrow is not None and right.narrow is not None else None
+    cells = buffer.view(torch.bfloat16) if narrow else buffer
+    near_IJ = cells[: len(left.codes) * len(right.codes)].view(len(left.codes), len(right.codes))
+    if narrow:
+        torch.mm(*narrow, out=near_IJ)
+    elif near_IJ.is_cpu:
         np.matmul(left.vectors.numpy(), right.vectors.numpy().T, out=near_IJ.numpy())
     else:
         torch.mm(left.vectors, right.vectors.T, out=near_IJ)
@@ -134,17 +154,19 @@ def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int
 
 def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
     """Strips of a query's entries whose largest lies below `lower`, most of them as a rule, need no further look."""
+    exact = torch.float32 if near_IJ.dtype == torch.bfloat16 else near_IJ.dtype  # numpy knows no bfloat16
     num_strips, is_left_over = divmod(near_IJ.shape[1 - axis], STRIP)
     if num_strips == 0 or is_left_over:
-        return _compare_all(near_IJ.numpy(), upper, lower, axis)
+        return _compare_all(near_IJ.to(exact).numpy(), upper, lower, axis)
     shape = (-1, num_strips, STRIP) if axis == 0 else (num_strips, STRIP, near_IJ.shape[1])
     strips_IJ = near_IJ.view(shape)
-    largest_IJ = strips_IJ.amax(dim=2 - axis).numpy()
+    largest_IJ = strips_IJ.amax(dim=2 - axis).to(exact).numpy()
     is_wanted_IJ = largest_IJ >= np.expand_dims(lower, 1 - axis)
     if np.count_nonzero(is_wanted_IJ) > FEW * is_wanted_IJ.size:
-        return _compare_all(near_IJ.numpy(), upper, lower, axis)
+        return _compare_all(near_IJ.to(exact).numpy(), upper, lower, axis)
     lines_S, strips_S = np.nonzero(is_wanted_IJ if axis == 0 else is_wanted_IJ.T)
-    near_SE = strips_IJ.numpy()[lines_S, strips_S] if axis == 0 else strips_IJ.numpy()[strips_S, :, lines_S]
+    lines, strips = torch.from_numpy(lines_S), torch.from_numpy(strips_S)
+    near_SE = (strips_IJ[lines, strips] if axis == 0 else strips_IJ[strips, :, lines]).to(exact).numpy()
     above_SE, wanted_SE = near_SE > upper[lines_S, None], near_SE >= lower[lines_S, None]
     num_above = np.bincount(lines_S, np.count_nonzero(above_SE, axis=1), minlength=near_IJ.shape[axis]).astype(np.int64)
     found_E, within_E = np.nonzero(wanted_SE ^ above_SE)

@@ -2,9 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 
 from dml_core.evaluation import geometry
-from dml_core.evaluation.geometry import all_squared_distances, as_points, as_similarities, blocks, centred, origin, rounding_error
+from dml_core.evaluation.geometry import (
+    NARROW_ROUNDING,
+    all_squared_distances,
+    as_points,
+    as_similarities,
+    blocks,
+    centred,
+    narrow_error,
+    origin,
+    rounding_error,
+)
 
 
 def test_blocks_cover_all_rows_and_no_more() -> None:
@@ -63,3 +74,24 @@ def test_the_bound_on_rounding_is_that_of_its_docstring() -> None:
     assert rounding_error("euclidean", norms, 1.0, 84, np.float64).tolist() == pytest.approx(
         [2 * in_float64, 8 * in_float64], rel=1e-12, abs=0
     )
+
+
+@pytest.mark.parametrize("num_dimensions", [2, 33, 512])
+@pytest.mark.parametrize("kind", ["random", "near 1", "signs", "halfway"])
+def test_a_product_of_bfloat16_is_within_its_bound(kind: str, num_dimensions: int) -> None:
+    """`halfway` coordinates lie in the middle between two bfloat16 numbers, all off in one direction."""
+    generator = np.random.default_rng(num_dimensions)
+    rows = generator.standard_normal((300, num_dimensions))
+    if kind == "near 1":
+        rows = 1 + 0.01 * rows
+    elif kind == "signs":
+        rows = np.sign(rows)
+    elif kind == "halfway":
+        rows = (1 + 2.0**-8 * (1 - 2.0**-8)) * np.ones_like(rows) * np.sign(rows[:, :1]) + 2.0**-12 * rows
+    units = torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True)).float()
+    narrow = units.bfloat16()
+    losses = (units - narrow).double().norm(dim=1).numpy()
+    products = torch.mm(narrow, narrow.T).double().numpy()
+    errors = np.abs(products - (units.double() @ units.double().T).numpy())
+    bounds = narrow_error(losses, float(losses.max()), num_dimensions)[:, None] + NARROW_ROUNDING * np.abs(products)
+    assert (errors <= bounds).all()

@@ -51,13 +51,42 @@ def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_b
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What classes of thousands are scored with: float64 tiles, and positives' distances by product."""
+    """Large classes in several shards or in a far larger gallery: float64 tiles, and positives' distances by product."""
     embeddings, labels = make_inputs(kind)
     expected = rows_of(self_retrieval(embeddings, labels, metric))
+    monkeypatch.setattr("dml_core.evaluation.sweep.LARGE_SHARE", 2)
     monkeypatch.setattr("dml_core.evaluation.sweep.MANY_POSITIVES", 0)
     monkeypatch.setattr("dml_core.evaluation.geometry.SMALLEST_PRODUCT", 1)
     np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric)), expected)
     np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric, 64 * 50, 3)), expected)
+
+
+@pytest.mark.parametrize(("spread", "num_copies"), [(1.5, 80), (0.01, 80), (1e-4, 0), (0.0, 0)])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near ties, last bits and copies, in tiles of 90 points and what is left over; tight clusters use the bound to the full."""
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 90, 400)
+    embeddings = (generator.standard_normal((90, 33))[codes] + spread * generator.standard_normal((400, 33))).astype(np.float32)
+    embeddings[:num_copies] = embeddings[num_copies : 2 * num_copies]
+    embeddings[300:350] = np.nextafter(embeddings[:50], np.float32(np.inf))
+    queries, query_codes = embeddings[::3] + np.float32(1e-6), codes[::3]
+    gallery = as_shards(embeddings, codes, "cosine", num_shards)
+
+    def scores() -> list[NDArray[np.float64]]:
+        resources = Resources(64 * 90 * 90, CPU)
+        of_queries = score_queries(gallery, as_points(queries, "cosine"), query_codes, None, resources)
+        return [
+            rows_of(of_queries),
+            *(rows_of(self_retrieval(embeddings, codes, "cosine", size, num_shards)) for size in (2**26, 64 * 90 * 90)),
+        ]
+
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
+    found = []
+    for work in (2**62, 1):
+        monkeypatch.setattr("dml_core.evaluation.sweep.SMALLEST_NARROW_WORK", work)
+        found.append(scores())
+    np.testing.assert_array_equal(np.concatenate(found[1]), np.concatenate(found[0]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
