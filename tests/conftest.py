@@ -32,7 +32,7 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, then files with slow tests: started last they would leave the other worker with nothing to do. GPU tests need one."""
+    """Whole runs first, then files with slow tests: last they would leave one of two workers idle. GPU tests need one."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
     if not torch.cuda.is_available():
