@@ -43,6 +43,7 @@ def run_block(project: Project, language: str, code: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     project = make_project(tmp_path / "project", ("untrained", "softtriple"))

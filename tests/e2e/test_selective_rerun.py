@@ -111,7 +111,10 @@ def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them
     assert [word for word in ("untrained", "softtriple", "softmax") if word not in shown] == []
 
 
+@pytest.mark.proof
 def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project: Project) -> None:
+    """A story of its own."""
+    project.run("dml", "reproduce", "--variant", "untrained")
     of_test = project.run("dml", "compare", "synthetic")
     project.change(comparison={"protocol": {"validation": {"share": 0.5}}}, evaluation={"role": "validation"})
     assert steps_run(project.run("dml", "reproduce", "--variant", "untrained")) == {"train": 1, "embed": 1, "evaluate": 1}

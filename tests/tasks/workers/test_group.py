@@ -167,6 +167,7 @@ def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers
     assert (facts["attempts"], facts["num_workers"]) == (1, 2)
 
 
+@pytest.mark.proof
 def test_sigterm_leaves_a_checkpoint_of_the_step_that_it_came_in(workers: WorkerGroup, many_images: Path, state: Path) -> None:
     """Without checkpoints by steps or minutes: what is gone on from is what SIGTERM had written."""
     resumed: list[tuple[int, int]] = []
