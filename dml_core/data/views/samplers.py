@@ -208,10 +208,17 @@ def _next_classes(waiting: list[int], num_classes: int, num_wanted: int, random:
     """Take the first distinct classes from the queue, which is refilled round by round; those put off stay at its head."""
     if len(waiting) < num_wanted:
         waiting.extend(random.permutation(num_classes).tolist())
-    chosen = list(dict.fromkeys(waiting))[:num_wanted]
-    for taken in chosen:
-        waiting.remove(taken)
-    return chosen
+    chosen: dict[int, None] = {}
+    put_off: list[int] = []
+    for number in waiting:
+        if len(chosen) == num_wanted:
+            break
+        if number in chosen:
+            put_off.append(number)
+        else:
+            chosen[number] = None
+    waiting[: len(chosen) + len(put_off)] = put_off
+    return list(chosen)
 
 
 def _draw(members: Indices, num_wanted: int, random: np.random.Generator) -> Indices:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dml_core.config import parse
+from dml_core.data.views import samplers
 from dml_core.data.views.samplers import (
     SamplerConfig,
     check_sampler,
@@ -225,3 +226,19 @@ def test_mined_triplets_are_what_the_configuration_asks_for_and_hold_pairs_of_a_
     assert same(epoch_batches(config, LABELS, 3, 1, negatives), triplet_batches(LABELS, negatives, 8, 3, 1))
     assert first_batch_size(config, len(LABELS), 7) == 6
     check_sampler(config, Needs(sampler="k_by_n"), "tuplet_margin")
+
+
+@pytest.mark.parametrize(("num_classes", "num_wanted"), [(2, 2), (5, 4), (7, 5), (60, 12)])
+def test_classes_come_in_the_order_of_a_plain_queue(num_classes: int, num_wanted: int) -> None:
+    """By the rule written out: the first different ones of the whole queue, each taken out of it where it first stands."""
+    ours, plain = np.random.default_rng(0), np.random.default_rng(0)
+    waiting: list[int] = []
+    queue: list[int] = []
+    for _ in range(50):
+        if len(queue) < num_wanted:
+            queue.extend(plain.permutation(num_classes).tolist())
+        expected = list(dict.fromkeys(queue))[:num_wanted]
+        for taken in expected:
+            queue.remove(taken)
+        assert samplers._next_classes(waiting, num_classes, num_wanted, ours) == expected
+        assert waiting == queue
