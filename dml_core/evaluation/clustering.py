@@ -1,4 +1,4 @@
-"""Clustering metrics: k-means through FAISS, then NMI, AMI and pairwise F1 against the labels.
+"""Clustering metrics: k-means, then NMI, AMI and pairwise F1 against the labels.
 
 As many clusters as classes. NMI is I(labels; clusters) divided by the mean of the two entropies, arithmetic (`nmi`, today's default) or
 geometric (`nmi_geometric`, which the heated-up softmax paper's scikit-learn 0.19 computed); AMI corrects it for chance, with the
@@ -13,40 +13,75 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from scipy.special import gammaln
 from scipy.stats import entropy
 from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from dml_core.evaluation.config import KMeansConfig
-from dml_core.evaluation.geometry import Points, centred, origin
-from dml_core.evaluation.seeding import first_centres
+from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
+from dml_core.evaluation.seeding import first_clusters
 
 
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
     """Cluster of each point, (N,), and the inertia (sum of squared distances to the own centre).
 
-    FAISS's Lloyd iterations from the centres of `seeding.first_centres`; of several runs the one with the lowest inertia. The same on
-    every run of one machine, and run r of a seed is the same however many runs there are.
+    Lloyd's iterations from `seeding.first_clusters`; of several runs the one with the lowest inertia. The same on every run of one machine,
+    and run r of a seed is the same however many runs there are.
     """
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)
-    runs = (lloyd(points_ND, points_ND[first_centres(points_ND, num_clusters, s)], config.num_iterations) for s in seeds)
+    runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s), config.num_iterations) for s in seeds)
     return min(runs, key=lambda run: run[1])
 
 
-def lloyd(points_ND: NDArray[np.float32], centres_KD: NDArray[np.float32], num_iterations: int) -> tuple[NDArray[np.int64], float]:
-    """Clusters (N,) and inertia after at most `num_iterations` from these centres; it ends once the inertia stays the same."""
-    clusterer = faiss.Kmeans(
-        points_ND.shape[1],
-        len(centres_KD),
-        niter=num_iterations,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(points_ND),
-    )
-    clusterer.train(points_ND, init_centroids=centres_KD)
-    distances_N1, clusters_N1 = clusterer.index.search(points_ND, 1)
-    return clusters_N1[:, 0], float(distances_N1.sum(dtype=np.float64))
+def lloyd(
+    points_ND: NDArray[np.float32], first_K: NDArray[np.int64], clusters_N: NDArray[np.int64], num_iterations: int
+) -> tuple[NDArray[np.int64], float]:
+    """Clusters (N,) and inertia after at most `num_iterations`; it ends once no point changes its cluster.
+
+    A cluster whose points stay the same has the same centre, so a point of it need only be held against the centres that moved. After
+    the first iterations few do. A cluster without points gets the one that lies farthest from its own centre.
+
+    Args:
+        points_ND: what is clustered.
+        first_K: the points that are the first centres.
+        clusters_N: the cluster of each point to start with, each with a point.
+        num_iterations: each moves the centres to the means of their points, then points to their nearest centres.
+    """
+    centres_KD, clusters_N = points_ND[first_K], clusters_N.copy()
+    distances_N, moved_M = np.zeros(len(points_ND), dtype=np.float32), np.arange(len(first_K))
+    for _ in range(num_iterations):
+        _move_to_means(centres_KD, moved_M, points_ND, clusters_N)
+        before_N = clusters_N.copy()
+        is_loose_N = np.isin(before_N, moved_M)
+        for some_N, among in ((is_loose_N, np.arange(len(centres_KD))), (~is_loose_N, moved_M)):
+            found_N1, index_N1 = faiss.knn(points_ND[some_N], centres_KD[among], 1)
+            is_new = found_N1[:, 0] < np.where(is_loose_N[some_N], np.inf, distances_N[some_N])
+            distances_N[some_N] = np.where(is_new, found_N1[:, 0], distances_N[some_N])
+            clusters_N[some_N] = np.where(is_new, among[index_N1[:, 0]], clusters_N[some_N])
+        empty = np.setdiff1d(np.arange(len(centres_KD)), clusters_N)
+        farthest = np.argsort(-distances_N, kind="stable")[: len(empty)]
+        farthest = farthest[distances_N[farthest] > 0]
+        centres_KD[empty[: len(farthest)]] = points_ND[farthest]
+        clusters_N[farthest], distances_N[farthest] = empty[: len(farthest)], 0
+        is_other_N = clusters_N != before_N
+        if not is_other_N.any():
+            break
+        moved_M = np.unique([before_N[is_other_N], clusters_N[is_other_N]])
+    squares = (np.square(points_ND[rows] - centres_KD[clusters_N[rows]]) for rows in blocks(len(points_ND), NUM_ROWS_AT_ONCE))
+    return clusters_N, float(sum(part.sum(dtype=np.float64) for part in squares))
+
+
+def _move_to_means(
+    centres_KD: NDArray[np.float32], moved_M: NDArray[np.int64], points_ND: NDArray[np.float32], clusters_N: NDArray[np.int64]
+) -> None:
+    """These centres to the means of their points; one without points stays where it is."""
+    of_moved = np.flatnonzero(np.isin(clusters_N, moved_M))
+    clusters, index, sizes = np.unique(clusters_N[of_moved], return_inverse=True, return_counts=True)
+    membership = csr_array((np.ones(len(of_moved), dtype=np.float32), (index, np.arange(len(of_moved)))))
+    centres_KD[clusters] = (membership @ points_ND[of_moved]) / sizes[:, None].astype(np.float32)
 
 
 def clustering_metrics(codes_N: NDArray[np.int64], clusters_N: NDArray[np.int64]) -> dict[str, float]:

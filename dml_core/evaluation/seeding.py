@@ -1,49 +1,101 @@
-"""First centres for k-means: greedy k-means++ in rounds, at the speed of matrix products.
+"""First clusters for k-means: greedy k-means++ in rounds, at the speed of matrix products.
 
 k-means++ draws each centre with probability proportional to its squared distance to the nearest centre so far (Arthur and Vassilvitskii
 2007); its greedy form draws several candidates for each centre and keeps the one that helps most. One centre at a time that is thousands
-of passes over the data. Here a round chooses as many centres as an eighth of those already chosen, each the best of its own candidates;
-where two of one round lie close together the later one is dropped, by the same odds that would have kept it from being drawn.
+of passes over the data. Here a round draws candidates for an eighth as many centres as there are, and the best of all of them stay; where
+two lie close together the lesser is dropped, by the same odds that would have kept it from being drawn.
 
-Shapes: N points, D dimensions, C centres, T candidates and B centres of a round.
+What a candidate would gain is only compared with what others would, so where the work is large and the processor multiplies bfloat16, gains
+are found in it, down to where the distances that are left would drown in its rounding.
+
+Shapes: N points, D dimensions, K centres, T candidates and B new centres of a round, R points of a block.
 """
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dml_core.evaluation.geometry import blocks
+
 CENTRES_PER_ROUND = 1 / 8
-NUM_CANDIDATES = 12
-BYTES_AT_ONCE = 2**27
+LARGEST_ROUND = 192  # the fewer centres are chosen at once, the better they are, and the slower
+NUM_CANDIDATES = 10  # for each centre
+NUM_ROWS_AT_ONCE = 1024
+ALIGNMENT = 32
+SMALLEST_WORK = 2**34  # N K D: below it all is quick, and float32 chooses the same on nearly every machine
+SMALLEST_SHARE = 1 / 64  # of the points' squares that the distances must be for bfloat16, which errs by up to 1/256 of a product
 
 
-def first_centres(points_ND: NDArray[np.float32], num_centres: int, seed: int) -> NDArray[np.int64]:
-    """Indices of C different points to start from, C at most N; the same for the same seed.
+def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices (K,) of different points to start from, K at most N, and the nearest of them to each point, (N,), each being its own.
 
-    Where fewer than C points are distinct, the others are any points.
+    The same for the same seed. In bfloat16 nearly the nearest. Where fewer than K points are distinct, the others are any points.
     """
     generator = np.random.default_rng(seed)
     points = torch.from_numpy(points_ND)
     squares_N = points.square().sum(dim=1)
-    chosen = [int(generator.integers(len(points)))]
-    nearest_N = torch.cdist(points, points[chosen])[:, 0].square()
-    largest_round = max(1, BYTES_AT_ONCE // (4 * len(points) * NUM_CANDIDATES))
+    is_narrow = points.numel() * num_centres >= SMALLEST_WORK and torch.cpu._is_avx512_bf16_supported()
+    factors_NF = _factors(points, torch.bfloat16 if is_narrow else torch.float32)
+    smallest_mean = SMALLEST_SHARE * float(squares_N.mean())
+    chosen = generator.integers(len(points), size=1)
+    clusters_N = torch.zeros(len(points), dtype=torch.int64)
+    nearest_N = (points - points[chosen]).square().sum(dim=1)
     while len(chosen) < num_centres:
-        size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), largest_round, num_centres - len(chosen))
         weights_N = nearest_N.double().numpy()
         if not weights_N.any():
-            left = np.setdiff1d(np.arange(len(points)), chosen)
-            return np.array(chosen + left[: num_centres - len(chosen)].tolist())
-        candidates = generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum())
-        gains_NT = torch.addmm((nearest_N - squares_N)[:, None], points, 2 * points[candidates].T)
-        gains_NT.sub_(squares_N[candidates]).clamp_(min=0)
-        best_B = gains_NT.sum(dim=0).view(size, NUM_CANDIDATES).argmax(dim=1).numpy() + np.arange(size) * NUM_CANDIDATES
-        kept = _kept(points[candidates[best_B]], nearest_N[candidates[best_B]].numpy(), generator)
-        chosen += candidates[best_B][kept].tolist()
-        nearest_N = nearest_N.sub_(gains_NT[:, best_B[kept]].amax(dim=1)).clamp_(min=0)
-        nearest_N[chosen] = 0
-    return np.array(chosen)
+            chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(points)), chosen)[: num_centres - len(chosen)]])
+            break
+        if factors_NF.dtype == torch.bfloat16 and float(nearest_N.mean()) < smallest_mean:
+            factors_NF = _factors(points, torch.float32)
+        size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
+        candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
+        total_T = torch.zeros(len(candidates))
+        for _, gains_TR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, candidates):
+            total_T += gains_TR.sum(dim=1)
+        best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
+        new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
+        for rows, gains_BR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, new_B):
+            largest_R, index_R = gains_BR.max(dim=0)
+            clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
+            nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
+        chosen = np.concatenate([chosen, new_B])
+        nearest_N[new_B] = 0
+    clusters_N[chosen] = torch.arange(num_centres)
+    return chosen, clusters_N.numpy()
+
+
+def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of the products of `_gains`, (N, F): coordinates, four columns for the other terms, and zeros up to whole registers."""
+    num_dimensions = points.shape[1]
+    factors_NF = torch.zeros((len(points), -(-(num_dimensions + 4) // ALIGNMENT) * ALIGNMENT), dtype=dtype)
+    factors_NF[:, :num_dimensions] = points
+    factors_NF[:, num_dimensions + 2 : num_dimensions + 4] = 1
+    return factors_NF
+
+
+def _gains(
+    factors_NF: Tensor, num_dimensions: int, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64]
+) -> Iterator[tuple[slice, Tensor]]:
+    """Half of what each point's squared distance to its nearest centre would lose to each candidate, (T, R), block by block of the points.
+
+    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, all of it by one product: its terms are columns of their own, in two parts
+    each, as one would be rounded too far.
+    """
+    of_point, of_candidate = slice(num_dimensions, num_dimensions + 2), slice(num_dimensions + 2, num_dimensions + 4)
+    left_TF = factors_NF[candidates]
+    left_TF[:, of_point] = 1
+    left_TF[:, of_candidate] = _in_two_parts(-squares_N[candidates] / 2, left_TF.dtype)
+    factors_NF[:, of_point] = _in_two_parts((nearest_N - squares_N) / 2, left_TF.dtype)
+    for rows in blocks(len(factors_NF), NUM_ROWS_AT_ONCE):
+        yield rows, torch.mm(left_TF, factors_NF[rows].T).clamp_(min=0)
+
+
+def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:
+    high = values.to(dtype)
+    return torch.stack([high, (values - high).to(dtype)], dim=1)
 
 
 def _kept(points_BD: Tensor, nearest_B: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.int64]:

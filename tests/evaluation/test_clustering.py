@@ -9,10 +9,14 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
 from dml_core.evaluation import seeding
-from dml_core.evaluation.clustering import adjusted_mutual_information, clustering_metrics, kmeans, pairwise_f1
+from dml_core.evaluation.clustering import adjusted_mutual_information, clustering_metrics, kmeans, lloyd, pairwise_f1
 from dml_core.evaluation.config import KMeansConfig
 from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.seeding import _kept, first_centres
+from dml_core.evaluation.seeding import _kept, first_clusters
+
+
+def first_centres(embeddings: np.ndarray, num_centres: int, seed: int) -> np.ndarray:
+    return first_clusters(embeddings, num_centres, seed)[0]
 
 
 def blobs(num_classes: int, size: int, width: float, num_dimensions: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -78,17 +82,49 @@ def test_as_many_first_centres_as_asked_for_whatever_the_scale() -> None:
         np.testing.assert_array_equal(first_centres(embeddings / 1024, num_centres, seed=0), chosen)
 
 
-def test_a_round_of_first_centres_is_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """12 candidates for each of two centres are 24 distances to each point, of 4 bytes; the first 16 come one by one in any case."""
-    embeddings, _ = blobs(1, 300, width=1.0)
-    chosen = {}
-    for num_bytes in (2**27, 2 * 12 * 4 * 300, 2 * 12 * 4 * 300 - 1, 1):
-        monkeypatch.setattr(seeding, "BYTES_AT_ONCE", num_bytes)
-        chosen[num_bytes] = first_centres(embeddings, 60, seed=0).tolist()
-    unbounded, two, less_than_two, one = chosen.values()
-    assert less_than_two == one
-    assert unbounded != two != one
-    assert unbounded[:16] == two[:16] == one[:16]
+def test_the_first_clusters_are_those_of_the_nearest_centres() -> None:
+    embeddings, _ = blobs(30, 10, width=6.0)
+    chosen, clusters = first_clusters(embeddings, 30, seed=0)
+    distances = ((embeddings[:, None].astype(np.float64) - embeddings[chosen]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(clusters, distances.argmin(axis=1))
+
+
+def test_bfloat16_serves_large_work_as_long_as_distances_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly the nearest centre: farther by at most what bfloat16 leaves unsure. Of tight clusters each point finds its own."""
+    monkeypatch.setattr(seeding, "SMALLEST_WORK", 1)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
+    embeddings, _ = blobs(30, 10, width=6.0)
+    chosen, clusters = first_clusters(embeddings, 30, seed=0)
+    distances = ((embeddings[:, None].astype(np.float64) - embeddings[chosen]) ** 2).sum(axis=2)
+    found, largest = distances[np.arange(len(clusters)), clusters], (embeddings**2).sum(axis=1).max()
+    assert (found != distances.min(axis=1)).any()
+    assert (found - distances.min(axis=1)).max() < largest / 32
+    embeddings, labels = blobs(10, 20, width=0.01)
+    chosen, clusters = first_clusters(embeddings, 20, seed=0)
+    assert (labels[chosen[clusters]] == labels).all()
+
+
+def test_lloyd_does_what_the_plain_algorithm_does() -> None:
+    """Every point against every centre in float64, however few centres moved."""
+    for seed in range(5):
+        embeddings, _ = blobs(40, 10, width=4.0)
+        chosen, clusters = first_clusters(embeddings, 40, seed)
+        expected = clusters
+        for num_iterations in range(1, 12):
+            means = np.stack([embeddings[expected == cluster].mean(axis=0, dtype=np.float64) for cluster in range(40)])
+            distances = ((embeddings[:, None] - means) ** 2).sum(axis=2)
+            expected = distances.argmin(axis=1)
+            actual, inertia = lloyd(embeddings, chosen, clusters, num_iterations)
+            np.testing.assert_array_equal(actual, expected)
+            assert inertia == pytest.approx(distances.min(axis=1).sum(), rel=1e-5)
+
+
+def test_a_cluster_that_loses_its_points_gets_the_farthest_one() -> None:
+    """The centres move to 0.5, 2 and 7, and nothing is nearest to 2; of all points -10 is the farthest from its own centre, 0.5."""
+    points = np.array([[-10], [0], [1], [14], [5], [9]], dtype=np.float32)
+    clusters, inertia = lloyd(points, np.array([1, 0, 4]), np.array([1, 0, 0, 1, 2, 2]), 1)
+    assert clusters.tolist() == [1, 0, 0, 2, 2, 2]
+    assert inertia == 0.5**2 + 0.5**2 + 7**2 + 2**2 + 2**2
 
 
 def test_of_a_round_s_choices_those_near_an_earlier_one_are_dropped() -> None:
