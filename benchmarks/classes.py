@@ -1,6 +1,6 @@
 """What does a training step of a loss with centres cost as classes grow, and what when they are spread over the workers?
 
-    .venv/bin/python benchmarks/classes.py [LOSS...] [--workers 2] [--most 10000000]
+    .venv/bin/python benchmarks/classes.py [LOSS...] [--workers 2] [--most 10000000] [--batch 128] [--dim 64]
 
 A step is a linear layer in place of a network, the loss of a batch of 128 embeddings of 64 dimensions, the backward pass and Adam. Three
 ways: one worker; several workers that each hold all classes and 128 / n samples, whose centres' gradients are averaged by
@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -34,10 +35,16 @@ from dml_core.training.parallel import TrainingSystem, shard_sizes
 LOSSES = ("normalised_softmax", "softtriple", "heated_up_softmax", "sgsl")
 OPTIONS = {"softtriple": {"num_centres": 2}}
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
-DIM, BATCH_SIZE = 64, 128
 MOST_STEPS, SECONDS = 7, 6.0
 PRELOADED = ["dml_core.training.class_shards", "dml_core.losses.sgsl", "dml_core.losses.softtriple", "torch._dynamo", "torch.distributed"]
 MIB = 2**20
+
+
+class Batch(NamedTuple):
+    """Its size and the dimensions of its embeddings."""
+
+    size: int = 128
+    dim: int = 64
 
 
 def main() -> None:
@@ -50,7 +57,9 @@ def main() -> None:
     for loss in arguments.losses or LOSSES:
         milliseconds: dict[str, dict[int, float]] = {name: {} for name, _, _ in ways}
         for num_classes in (size for size in SIZES if size <= arguments.most):
-            found = [measured(loss, num_classes, num_workers, spread) for _, num_workers, spread in ways]
+            found = [
+                measured(loss, num_classes, num_workers, spread, Batch(arguments.batch, arguments.dim)) for _, num_workers, spread in ways
+            ]
             for (name, _, _), cost in zip(ways, found, strict=True):
                 if cost is not None:
                     milliseconds[name][num_classes] = cost[0]
@@ -69,6 +78,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("losses", nargs="*", metavar="LOSS", help=f"of {', '.join(LOSSES)}; all where none is named")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the most classes")
+    parser.add_argument("--batch", type=int, default=Batch().size)
+    parser.add_argument("--dim", type=int, default=Batch().dim)
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.losses) - set(LOSSES))
     if unknown:
@@ -83,13 +94,13 @@ def exponent(milliseconds: dict[int, float]) -> str:
     return f"{math.log(milliseconds[most] / milliseconds[least]) / math.log(most / least):.2f}"
 
 
-def measured(loss: str, num_classes: int, num_workers: int, spread: bool) -> tuple[float, float] | None:
+def measured(loss: str, num_classes: int, num_workers: int, spread: bool, batch: Batch) -> tuple[float, float] | None:
     """Milliseconds of a step and MiB of a worker; None where it would not fit."""
-    if bytes_needed(loss, num_classes, num_workers, spread) > psutil.virtual_memory().available:
+    if bytes_needed(loss, num_classes, num_workers, spread, batch) > psutil.virtual_memory().available:
         return None
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("forkserver")
-        arguments = (num_workers, folder, loss, num_classes, spread)
+        arguments = (num_workers, folder, loss, num_classes, spread, batch)
         workers = [context.Process(target=worker, args=(rank, *arguments)) for rank in range(num_workers)]
         for process in workers:
             process.start()
@@ -100,33 +111,33 @@ def measured(loss: str, num_classes: int, num_workers: int, spread: bool) -> tup
     return max(cost[0] for cost in costs), max(cost[1] for cost in costs)
 
 
-def bytes_needed(loss: str, num_classes: int, num_workers: int, spread: bool) -> float:
+def bytes_needed(loss: str, num_classes: int, num_workers: int, spread: bool, batch: Batch) -> float:
     """Of all workers, roughly and rather too many: eight tensors of the centres' shape and six of the similarities'."""
     centres = OPTIONS.get(loss, {}).get("num_centres", 1)
     parts = 1 if spread else num_workers  # in how many copies the centres are there
-    samples = BATCH_SIZE * (1 if spread else 1 / num_workers)
-    at_the_start = num_workers * centres * num_classes * DIM * 4
-    return max(at_the_start, centres * parts * num_classes * 4 * (8 * DIM + 6 * samples))
+    samples = batch.size * (1 if spread else 1 / num_workers)
+    at_the_start = num_workers * centres * num_classes * batch.dim * 4
+    return max(at_the_start, centres * parts * num_classes * 4 * (8 * batch.dim + 6 * samples))
 
 
-def worker(rank: int, num_workers: int, folder: str, loss: str, num_classes: int, spread: bool) -> None:
+def worker(rank: int, num_workers: int, folder: str, loss: str, num_classes: int, spread: bool, batch: Batch) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num_workers)
-    cost(loss, 100, spread)  # what libraries take at their first step is not the loss's
-    milliseconds, mebibytes = cost(loss, num_classes, spread)
+    cost(loss, 100, spread, batch)  # what libraries take at their first step is not the loss's
+    milliseconds, mebibytes = cost(loss, num_classes, spread, batch)
     Path(folder, f"cost-{rank}").write_text(f"{milliseconds} {mebibytes}")
     dist.destroy_process_group()
 
 
-def cost(loss: str, num_classes: int, spread: bool) -> tuple[float, float]:
+def cost(loss: str, num_classes: int, spread: bool, batch: Batch) -> tuple[float, float]:
     """Milliseconds of the slowest worker's step, and MiB of this one."""
     rank, num_workers = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(0)
-    images, labels_N = torch.randn(BATCH_SIZE, DIM, generator=random), torch.randint(num_classes, (BATCH_SIZE,), generator=random)
-    sizes = shard_sizes(BATCH_SIZE, num_workers)
+    images, labels_N = torch.randn(*batch, generator=random), torch.randint(num_classes, batch[:1], generator=random)
+    sizes = shard_sizes(batch.size, num_workers)
     before = psutil.Process().memory_info().rss
     torch.manual_seed(0)
-    system = TrainingSystem(nn.Linear(DIM, DIM), build_loss(loss, OPTIONS.get(loss, {}), num_classes, DIM))
+    system = TrainingSystem(nn.Linear(batch.dim, batch.dim), build_loss(loss, OPTIONS.get(loss, {}), num_classes, batch.dim))
     if spread:
         system.loss.shard_classes(ClassShard(tuple(shard_sizes(num_classes, num_workers)), rank))
     gc.collect()

@@ -1,11 +1,12 @@
 """What does a step cost as images grow from 10^4 to 10^6 rows of a store, and as classes grow; with the exponents and a figure.
 
     python benchmarks/scale.py images [--most 1000000]      # 0.8 GB in the temporary folder
-    python benchmarks/scale.py classes [LOSS] [--workers 2] [--most 1000000]
+    python benchmarks/scale.py classes [LOSS] [--workers 2] [--most 10000000]      # 18 GB of memory
 
 Images: a store of small drawn pictures is packed once for each size, then, in a process of its own: opened up to its labels, an epoch drawn
 (two samplers, and how often each image came before), a batch loaded at random places; seconds of each, and this process's own (anonymous)
-memory after it all. Classes: `benchmarks/classes.py`'s step and memory on one worker, on several that each hold all classes, and spread.
+memory after it all. Classes, 10^4 to 10^7: `benchmarks/classes.py`'s step and memory on one worker, on several that each hold all classes,
+and spread; a batch of 32 embeddings of 32 dimensions, with which 10^7 fit.
 Exponent: e of cost ~ size^e, by least squares over the logarithms. Writes `docs/images/scale-images.png`, `scale-classes.png`.
 """
 
@@ -30,7 +31,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.figures.canvas import COLOURS, new_figure, write_png
 
 FIGURES = Path(__file__).parents[1] / "docs/images"
-SIZES = (10_000, 100_000, 1_000_000)
+SIZES = {"images": (10_000, 100_000, 1_000_000), "classes": (10_000, 100_000, 1_000_000, 10_000_000)}
 BATCH_SIZE, IMAGES_PER_CLASS, NUM_BATCHES = 128, 5, 20
 COSTS = ("open, s", "shuffled epoch, s", "k by n epoch, s", "copies, s", "batch, s", "own memory, MiB")
 Table = dict[str, dict[int, float]]
@@ -41,9 +42,9 @@ def main() -> None:
     parser.add_argument("question", choices=["images", "classes"])
     parser.add_argument("loss", nargs="?", default="normalised_softmax")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--most", type=int, default=SIZES[-1])
+    parser.add_argument("--most", type=int, help="the largest size; all where it is left out")
     arguments = parser.parse_args()
-    sizes = [size for size in SIZES if size <= arguments.most]
+    sizes = [size for size in SIZES[arguments.question] if size <= (arguments.most or size)]
     table = images(sizes) if arguments.question == "images" else classes(arguments.loss, arguments.workers, sizes)
     print_table(arguments.question, table, sizes)
     draw(arguments.question, table)
@@ -104,7 +105,7 @@ def own_mebibytes() -> float:
 
 
 def classes(loss: str, num_workers: int, sizes: list[int]) -> Table:
-    from classes import measured  # beside this file
+    from classes import Batch, measured  # beside this file
 
     table: Table = {}
     for size in sizes:
@@ -113,7 +114,7 @@ def classes(loss: str, num_workers: int, sizes: list[int]) -> Table:
             (f"{num_workers} workers", num_workers, False),
             (f"spread over {num_workers}", num_workers, True),
         ):
-            cost = measured(loss, size, workers, spread)
+            cost = measured(loss, size, workers, spread, Batch(32, 32))
             if cost is not None:
                 for unit, value in zip(("ms", "MiB"), cost, strict=True):
                     table.setdefault(f"{loss}, {name}, {unit}", {})[size] = value

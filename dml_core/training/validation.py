@@ -8,6 +8,7 @@ Shapes: N images, Q queries, G gallery images, D dimensions.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +106,10 @@ class HeldOutRecall:
         assert isinstance(model, Embedder)
         rows_Q = bounded_rows(self.dataset.labels, self.max_images)
         labels_Q = self.dataset.labels[rows_Q]
-        queries_QD = self._embed(model, self.dataset, rows_Q)
+        queries_QD = self._embed(model, self._loader, rows_Q)
         gallery_GD, labels_G = queries_QD, labels_Q
         if self.gallery is not None:
-            gallery_GD, labels_G = self._embed(model, self.gallery, np.arange(len(self.gallery))), self.gallery.labels
+            gallery_GD, labels_G = self._embed(model, self._gallery_loader, np.arange(len(self.gallery))), self.gallery.labels
         own_Q = np.arange(len(labels_Q)) if self.gallery is None else None
         if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
             return {}
@@ -118,7 +119,17 @@ class HeldOutRecall:
         scores = score_queries([Shard(lambda: gallery, labels_G, 0)], queries, labels_Q, own_Q, resources)
         return {self.metric: float(per_query_metrics(scores, (1,))["recall@1"].mean())}
 
-    def _embed(self, model: Embedder, dataset: PackedDataset, rows_N: np.ndarray) -> np.ndarray:
+    @cached_property
+    def _loader(self) -> Loader:
+        """Its processes live from epoch to epoch, and end with this scorer."""
+        return Loader(self.dataset, self.num_loader_workers, self.device)
+
+    @cached_property
+    def _gallery_loader(self) -> Loader:
+        assert self.gallery is not None
+        return Loader(self.gallery, self.num_loader_workers, self.device)
+
+    def _embed(self, model: Embedder, loader: Loader, rows_N: np.ndarray) -> np.ndarray:
         """(N, D): batches go round the workers, so that each is computed as it would be by one worker."""
         batches = np.split(np.arange(len(rows_N)), range(BATCH_SIZE, len(rows_N), BATCH_SIZE))
         mine = batches[rank() :: world_size()]
@@ -126,7 +137,6 @@ class HeldOutRecall:
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=self.device)
         with torch.no_grad():
             model.eval()
-            loader = Loader(dataset, self.num_loader_workers, self.device)
             loaded = loader.batches([rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):
                 embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images).float()

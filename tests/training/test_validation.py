@@ -1,5 +1,7 @@
 """Recall@1 on held-out classes after each epoch: the right number, and a run that does not know that it is watched."""
 
+import gc
+import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +61,21 @@ def test_neither_random_streams_nor_weights_nor_averages_are_touched(packed: Pat
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training
+
+
+def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
+    gc.collect()  # of other tests
+    model, before = build_system(CONFIG, 4, 0, CPU).model, set(multiprocessing.active_children())
+    watch = HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU, num_loader_workers=1)
+    scores = [watch(model) for _ in range(2)]
+    started = set(multiprocessing.active_children()) - before
+    assert scores[0] == scores[1]
+    assert len(started) == 1
+    assert watch(model) == scores[0]
+    assert set(multiprocessing.active_children()) - before == started
+    del watch
+    gc.collect()
+    assert not set(multiprocessing.active_children()) & started
 
 
 def test_what_cannot_be_scored_is_left_out(packed: Path) -> None:
