@@ -1,8 +1,8 @@
 """Known vulnerabilities of the locked packages, by pip-audit; where its service cannot be asked, how old each pin is: `make audit`.
 
 pip-audit ends well also where it could look at nothing, as behind a mirror of a package index without the index's advisories: it lists what
-it skipped. So what counts here is how many packages were looked at. Age is no audit, and is called so: the day on which git has the pin in
-the lock, an upper bound for how long ago its advisories were looked at by whoever pinned it.
+it skipped. So what counts here is how many packages were looked at. Age is no audit, and is not called one: it is counted from the day on
+which the pin came into the lock, by git; the version itself is older.
 """
 
 import json

@@ -252,6 +252,18 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
         source.fetch(name, path, progress)
 
 
+def push_objects(folder: Path, address: str) -> None:
+    """Bring what `copy_objects` copied back below `s3://bucket/prefix`, each file with its hash; what is there as it is here is not sent.
+
+    Raises:
+        StoreError: the bucket cannot be written, or the folder is not there.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder")
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        Store(address, folder).push_folder(part, part.name)
+
+
 def make_bucket(name: str, login: dict[str, str]) -> None:
     """Make a bucket on a server of one's own, where it is missing.
 
