@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check mutants results ui stack clean lock
+.PHONY: help reproduce test test-quick proofs smoke check audit mutants results ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,9 @@ check: .venv/.done ## lint, format, types and import rules
 	@ruff format --check .
 	@mypy
 	@lint-imports
+
+audit: .venv/.done ## look for known vulnerabilities of the locked packages (needs a network; without, it says how old the pins are)
+	@python -m tasks.audit requirements.lock
 
 results: .venv/.done ## bring the committed results, dvc.lock and the README's tables up to date; needed before a commit that changes code
 	@dvc repro comparison@synthetic comparison@fashion-mnist

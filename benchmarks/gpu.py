@@ -286,7 +286,7 @@ def check_two_processes(device: torch.device) -> str:
         workers = [subprocess.Popen([*command, str(rank), folder], env=environment, stderr=subprocess.PIPE, text=True) for rank in range(2)]
         errors = [worker.communicate(timeout=120)[1] for worker in workers]
         assert all(worker.returncode == 0 for worker in workers), next(error for error in errors if error).strip().splitlines()[-1]
-        found = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(2)]
+        found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
     with whole_float32():
         expected = one_step(small_system(device), device)
     gradients = [{name: value for name, value in rank.items() if name != "loss"} for rank in found]

@@ -21,7 +21,7 @@ from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
-from tasks.environment import open_project
+from tasks.environment import open_project, shown
 from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.made import Code
@@ -161,7 +161,7 @@ def _conclude(
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
     create_markdown_artifact(report, key=f"comparison-{spec.dataset}", description=spec.comparison)
     if project.tracking_uri.startswith("http"):
-        create_link_artifact(project.tracking_uri, "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
+        create_link_artifact(shown(project.tracking_uri), "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
     ran = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if did_run)
     reused = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if not did_run)
     best = max(outcomes, key=lambda outcome: outcome.first_recall)

@@ -32,7 +32,7 @@ from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import dvc_digest, update_dataset
-from tasks.environment import Project, open_project
+from tasks.environment import Project, open_project, shown
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
 from tasks.runs.made import Code, find_older, made_by_older_code, note_made
@@ -217,7 +217,7 @@ def _page(outcome: Outcome, project: Project) -> str:
     """A run's scores and where things are, as Markdown for Prefect's page of it."""
     scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
     steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
-    places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {project.tracking_uri}"]
+    places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {shown(project.tracking_uri)}"]
     older = [made_by_older_code(outcome.older_code), ""] if outcome.older_code else []
     return "\n".join([f"# {outcome.spec.title}", "", steps, "", *older, "| metric | value |", "|---|---|", *scores, "", *places, ""])
 

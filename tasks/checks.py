@@ -24,7 +24,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project
+from tasks.environment import Project, shown
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import Store
 
@@ -147,9 +147,11 @@ def check_places(project: Project) -> list[str]:
     for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
         address = os.environ.get(variable, "")
         if not answers(address):
-            raise ConfigError(f"{variable}: {what} at {address} does not answer; start it, or unset {variable} to use one on this machine")
+            raise ConfigError(
+                f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
+            )
     if not answers(project.tracking_uri):
-        return [f"MLflow at {project.tracking_uri} does not answer; runs go on, and `dml sync` delivers their records later"]
+        return [f"MLflow at {shown(project.tracking_uri)} does not answer; runs go on, and `dml sync` delivers their records later"]
     return []
 
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from dml_core.errors import ConfigError, DmlError, StoreError
 from tasks.checks import answers
-from tasks.environment import STACK_ENV, Project, stack_environment
+from tasks.environment import STACK_ENV, Project, shown, stack_environment
 from tasks.runs.specs import load_params
 from tasks.storage import Store
 from tasks.tracking.published import OUTBOX
@@ -66,14 +65,6 @@ def examine(project: Project) -> list[Finding]:
         _dvc_remote,
     ]
     return [check(project) for check in checks]
-
-
-def shown(address: str) -> str:
-    """An address as it may be printed: without user, password, query and fragment."""
-    if "://" not in address:
-        return address.rpartition("@")[2].partition("?")[0]
-    parts = urlsplit(address)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 # ---------------------------------------------------------------- this machine

@@ -6,14 +6,20 @@ there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folde
 """
 
 import os
+import re
 import secrets
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from dml_core.errors import ConfigError, StoreError
 
 STACK_ENV = Path("stack") / "env"
+SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
+SHORTEST_SECRET = 6  # letters; what is shorter would be found in any text
+_USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,27 @@ def open_project() -> Project:
     return project
 
 
+def shown(address: str) -> str:
+    """An address as it may be printed or kept: without user, password, query and fragment."""
+    if "://" not in address:
+        return address.rpartition("@")[2].partition("?")[0]
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def without_secrets(text: str) -> str:
+    """A text of somebody else's (a library's error, a traceback) without the secrets of this environment and users of addresses.
+
+    Secrets are the values of variables that are called so, and passwords in the addresses that variables hold.
+    """
+    text = _USER_OF_ADDRESS.sub("", text)
+    found = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
+    found |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
+    for secret in sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
 def finished_records() -> Path:
     """Where Prefect keeps the records of finished steps, a file each under the step's identity; after `set_environment`."""
     named = os.environ.get("PREFECT_LOCAL_STORAGE_PATH")
@@ -130,6 +157,7 @@ def set_environment(project: Project) -> None:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # also where a library asks for less: torchvision, when it reads weights that it keeps
     }
     if "PREFECT_API_URL" not in os.environ:
         # What the server of one flow has no use for: schedules, automations, late and paused flows, events' history.

@@ -15,6 +15,7 @@ from typing import Any
 
 from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
+from tasks.environment import without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, describe_folder, visible_files
 
 CHUNK_BYTES = 1 << 20
@@ -158,8 +159,9 @@ class Store:
         try:
             return getattr(self._client, operation)(Bucket=self._bucket, **arguments)
         except (BotoCoreError, ClientError) as error:
+            why = without_secrets(str(error))
             raise StoreError(
-                f"store {self.address}: {operation} failed ({error}); check the bucket, AWS_ENDPOINT_URL and credentials"
+                f"store {self.address}: {operation} failed ({why}); check the bucket, AWS_ENDPOINT_URL and credentials"
             ) from None
 
     def list_objects(self, key: str = "") -> Iterator[str]:
@@ -250,6 +252,18 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
         source.fetch(name, path, progress)
 
 
+def push_objects(folder: Path, address: str) -> None:
+    """Bring what `copy_objects` copied back below `s3://bucket/prefix`, each file with its hash; what is there as it is here is not sent.
+
+    Raises:
+        StoreError: the bucket cannot be written, or the folder is not there.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder")
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        Store(address, folder).push_folder(part, part.name)
+
+
 def make_bucket(name: str, login: dict[str, str]) -> None:
     """Make a bucket on a server of one's own, where it is missing.
 
@@ -268,7 +282,7 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=name)
     except (BotoCoreError, ClientError) as error:
-        raise StoreError(f"bucket {name} cannot be made at {login['endpoint_url']}: {error}") from None
+        raise StoreError(f"bucket {name} cannot be made at {login['endpoint_url']}: {without_secrets(str(error))}") from None
 
 
 def enable_s3_weights() -> None:

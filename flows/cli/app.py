@@ -71,7 +71,9 @@ def main() -> None:
                 raise
             sys.exit(_tell(error, log))
     except DmlError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from tasks.environment import without_secrets
+
+        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -96,12 +98,14 @@ def _tell(error: Exception, log: "Path") -> int:
     import traceback
 
     from flows.cli.supervisor import BUG
+    from tasks.environment import shown, without_secrets
 
     with log.open("a") as file:
-        traceback.print_exception(error, file=file)
+        file.write(without_secrets("".join(traceback.format_exception(error))))
     api = os.environ.get("PREFECT_API_URL")
     if api and _is_of_connection(error):
-        print(f"error: Prefect's server at {api} does not answer; start it, or unset PREFECT_API_URL; details in {log}", file=sys.stderr)
+        what = f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL"
+        print(f"error: {what}; details in {log}", file=sys.stderr)
         return 2
     print(f"error: unforeseen {type(error).__name__}, the traceback is in {log}", file=sys.stderr)
     return BUG

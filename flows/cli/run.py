@@ -194,7 +194,9 @@ def _print_places(outcome: "Outcome") -> None:
 
 
 def _print_mlflow(project: "Project") -> None:
-    uri = project.tracking_uri
+    from tasks.environment import shown
+
+    uri = shown(project.tracking_uri)
     where = uri if uri.startswith("http") else "run `make ui` (or `dml ui`) and open http://127.0.0.1:5000"
     print(f"runs, curves, galleries and models in MLflow: {where}")
 

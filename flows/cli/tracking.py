@@ -40,6 +40,7 @@ def compare(
 def sync() -> None:
     """Deliver the records that MLflow did not take while it was away."""
     project = open_project()
+    from tasks.environment import shown
     from tasks.tracking.published import OUTBOX
 
     num_delivered = 0
@@ -48,7 +49,7 @@ def sync() -> None:
         from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache")).sync()
-    print(f"{num_delivered} records delivered to {project.tracking_uri}")
+    print(f"{num_delivered} records delivered to {shown(project.tracking_uri)}")
 
 
 @app.command()
@@ -62,9 +63,10 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
 
     project = open_project()
     from dml_core.errors import TrackingError
+    from tasks.environment import shown
 
     if project.tracking_uri.startswith("http"):
-        raise TrackingError(f"results are on the MLflow server {project.tracking_uri}; open that address in a browser")
+        raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended leaves its port waiting
         try:
@@ -72,8 +74,9 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
         except OSError as error:
             raise TrackingError(f"port {port} cannot be used ({error.strerror}); choose another: dml ui --port {port + 1}") from None
     os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore"}
-    where = ["--backend-store-uri", project.tracking_uri, "--registry-store-uri", project.tracking_uri]
+    # Not as options: a database's address may have a password, and every user of the machine can read command lines.
+    os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
     page = f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning"
     print(f"MLflow UI, in some ten seconds: {page}   (end it with Ctrl-C)", flush=True)
-    server = [sys.executable, "-m", "mlflow", "server", *where, "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])

@@ -3,6 +3,8 @@
 Load it anywhere: `mlflow.pyfunc.load_model(uri).predict(pandas.DataFrame({"image": [open("a.jpg", "rb").read()]}))` gives float32 (N, D).
 """
 
+import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from dml_core.config import parse
 from dml_core.data.store.decode import decode_rgb
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import test_view
+from dml_core.errors import StoreError
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 
@@ -36,7 +39,10 @@ class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defi
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.transform = parse(TransformConfig, description["transform"], DESCRIPTION_FILE)
         self.network = Embedder(parse(ModelConfig, description["model"], DESCRIPTION_FILE), description["num_classes"])
-        self.network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
+        data = (folder / WEIGHTS_FILE).read_bytes()
+        if description.get("weights_sha256") not in (None, hashlib.sha256(data).hexdigest()):  # older models do not say
+            raise StoreError(f"{folder / WEIGHTS_FILE}: the weights are damaged (SHA-256 differs); fetch or publish the model again")
+        self.network.load_state_dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         self.network.to(self.device).eval()
 
     @torch.no_grad()
@@ -67,6 +73,7 @@ def save(folder: Path, training: dict[str, Any], num_classes: int, system_state:
         "transform": training["transform"],
         "num_classes": num_classes,
         "embedding_dim": int(network.head.embedding_dim),
+        "weights_sha256": hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest(),
     }
     (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1))
     return description

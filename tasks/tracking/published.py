@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.errors import TrackingError
+from tasks.environment import shown, without_secrets
 
 EXPERIMENT_PREFIX = "dml-repro/"
 PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, SEED_TAG, PROCESS_TAG = (
@@ -89,7 +90,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
 
         runs = search_published(uri, dataset, comparison)
     if not runs:
-        raise TrackingError(f"MLflow at {uri} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
+        raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return sorted(runs, key=lambda run: (run.variant, run.seed))
 
 
@@ -147,7 +148,7 @@ def _post(uri: str, call: str, **body: Any) -> dict[str, Any]:
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
     except (requests.ConnectionError, requests.Timeout):
-        raise TrackingError(f"MLflow at {uri} cannot be used: no answer") from None
+        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer") from None
     except (requests.RequestException, ValueError) as error:
-        raise TrackingError(f"MLflow at {uri} cannot be used: {str(error).splitlines()[0][:200]}") from None
+        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {without_secrets(str(error)).splitlines()[0][:200]}") from None
     return found

@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from dml_core.errors import TrackingError
+from tasks.environment import shown, without_secrets
 from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
 
 
@@ -65,6 +66,6 @@ def told_as_tracking_error(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first_line = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
         reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
-        raise TrackingError(f"MLflow at {uri} cannot be used: {reason}") from None
+        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {reason}") from None

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
+from tasks.environment import shown, without_secrets
 from tasks.processes import GO_ON, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.jobs import Job, Outcome
@@ -354,8 +355,8 @@ def _connect(address: str, attempts: int = 2) -> None:
     except Exception as error:  # Ray raises plain ones
         if attempts > 1:
             return _connect(address, attempts - 1)
-        where = "Ray on this machine" if address == "local" else f"Ray at {address}"
-        raise TrainingError(f"{where} did not start or does not answer: {_first_line(error)}") from error
+        where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
+        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(_first_line(error))}") from error
     if address == "local":
         _watches.append(watch_children(RAY_PROCESSES))
         atexit.register(stop_ray)  # before Ray's own, which would stop what is watched

@@ -5,6 +5,7 @@ Rank 0 asks the board for the next job and tells the others; all of them do it; 
 driver starts another with the unfinished job, which goes on from its checkpoint.
 """
 
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -34,6 +35,7 @@ BEAT_SECONDS = 1.0
 def serve(config: dict[str, Any]) -> None:
     """The training function of every worker: work through the board's jobs until it is closed."""
     enable_s3_weights()
+    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has an environment of its own
     board = config["board"]
     device = ray.train.torch.get_device()
     if device.type == "cpu":

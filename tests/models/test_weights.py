@@ -14,7 +14,9 @@ import torchvision
 from dml_core.config import parse
 from dml_core.errors import ConfigError
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.registry import build_backbone
+from dml_core.models.backbones.kept import check_kept, kept_file
+from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH, build_backbone
+from tests.damage import flip
 
 
 def saved(state, path):
@@ -191,3 +193,24 @@ def test_an_address_that_does_not_answer_is_refused(path, said, address):
 def test_addresses_that_are_not_complete_are_refused(values, said):
     with pytest.raises(ConfigError, match=said):
         build_backbone(parse(BackboneConfig, {"name": "lenet", **values}, "backbone"))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_kept_imagenet_weights_with_a_flipped_byte_are_refused(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    config = BackboneConfig(name=name, weights="imagenet")
+    path = kept_file(name)
+    assert (path is not None) == (name in TRAINED_WITH)
+    check_kept(config)  # nothing is kept yet
+    if path is None:
+        return
+    content = b"any bytes, named by their own hash"
+    path = path.with_name(f"{path.name.rpartition('-')[0]}-{hashlib.sha256(content).hexdigest()[:8]}.pth")
+    monkeypatch.setattr("dml_core.models.backbones.kept.kept_file", lambda name: path)
+    path.parent.mkdir()
+    path.write_bytes(content)
+    check_kept(config)
+    flip(path)
+    check_kept(config.model_copy(update={"weights": "none"}))
+    with pytest.raises(ConfigError, match="weights are damaged"):
+        check_kept(config)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.doctor import Finding, examine, shown
+from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project
 from tests.conftest import ROOT
 
@@ -156,9 +156,3 @@ def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
     assert ran.stderr.splitlines() == ["error: 3 of 11 wrong: store, mlflow, prefect; the table says what to do"]
     assert "does not answer" in ran.stdout
     assert SECRET not in ran.stdout + ran.stderr
-
-
-def test_an_address_is_shown_without_its_user_and_query() -> None:
-    assert shown("postgresql+psycopg2://u:p@h:1/db?sslkey=k") == "postgresql+psycopg2://h:1/db"
-    assert shown("s3://bucket/prefix") == "s3://bucket/prefix"
-    assert shown("h:6379") == "h:6379"

@@ -13,6 +13,7 @@ import yaml
 from dml_core.data.registry import DATASETS
 from tasks.runs.identity import source_files
 from tests.conftest import ROOT
+from tests.damage import flip
 from tests.e2e.conftest import Project, make_project
 
 # What the drawing and the layouts' readers do is in the raw tree of drawn images, which is drawn anew when one of them changes.
@@ -42,7 +43,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def hashes(project: Project) -> dict[str, str]:
     """Every file below data/packed, hashed without DVC."""
     packed = project.root / "data/packed"
-    files = [path for path in packed.rglob("*") if path.is_file()]
+    files = [path for path in packed.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return {path.relative_to(packed).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -67,6 +68,17 @@ def test_a_folder_remote_and_data_that_is_used_without_its_raw_files(first: Proj
     ran = subprocess.run(["python", "-c", code], cwd=second.root, env=second.environment, capture_output=True, text=True, check=True)
     assert ran.stdout == "{'train': 40, 'test': 40}\n"
     assert not (second.root / "data/raw").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["images.arrow", "manifest.parquet"])
+def test_packed_data_with_a_flipped_byte_are_put_right_before_they_are_used(first: Project, name: str) -> None:
+    whole = hashes(first)
+    flip(first.root / "data" / "packed" / "synthetic" / name)
+    assert hashes(first) != whole
+    code = "from tasks.data import *; from tasks.environment import find_project; update_dataset(find_project(), 'synthetic')"
+    subprocess.run(["python", "-c", code], cwd=first.root, env=first.environment, check=True)
+    assert hashes(first) == whole
 
 
 @pytest.mark.slow

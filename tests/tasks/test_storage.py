@@ -8,7 +8,7 @@ import pytest
 
 from dml_core.errors import StoreError
 from tasks.runs.records import StepRecord, describe_folder
-from tasks.storage import Store, copy_objects
+from tasks.storage import Store, copy_objects, push_objects
 
 
 @pytest.fixture
@@ -130,3 +130,16 @@ def test_a_mirror_s_object_that_leads_out_of_the_folder_is_refused(tmp_path: Pat
     with pytest.raises(StoreError, match="would be written outside"):
         copy_objects(f"s3://{s3_bucket}/evil", tmp_path / "raw")
     assert not (tmp_path / "outside.txt").exists()
+
+
+def test_a_bucket_that_was_copied_is_brought_back_with_its_hashes(tmp_path: Path, s3_bucket: str) -> None:
+    store = Store(f"s3://{s3_bucket}/store", tmp_path / "cache")
+    files = write(store.folder("train/x"))
+    store.push("train/x")
+    copy_objects(f"s3://{s3_bucket}", tmp_path / "copy")
+    store.clear("train/x")
+    assert store.changed_files(record(files)) == [file.name for file in files]
+    push_objects(tmp_path / "copy", f"s3://{s3_bucket}")
+    assert describe_folder(Store(f"s3://{s3_bucket}/store", tmp_path / "other").checked(record(files))) == files
+    with pytest.raises(StoreError, match="no such folder"):
+        push_objects(tmp_path / "nowhere", f"s3://{s3_bucket}")

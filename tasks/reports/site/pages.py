@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dml_core.evaluation.columns import recall_k
-from tasks.environment import Project
+from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
@@ -130,7 +130,7 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
             runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
         except TrackingError:
             continue  # it has none of them, or is away: the page names the runs all the same
-        found |= {(dataset, run.variant, run.seed): f"{project.tracking_uri.rstrip('/')}/#/runs/{run.run_id}" for run in runs}
+        found |= {(dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}" for run in runs}
     return found
 
 

@@ -1,8 +1,11 @@
-"""infra/compose.yaml and the Dockerfile name the services, versions and settings of infra/stack.yaml, which runs in the tests."""
+"""infra/compose.yaml, infra/kubernetes and the Dockerfile name the services, versions and settings of infra/stack.yaml, which tests run."""
 
+import json
 import re
 from importlib.metadata import version
+from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -11,13 +14,32 @@ from tests.conftest import ROOT
 STACK = yaml.safe_load((ROOT / "infra" / "stack.yaml").read_text())
 COMPOSE = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text())
 DOCKERFILE = (ROOT / "infra" / "Dockerfile").read_text()
+KUBERNETES = ROOT / "infra" / "kubernetes"
+KUSTOMIZATION = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
+RAYJOB = yaml.safe_load((KUBERNETES / "job" / "rayjob.yaml").read_text())
+OBJECTS = [entry for name in KUSTOMIZATION["resources"] for entry in yaml.safe_load_all((KUBERNETES / name).read_text())]
+NAMED = {(entry["kind"], entry["metadata"]["name"]): entry for entry in OBJECTS}
+CLUSTER = NAMED["RayCluster", "dml"]["spec"]
+GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
 # What a machine of one's own has otherwise: addresses, ports, files, and how small the stack of a test is.
 OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-cpus|name|allowed-hosts")
+# KubeRay asks the dashboard whether the head is well and submits jobs to it, and starts the autoscaler beside the head itself; usage
+# statistics are switched off by the image's environment.
+OF_KUBERAY = {"--head", "--block", "--include-dashboard", "--no-monitor", "--disable-usage-stats"}
+# The fields of KubeRay 1.6's RayCluster and RayJob that are used here, as its reference has them; its schemas are in no package at hand.
+RAY_FIELDS = {
+    "RayJob": {"entrypoint", "submissionMode", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec"},
+    "RayCluster": {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec", "workerGroupSpecs"},
+    "authOptions": {"mode", "secretName"},
+    "autoscalerOptions": {"idleTimeoutSeconds", "resources"},
+    "headGroupSpec": {"serviceType", "rayStartParams", "template"},
+    "workerGroupSpec": {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+}
 
 
 def options(command: str) -> dict[str, str]:
-    """Options of a command, those of place left out, and what it calls."""
-    words = re.split(r"[ =]+(?=-)|(?<=[^ ])[ =]", command)
+    """Options of a command, those of place left out, and what it calls; of a script its last line's."""
+    words = re.split(r"[ =]+(?=-)|(?<=[^ ])[ =]", re.split(r"; *exec |\nexec ", command.strip().rstrip("'"))[-1])
     found: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith("--") and not OF_PLACE.search(word):
@@ -25,32 +47,91 @@ def options(command: str) -> dict[str, str]:
     return found
 
 
-def test_both_have_the_same_services_and_versions() -> None:
+def container(name: str) -> dict[str, Any]:
+    """The one container of a service in Kubernetes."""
+    template = {
+        "ray-head": CLUSTER["headGroupSpec"]["template"],
+        "ray-node-1": GROUPS["cpu"]["template"],
+        "ray-node-2": GROUPS["cpu"]["template"],
+    }.get(name)
+    if template is None:
+        template = next(NAMED[kind, name]["spec"]["template"] for kind in ("Deployment", "StatefulSet") if (kind, name) in NAMED)
+    (found,) = template["spec"]["containers"]
+    return dict(found)
+
+
+def environment(name: str) -> dict[str, str]:
+    """What a container is given in words, ConfigMaps included; what comes from Secrets is left out."""
+    own = container(name)
+    maps = [NAMED["ConfigMap", entry["configMapRef"]["name"]]["data"] for entry in own.get("envFrom", ()) if "configMapRef" in entry]
+    return {key: value for data in maps for key, value in data.items()} | {
+        entry["name"]: entry["value"] for entry in own.get("env", ()) if "value" in entry
+    }
+
+
+def templates() -> list[dict[str, Any]]:
+    """Every pod's template, those of the Ray clusters included."""
+    found = [entry["spec"]["template"] for entry in OBJECTS if "template" in entry.get("spec", {})]
+    for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"]):
+        found += [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
+    return found
+
+
+# ---------------------------------------------------------------- both
+
+
+def test_all_have_the_same_services_and_versions() -> None:
     assert set(COMPOSE["services"]) == set(STACK["services"]) - {"s3"}, "S3 is a server of one's own in production"
+    for name in COMPOSE["services"]:
+        assert container(name)["image"] == COMPOSE["services"][name]["image"], name
     assert COMPOSE["services"]["postgres"]["image"] == f"postgres:{STACK['versions']['postgresql']}"
     for name in ("prefect", "mlflow", "ray"):
         assert STACK["versions"][name] == version(name)
         assert re.search(rf'"{name}(\[.*\])?=={re.escape(version(name))}"', (ROOT / "pyproject.toml").read_text())
+    assert [spec["rayVersion"] for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"])] == [version("ray")] * 2
+    assert GROUPS["cpu"]["minReplicas"] == sum(name.startswith("ray-node") for name in STACK["services"])
 
 
 @pytest.mark.parametrize("name", [name for name in STACK["services"] if name not in ("s3", "postgres")])
 def test_a_service_has_the_same_options_and_settings(name: str) -> None:
     here, there = STACK["services"][name], COMPOSE["services"][name]
-    assert options(here["command"].replace("{bucket}", STACK["bucket"])) == options(there["command"])
+    wanted = options(here["command"].replace("{bucket}", STACK["bucket"]))
+    assert wanted == options(there["command"])
+    if name.startswith("ray-"):
+        assert set(wanted) <= OF_KUBERAY
+        assert "command" not in container(name), "KubeRay writes `ray start` itself"
+    else:
+        assert wanted == options(" ".join(container(name)["command"]))
     for key, value in here.get("environment", {}).items():
         if "{" not in value:
-            assert there["environment"][key] == value, key
+            assert there["environment"][key] == environment(name)[key] == value, key
+
+
+def test_postgresql_has_the_same_settings() -> None:
     settings = re.findall(r"-c (\w+=\S+)", STACK["services"]["postgres"]["command"])
     shared = [setting for setting in settings if "{" not in setting and not setting.endswith("=") and not setting.startswith("listen")]
+    assert shared
     assert all(f"-c {setting}" in COMPOSE["services"]["postgres"]["command"] for setting in shared)
+    assert all(setting in container("postgres")["args"] for setting in shared)
+    assert {environment("postgres")["POSTGRES_DB"], "mlflow"} == set(STACK["databases"])
+    assert NAMED["ConfigMap", "postgres-databases"]["data"]["databases.sql"] == COMPOSE["configs"]["databases"]["content"]
 
 
 def test_who_uses_the_servers_is_told_the_same_things() -> None:
     own = {"PREFECT_LOCAL_STORAGE_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}  # one machine's
     here = {"RAY_AUTH_TOKEN" if name == "RAY_AUTH_TOKEN_PATH" else name for name in STACK["clients"]} - own
     assert set(COMPOSE["x-clients"]) == here
+    told = environment("prefect-worker")
+    secret = {"RAY_AUTH_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert here - secret <= set(told)
     for name in ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "RAY_AUTH_MODE", "AWS_DEFAULT_REGION"):
-        assert COMPOSE["x-clients"][name] == STACK["clients"][name]
+        assert COMPOSE["x-clients"][name] == told[name] == STACK["clients"][name]
+    for name in ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+        assert COMPOSE["x-clients"][name] == told[name]
+    for name, service in (("MLFLOW_TRACKING_URI", "mlflow"), ("PREFECT_API_URL", "prefect-server")):
+        ports = NAMED["Service", service]["spec"]["ports"]
+        assert f"//{service}:{ports[0]['port']}" in told[name]
+    assert told["RAY_ADDRESS"] == f"{NAMED['RayCluster', 'dml']['metadata']['name']}-head-svc:6379"
 
 
 def test_the_image_has_the_environment_of_every_service() -> None:
@@ -64,3 +145,84 @@ def test_no_page_is_open_to_the_network_and_no_secret_is_in_the_file() -> None:
         for key, value in service.get("environment", {}).items():
             if re.search("PASSWORD|SECRET|TOKEN$|CONNECTION_URL|BACKEND_STORE", key):
                 assert re.search(r"\$\{\w+:\?\}", value), key
+
+
+# ---------------------------------------------------------------- Kubernetes alone
+
+
+def test_every_object_fits_its_schema() -> None:
+    """Pods of the Ray clusters are looked at as pods: the schemas at hand know Kubernetes' own kinds alone."""
+    newest = kubernetes_validate.latest_version()
+    own = [entry for entry in OBJECTS if not entry["apiVersion"].startswith("ray.io/")]
+    assert {entry["kind"] for entry in own} >= {"Deployment", "StatefulSet", "Service", "ConfigMap", "Job", "NetworkPolicy"}
+    pods = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "of-a-template"}, "spec": found["spec"]} for found in templates()]
+    for entry in own + pods:
+        kubernetes_validate.validate(json.loads(json.dumps(entry)), newest, strict=True)
+    wrong = dict(pods[0]["spec"], containers=[dict(pods[0]["spec"]["containers"][0], imagee="x")])
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pods[0] | {"spec": wrong}, newest, strict=True)
+
+
+def test_the_ray_objects_have_fields_that_kuberay_knows() -> None:
+    assert set(RAYJOB["spec"]) <= RAY_FIELDS["RayJob"]
+    assert [entry["apiVersion"] for entry in (NAMED["RayCluster", "dml"], RAYJOB)] == ["ray.io/v1"] * 2
+    for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"]):
+        assert set(spec) <= RAY_FIELDS["RayCluster"]
+        assert spec["authOptions"] == {"mode": "token", "secretName": "dml-ray"}
+        assert set(spec.get("autoscalerOptions", {})) <= RAY_FIELDS["autoscalerOptions"]
+        assert set(spec["headGroupSpec"]) <= RAY_FIELDS["headGroupSpec"]
+        assert spec["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}, "texts, and nothing runs on the head"
+        for group in spec["workerGroupSpecs"]:
+            assert set(group) <= RAY_FIELDS["workerGroupSpec"]
+            assert 1 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    assert CLUSTER["enableInTreeAutoscaling"] is True
+    assert GROUPS["gpu"]["maxReplicas"] > GROUPS["gpu"]["minReplicas"]
+
+
+def test_a_gpu_group_asks_for_a_gpu_in_an_image_that_can_use_it() -> None:
+    for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"]):
+        (group,) = [group for group in spec["workerGroupSpecs"] if group["groupName"] == "gpu"]
+        (node,) = group["template"]["spec"]["containers"]
+        assert node["image"] == "dml-repro:cuda"
+        assert node["resources"]["limits"]["nvidia.com/gpu"] == node["resources"]["requests"]["nvidia.com/gpu"] == 1
+    assert "dml-repro:cuda --build-arg BASE=nvidia/cuda" in DOCKERFILE
+
+
+def test_a_server_is_asked_for_its_health_where_the_stack_asks_it() -> None:
+    for name in ("prefect-server", "mlflow", "prefect-worker"):
+        assert container(name)["readinessProbe"]["httpGet"]["path"] == STACK["services"][name]["health"]
+
+
+def test_the_prefect_server_is_told_what_the_stack_s_is() -> None:
+    (job,) = NAMED["Job", "prefect-setup"]["spec"]["template"]["spec"]["containers"]
+    wanted = [line.replace("{python}", "python") for line in STACK["services"]["prefect-server"]["setup"]]
+    assert job["command"][-1].strip().splitlines() == wanted
+
+
+def test_secrets_are_referred_to_and_services_are_inside_alone() -> None:
+    assert not [entry for entry in OBJECTS if entry["kind"] in ("Secret", "Ingress")]
+    text = "".join(path.read_text() for path in KUBERNETES.rglob("*.yaml"))
+    named = set(re.findall(r"(?:secretRef|secretKeyRef): \{name: ([\w-]+)", text)) | {CLUSTER["authOptions"]["secretName"]}
+    assert named == set(re.findall(r"create secret generic ([\w-]+)", text))
+    for template in templates():
+        for entry in (entry for own in template["spec"]["containers"] for entry in own.get("env", ())):
+            if re.search("PASSWORD|SECRET|TOKEN$|KEY", entry["name"]):
+                assert "secretKeyRef" in entry["valueFrom"], entry
+            elif re.search("CONNECTION_URL|BACKEND_STORE", entry["name"]):
+                assert ":$(POSTGRES_PASSWORD)@" in entry["value"], entry
+    for entry in OBJECTS:
+        if entry["kind"] == "Service":
+            assert entry["spec"].get("type", "ClusterIP") == "ClusterIP"
+    for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"]):
+        assert spec["headGroupSpec"].get("serviceType", "ClusterIP") == "ClusterIP"
+    policy = NAMED["NetworkPolicy", "dml-alone"]["spec"]
+    assert policy["podSelector"] == {}
+    assert policy["policyTypes"] == ["Ingress"]
+
+
+def test_no_pod_runs_as_root_or_may_become_it() -> None:
+    for template in templates():
+        assert template["spec"]["securityContext"]["runAsNonRoot"] is True
+        for own in template["spec"]["containers"]:
+            assert own["securityContext"]["allowPrivilegeEscalation"] is False
+            assert own["resources"]["limits"]

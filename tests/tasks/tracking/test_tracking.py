@@ -48,7 +48,7 @@ from tasks.tracking.reading import search_published
 from tasks.tracking.tracker import Tracker
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
-from tests.damage import DAMAGE
+from tests.damage import DAMAGE, flip
 from tests.training.test_kept_epochs import KEEPING, checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -548,3 +548,8 @@ assert "artifacts" in dml_core.__file__, dml_core.__file__
     assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
     assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
     assert "models/backbones/resnet.py" not in names
+    # Its weights are compared with their hash before they are loaded.
+    (weights,) = (tmp_path / "mlartifacts").rglob("network.pt")
+    flip(weights)
+    refused = subprocess.run([sys.executable, "-P", "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert "network.pt: the weights are damaged" in refused.stderr

@@ -1,0 +1,104 @@
+"""Nothing that the product code loads is executed: weights alone of state dicts, no pickles, no arrays of objects, YAML by safe loaders."""
+
+import ast
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from dml_core import config
+from tests.conftest import ROOT
+
+PACKAGES = ("dml_core", "tasks", "flows", "benchmarks", "infra")
+EXECUTING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr], ast.Call]]:
+    """Every call's dotted name and keywords."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), {word.arg: word.value for word in node.keywords if word.arg}, node
+
+
+def unsafe(source: str) -> list[str]:
+    """What a file loads in a way that may execute it."""
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [f"line {node.lineno}: imports {name}" for name in names if name.partition(".")[0] in EXECUTING]
+    for name, keywords, node in calls(tree):
+        true = {word for word, value in keywords.items() if isinstance(value, ast.Constant) and value.value is True}
+        if name in ("torch.load", "torch.hub.load_state_dict_from_url") and "weights_only" not in true:
+            found.append(f"line {node.lineno}: {name} without weights_only=True")
+        if "allow_pickle" in keywords and "allow_pickle" in true:
+            found.append(f"line {node.lineno}: {name} with allow_pickle=True")
+        loader = ast.unparse(keywords["Loader"]) if "Loader" in keywords else ""
+        if name in ("yaml.load", "yaml.load_all") and loader not in ("_StrictLoader", "yaml.SafeLoader", "yaml.CSafeLoader"):
+            found.append(f"line {node.lineno}: {name} by {loader or 'no safe loader'}")
+        if name in ("yaml.unsafe_load", "yaml.full_load", "torch.hub.load", "eval", "exec", "os.system"):
+            found.append(f"line {node.lineno}: {name}")
+        if name.startswith("subprocess.") and "shell" in true:
+            found.append(f"line {node.lineno}: {name} through a shell")
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def test_nothing_that_is_loaded_is_executed() -> None:
+    assert len(sources()) > 150
+    found = {path.relative_to(ROOT).as_posix(): unsafe(path.read_text()) for path in sources()}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    loads = [name for path in sources() for name, _, _ in calls(ast.parse(path.read_text()))]
+    assert loads.count("torch.load") >= 3, "so that an empty list proves nothing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.load(path)",
+        "torch.load(path, weights_only=False)",
+        "import pickle",
+        "from joblib import load",
+        "numpy.load(path, allow_pickle=True)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "yaml.load(text)",
+        "subprocess.run(words, shell=True)",
+        "eval(text)",
+    ],
+)
+def test_the_search_finds(line: str) -> None:
+    assert unsafe(line)
+
+
+def test_the_strict_loader_is_a_safe_one() -> None:
+    assert issubclass(config._StrictLoader, yaml.SafeLoader | yaml.CSafeLoader)
+
+
+class Planted:
+    """What a pickle can do when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return (Path.touch, (self.path,))
+
+
+def test_a_library_that_asks_for_whole_pickles_is_given_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchvision does for the weights that it keeps; without the variable the planted call is made."""
+    data = io.BytesIO()
+    torch.save({"weight": Planted(tmp_path / "planted")}, data)
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(io.BytesIO(data.getvalue()), weights_only=False)
+    assert not (tmp_path / "planted").exists()
+    monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
+    torch.load(io.BytesIO(data.getvalue()), weights_only=False)
+    assert (tmp_path / "planted").exists()

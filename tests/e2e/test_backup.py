@@ -1,0 +1,82 @@
+"""Backup and restore by the lines of docs/operations.md: everything is removed, restored, shown as it was, and nothing is trained again."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks.environment import stack_environment
+from tests.e2e.conftest import ROOT, Project, make_project, steps_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
+BLOCKS = dict(re.findall(r"^```\n# ((?:back up|restore): [\w ]+)\n(.*?)^```$", (ROOT / "docs" / "operations.md").read_text(), re.M | re.S))
+
+
+def do(what: str, project: Project, **environment: str) -> None:
+    """Run a block of the page, ended by the first line that fails."""
+    ran = subprocess.run(
+        ["bash", "-ec", BLOCKS[what]], cwd=project.root, env=project.environment | environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def remove_all(project: Project) -> None:
+    """What a new machine with a fresh clone does not have."""
+    for name in ("state", "data", "results", ".dvc/cache", ".dvc/tmp"):
+        shutil.rmtree(project.root / name, ignore_errors=True)
+    project.git("checkout", "--quiet", ".")
+
+
+def test_the_page_has_the_four_blocks() -> None:
+    assert set(BLOCKS) == {"back up: one machine", "restore: one machine", "back up: servers", "restore: servers"}
+
+
+def test_one_machine(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", ("softtriple",))
+    project.run("dml", "reproduce")
+    shown = project.run("dml", "compare")
+    do("back up: one machine", project)
+    remove_all(project)
+    project.run("dml", "compare", code=2)
+    do("restore: one machine", project)
+    assert project.run("dml", "compare") == shown
+    again = project.run("dml", "reproduce")
+    assert steps_run(again) == {}, again
+    assert project.run("dml", "compare") == shown
+
+
+def servers(project: Project) -> dict[str, str]:
+    """Where the stack's servers are now, as the page asks for it."""
+    chosen = json.loads((project.root / "state" / "stack" / "chosen.json").read_text())
+    port, password = str(chosen["ports"]["postgres"]), chosen["secrets"]["postgres"]
+    database = {"PGHOST": "127.0.0.1", "PGPORT": port, "PGUSER": "dml", "PGPASSWORD": password}
+    return database | stack_environment(project.root / "state")
+
+
+def test_servers(tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", ("softtriple",))
+    shutil.copytree(ROOT / "infra", project.root / "infra")
+    project.commit("infra")
+    try:
+        project.run("dml", "stack", "up")
+        project.run("dml", "reproduce", PREFECT_API_URL=servers(project)["PREFECT_API_URL"])
+        shown = project.run("dml", "compare")
+        do("back up: servers", project, **servers(project))
+        project.run("dml", "stack", "down")
+        remove_all(project)
+        project.run("dml", "stack", "up")
+        assert "has no runs" in project.run("dml", "compare", code=2)
+        do("restore: servers", project, **servers(project))
+        assert table(project.run("dml", "compare")) == table(shown)
+        again = project.run("dml", "reproduce", PREFECT_API_URL=servers(project)["PREFECT_API_URL"])
+        assert steps_run(again) == {}, again
+    finally:
+        project.run("dml", "stack", "down")
+
+
+def table(printed: str) -> list[str]:
+    """What was printed but for the line that names the stack."""
+    return [line for line in printed.splitlines() if "local stack" not in line]
