@@ -174,6 +174,7 @@ def promote_at_once(project: Project, uri: str, folder: Path) -> None:
     assert champion.number == ("3" if last.startswith("better") else "2")
 
 
+@pytest.mark.proof
 def test_two_promotions_at_once_leave_one_champion(fresh: Project, tmp_path: Path) -> None:
     promote_at_once(fresh, fresh.tracking_uri, tmp_path)
 
