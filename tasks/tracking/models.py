@@ -23,7 +23,7 @@ from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from tasks.runs.identity import source_files
 from tasks.runs.records import RunReport
-from tasks.tracking.pages import model_tags
+from tasks.tracking.pages import model_tags, run_title
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
 BEST = "best"
@@ -57,19 +57,28 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
     Returns:
         The model's id.
     """
-    from dml_core.data.store.splits import open_role  # these two bring torchvision, which finding a published run does not need
+    from dml_core.data.store.splits import open_role  # these bring torchvision, which finding a published run does not need
+    from dml_core.trained import save_network
     from tasks.tracking import packaged_model
 
     state = load_checkpoint(checkpoint)
     assert state is not None
-    weights, _ = weights_of(state, parse(EvaluationConfig, report.parameters["evaluation"], "published run").epoch)
+    evaluation = parse(EvaluationConfig, report.parameters["evaluation"], "published run")
+    weights, _ = weights_of(state, evaluation.epoch)
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
     with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id, log_system_metrics=False):
         network, code = Path(folder) / "network", Path(folder) / "code"
-        network.mkdir()
-        description = packaged_model.save(network, report.parameters["training"], len(dataset.class_names), weights)
+        description = save_network(
+            network,
+            report.parameters["training"],
+            len(dataset.class_names),
+            weights,
+            report.checkpoint.identity,
+            evaluation.metric,
+            run_title(report.dataset.name, report.variant, report.seed),
+        )
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,
@@ -78,7 +87,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             pip_requirements=[f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)],
             signature=ModelSignature(
                 inputs=Schema([ColSpec("binary", packaged_model.COLUMN)]),
-                outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description["embedding_dim"]))]),
+                outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description.embedding_dim))]),
             ),
             input_example=pd.DataFrame({packaged_model.COLUMN: [dataset.raw_bytes(0)]}),
             model_type="embedding",

@@ -29,6 +29,7 @@ PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, 
     "dml.process",
 )
 OLDER_CODE_TAG = "dml.older_code"
+TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
 OUTBOX = "outbox"
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10

@@ -37,6 +37,7 @@ from tasks.tracking.published import (
     PROCESS_TAG,
     PUBLISHED_TAG,
     SEED_TAG,
+    TRAINED_TAG,
     VARIANT_TAG,
     PublishedRun,
     current_runs_filter,
@@ -203,6 +204,7 @@ class Tracker:
         tags = {f"dml.{name}": str(value) for name, value in (report.tags | facts | digests).items() if name not in pages.SOURCE_FACTS}
         parent = self._client.get_run(run_id).data.tags[PARENT_TAG]
         experiment_id = self._client.get_run(run_id).info.experiment_id
+        tags[TRAINED_TAG] = report.checkpoint.identity
         tags[pages.NOTE_TAG] = pages.describe_run(
             report.dataset.name, report.variant, report.seed, pages.run_link(experiment_id, parent), epoch
         )

@@ -552,4 +552,4 @@ assert "artifacts" in dml_core.__file__, dml_core.__file__
     (weights,) = (tmp_path / "mlartifacts").rglob("network.pt")
     flip(weights)
     refused = subprocess.run([sys.executable, "-P", "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)
-    assert "network.pt: the weights are damaged" in refused.stderr
+    assert "network.pt: the network's file is damaged" in refused.stderr

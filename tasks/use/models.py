@@ -1,0 +1,178 @@
+"""Trained networks by what a person calls them: a run, an identity, a folder, a model of MLflow's registry.
+
+A run's network is taken out of its checkpoint once, into `state/models/<identity>`, in the form that MLflow's models have
+(`dml_core.trained`): without the optimiser's state, and with all that is needed to embed an image.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.data.store.splits import open_role
+from dml_core.errors import ConfigError, StoreError
+from dml_core.trained import DESCRIPTION_FILE, save_network
+from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
+from tasks.data import read_dataset
+from tasks.environment import Project, find_project
+from tasks.locks import alone
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
+from tasks.runs.made import find_older
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.storage import Store
+
+REGISTRY_PREFIX = "models:/"
+IDENTITY = re.compile(r"[0-9a-f]{32}")
+MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a folder, or models:/name@alias"
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run of the standing comparison, as it is in the store.
+
+    Attributes:
+        spec: what it is.
+        dataset: what it was trained on.
+        trained, embedded, scored: identities of its steps, by the code as it is or by older code; None where a step is not there.
+    """
+
+    spec: RunSpec
+    dataset: DatasetRecord
+    trained: str
+    embedded: str | None
+    scored: str | None
+
+
+def resolve_model(text: str, project: Project | None = None) -> Path:
+    """The folder of a network, for `load_model`.
+
+    Args:
+        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed the first of the comparison's that is trained), the
+            identity of a training, or `models:/name@alias` or `models:/name/version` of MLflow's registry.
+        project: whose runs are meant; that around the working directory where none is given.
+
+    Raises:
+        ConfigError: no such network; the line says what there is.
+        StoreError: it is damaged.
+        TrackingError: MLflow cannot be asked.
+    """
+    if text.startswith(REGISTRY_PREFIX):
+        from tasks.tracking.registered import Registry
+
+        project = project or find_project()
+        return Registry(project.tracking_uri).fetch(text, project.state / "models")
+    path = Path(text)
+    if (path / DESCRIPTION_FILE).is_file() or path.name == DESCRIPTION_FILE:
+        return path
+    project = project or find_project()
+    if path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file():
+        identity = (path.parent if path.name == CHECKPOINT_FILE else path).resolve().name
+        return network_of(project, identity)
+    if IDENTITY.fullmatch(text):
+        return network_of(project, text)
+    return package(project, find_run(project, text))
+
+
+def find_run(project: Project, text: str) -> TrainedRun:
+    """The trained run that `dataset/variant[/seed]` names.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    parts = text.split("/")
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not parts[2].isdigit()):
+        raise ConfigError(f"{text}: names no trained network; expected {MODEL_FORMS}")
+    dataset, variant, *seed = parts
+    params = load_params(project.params_file)
+    record = None
+    for spec in comparison_runs(params, dataset, (variant,), [int(number) for number in seed] or None):
+        record = record or read_dataset(project, dataset)
+        found = as_trained(project, spec, record)
+        if found is not None and (seed or found.scored is not None):
+            return found
+    raise ConfigError(f"{text}: not trained here; train it: dml run {dataset} {variant}{f' --seed {seed[0]}' if seed else ''}")
+
+
+def trained_runs(project: Project) -> list[TrainedRun]:
+    """Every run of the standing comparison that is trained, in the order of `params.yaml`."""
+    params = load_params(project.params_file)
+    found = []
+    for dataset in params.comparison.datasets:
+        if not (project.packed(dataset) / "dataset.json").is_file():
+            continue  # nothing of it can have an identity
+        record = read_dataset(project, dataset)
+        runs = (as_trained(project, spec, record) for spec in comparison_runs(params, dataset))
+        found += [run for run in runs if run is not None]
+    return found
+
+
+def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> TrainedRun | None:
+    """The run as it is in the store, made by the code as it is or by older code; None where it is not trained."""
+    trained = _made(project, "train", train_step(spec, dataset))
+    if trained is None:
+        return None
+    embedded = _made(project, "embed", embed_step(spec, trained))
+    scored = _made(project, "evaluate", evaluate_step(spec, embedded)) if embedded is not None else None
+    return TrainedRun(spec, dataset, trained, embedded, scored)
+
+
+def run_of(project: Project, identity: str) -> TrainedRun | None:
+    """The run of the standing comparison whose training has this identity."""
+    return next((run for run in trained_runs(project) if run.trained == identity), None)
+
+
+def network_of(project: Project, identity: str) -> Path:
+    """The folder of the network that a training of this identity left.
+
+    Raises:
+        ConfigError: no run here has it.
+    """
+    made = _folder(project, identity, "last")
+    if made.exists():
+        return made
+    run = run_of(project, identity)
+    if run is not None:
+        return package(project, run)
+    from tasks.tracking.registered import Registry
+
+    fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
+    if fetched is None:
+        raise ConfigError(f"{identity}: no trained run here has this identity; `dml models` lists those there are")
+    return fetched
+
+
+def package(project: Project, run: TrainedRun) -> Path:
+    """The folder of a run's network, made of its checkpoint where it is not there yet.
+
+    Raises:
+        StoreError: the checkpoint is damaged, gone, or not of all epochs.
+    """
+    epoch = run.spec.evaluation.epoch
+    folder = _folder(project, run.trained, epoch)
+    with alone(folder.parent / ".lock"):
+        if not folder.exists():
+            kept = Store(project.store, project.state / "cache").pull(f"train/{run.trained}")
+            checkpoint = load_checkpoint(kept, run.trained)
+            if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
+                raise StoreError(f"{kept}: not the checkpoint of a finished training; train it again: dml reproduce")
+            weights, _ = weights_of(checkpoint, epoch)
+            training = run.spec.training
+            num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)
+            values = training.model_dump(mode="json")
+            save_network(folder, values, num_classes, weights, run.trained, run.spec.evaluation.metric, run.spec.title)
+    return folder
+
+
+def _folder(project: Project, identity: str, epoch: str) -> Path:
+    return project.state / "models" / (identity if epoch == "last" else f"{identity}-{epoch}")
+
+
+def _made(project: Project, kind: str, step: StepIdentity) -> str | None:
+    """The identity under which a step's files are in the store; who reads them finds out whether they are whole."""
+    store = Store(project.store, project.state / "cache")
+    older = find_older(project.state, step)
+    for identity in (step.identity, *([older.identity] if older is not None else [])):
+        key = f"{kind}/{identity}"
+        if any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir():
+            return identity
+    return None
