@@ -138,9 +138,13 @@ def see(run: FinishedRun, queries: Side, gallery: Side, looked: NDArray[np.int64
 
 
 def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int) -> NDArray[np.float64]:
-    """(P, 2) places on a map; t-SNE starts from the first two principal components."""
+    """(P, 2) places on a map; t-SNE starts from the first two principal components.
+
+    t-SNE has one thread: several would sum in another order each time, and wait for each other where others work.
+    """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     values_PD = embeddings_PD.astype(np.float64)
     if metric == "cosine":
@@ -151,7 +155,8 @@ def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int)
         return reduced[:, :2]
     start = reduced[:, :2] / spread * 1e-4
     perplexity = min(30.0, (len(values_PD) - 1) / 3)
-    found: NDArray[np.float64] = TSNE(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(reduced)
+    with threadpool_limits(1):
+        found: NDArray[np.float64] = TSNE(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(reduced)
     return found
 
 
