@@ -168,7 +168,7 @@ function compareTwo() {
     const place = places[query];
     const nearest = ([run, found]) => {
       const made = shot(run.neighbours[query], kindOf(place, run.neighbours[query]), run.similarities[query], `${run.page}#image=${numberOf(place)}`);
-      made.querySelector("figcaption").prepend(element("b", { class: "quiet" }, run.name), element("br"));
+      made.querySelector("figcaption").prepend(element("b", { class: "quiet" }, run.name));
       return made;
     };
     return element("article", { class: "card" }, element("div", { class: "three" }, shot(place, "query"), ...[[one], [other]].map(nearest)),
