@@ -55,6 +55,12 @@ def find_older(state: Path, step: StepIdentity) -> OlderStep | None:
     return OlderStep(made.identity, tuple(sorted(name for name in made.sources | now if made.sources.get(name) != now.get(name))))
 
 
+def finished_identities(state: Path, step: StepIdentity) -> tuple[str, ...]:
+    """Identities under which a step may have been finished: by the code as it is, then by the code that made it last."""
+    made = _read(state, step)
+    return (step.identity,) if made is None or made.identity == step.identity else (step.identity, made.identity)
+
+
 def steps_before(state: Path) -> dict[str, str]:
     """Identity of a finished step -> identity of the step that it read, as far as it was noted."""
     found = (_parsed(path) for path in (state / "made").glob("*.json"))

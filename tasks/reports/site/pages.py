@@ -89,7 +89,7 @@ def _write_table(project: Project, params: Params, name: str, folder: Path) -> T
     shown = shown_table(name, table, result, waits(project, params, name, table, result))
     store = Store(project.store, project.state / "cache")
     html = (
-        _environment()
+        environment()
         .get_template("table.html")
         .render(
             table=shown,
@@ -115,7 +115,7 @@ def _write_index(project: Project, folder: Path) -> None:
     for table in tables:
         papers.setdefault(table.name.partition("/")[0], []).append(table)
     there = {table.name for table in tables if (folder / f"{table.name}.html").is_file()}
-    write_whole(folder / INDEX, _environment().get_template("index.html").render(papers=papers, there=there))
+    write_whole(folder / INDEX, environment().get_template("index.html").render(papers=papers, there=there))
 
 
 def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], str]:
@@ -138,11 +138,12 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """What renders pages: everything printed is escaped, and a name that is not there is an error."""
+    made = Environment(
         loader=PackageLoader("tasks.reports.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {
+    made.globals |= {
         "verdicts": VERDICTS,
         "claim_marks": CLAIMS,
         "epoch_notes": EPOCH_NOTES,
@@ -155,8 +156,8 @@ def _environment() -> Environment:
         "blocks": _blocks,
         "is_figure": _is_figure,
     }
-    environment.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title, "figure": _figure}
-    return environment
+    made.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title, "figure": _figure}
+    return made
 
 
 def metric_title(name: str) -> str:

@@ -1,0 +1,103 @@
+"""Thumbnails, many to a file: a page of thousands of images would be thousands of files, and would load them one by one.
+
+A sheet has COLUMNS columns of square cells. Its cells are as large as its share of the album's bytes allows, and never larger than the
+images themselves; a page shows one cell of it by percentages, and so need not know how large it is.
+"""
+
+import io
+from pathlib import Path
+
+from PIL import Image, ImageOps
+
+from tasks.scores.figures import Side
+
+COLUMNS = 20
+CELLS = COLUMNS * COLUMNS
+RUNGS = ((160, 80), (112, 76), (80, 72), (64, 70), (48, 66), (32, 55), (24, 40), (16, 20))  # (pixels of a cell, quality), from the best
+SMALL = 64  # pixels
+
+
+class Album:
+    """Images by the place at which they were taken in; taking one in again gives the same place.
+
+    Args:
+        stem: how its files begin.
+        most_bytes: of all its sheets together.
+    """
+
+    def __init__(self, stem: str, most_bytes: int) -> None:
+        self.stem, self.most_bytes = stem, most_bytes
+        self._places: dict[tuple[str, int], int] = {}
+        self._images: list[tuple[Side, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @property
+    def num_sheets(self) -> int:
+        """Files that it has."""
+        return -(-len(self) // CELLS)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its images (by the first) are so small that their pixels are better shown as squares."""
+        return len(self) > 0 and max(self._images[0][0].image(self._images[0][1]).size) <= SMALL
+
+    @property
+    def images(self) -> list[tuple[Side, int]]:
+        """By place, from which side and which of its images."""
+        return self._images
+
+    def place(self, side: Side, index: int) -> int:
+        """Where an image is; it is taken in where it was not."""
+        key = (side.dataset.role, int(index))
+        if key not in self._places:
+            self._places[key] = len(self._images)
+            self._images.append((side, int(index)))
+        return self._places[key]
+
+    def style(self, place: int) -> str:
+        """The cell of a place as the background of an element."""
+        sheet, cell = divmod(place, CELLS)
+        row, column = divmod(cell, COLUMNS)
+        num_rows = min(COLUMNS, -(-(len(self) - sheet * CELLS) // COLUMNS))
+        across, down = (100 * at / max(count - 1, 1) for at, count in ((column, COLUMNS), (row, num_rows)))
+        return (
+            f"background-image:url({self.stem}-{sheet:03}.webp);background-size:{100 * COLUMNS}% {100 * num_rows}%;"
+            f"background-position:{across:.4f}% {down:.4f}%"
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write all sheets, each within its share of the bytes."""
+        rung = 0
+        for sheet in range(self.num_sheets):
+            images = [side.image(index) for side, index in self._images[sheet * CELLS : (sheet + 1) * CELLS]]
+            largest = max(max(image.size) for image in images)
+            thumbnails = [_reduced(image, min(RUNGS[0][0], largest)) for image in images]
+            data, rung = _encoded(thumbnails, self.most_bytes // self.num_sheets, rung)
+            (folder / f"{self.stem}-{sheet:03}.webp").write_bytes(data)
+
+
+def _reduced(image: Image.Image, edge: int) -> Image.Image:
+    """The image in RGB, no side longer than `edge`."""
+    image = image.convert("RGB")
+    return image if max(image.size) <= edge else ImageOps.contain(image, (edge, edge), Image.Resampling.LANCZOS)
+
+
+def _encoded(thumbnails: list[Image.Image], most_bytes: int, first: int) -> tuple[bytes, int]:
+    """A sheet on the first rung from `first` on that is within the bytes, else on the last; and which that was."""
+    largest = max(max(image.size) for image in thumbnails)
+    num_rows = -(-len(thumbnails) // COLUMNS)
+    for rung in range(first, len(RUNGS)):
+        pixels, quality = RUNGS[rung]
+        edge = min(pixels, largest)
+        sheet = Image.new("RGB", (COLUMNS * edge, num_rows * edge), "white")
+        for cell, image in enumerate(thumbnails):
+            row, column = divmod(cell, COLUMNS)
+            small = _reduced(image, edge)
+            sheet.paste(small, (column * edge + (edge - small.width) // 2, row * edge + (edge - small.height) // 2))
+        file = io.BytesIO()
+        sheet.save(file, "WEBP", quality=quality, method=2)
+        if file.tell() <= most_bytes:
+            break
+    return file.getvalue(), rung

@@ -1,0 +1,155 @@
+"""Finished runs as they lie in the store, found by what they are: specification -> identities -> folders.
+
+Neither Prefect nor MLflow is asked. A run that the code as it is has not made is shown as other code made it last, and marked.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.data.store.splits import open_role
+from dml_core.errors import ConfigError, DmlError, StoreError
+from dml_core.evaluation.confidence import Summary, summarise
+from tasks.data import read_dataset
+from tasks.environment import Project
+from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
+from tasks.runs.identity import embed_step, evaluate_step, train_step
+from tasks.runs.made import finished_identities
+from tasks.runs.records import METRICS_FILE, DatasetRecord
+from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
+from tasks.scores.figures import Side
+from tasks.storage import Store
+
+
+class NotRunError(DmlError):
+    """Nothing to look at: the run that was named is not there."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run with its scores.
+
+    Attributes:
+        spec: what it is.
+        identity: of its scores.
+        is_current: the code as it is would make the same.
+        metrics: of `metrics.json`.
+        scores: folder of the scores and figures.
+        embeddings: key of the embeddings in the store.
+    """
+
+    spec: RunSpec
+    identity: str
+    is_current: bool
+    metrics: dict[str, float]
+    scores: Path
+    embeddings: str
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is to be looked at.
+
+    Attributes:
+        title: of the comparison, as MLflow and reports call it.
+        dataset: its record.
+        is_comparison: several variants beside each other; else one run.
+        runs: every finished run of every chosen variant, in the order of `params.yaml`.
+        seed: of the runs whose pictures are shown.
+        missing: variants that have no run with that seed.
+    """
+
+    title: str
+    dataset: DatasetRecord
+    is_comparison: bool
+    runs: tuple[FinishedRun, ...]
+    seed: int
+    missing: tuple[str, ...]
+
+    @property
+    def shown(self) -> list[FinishedRun]:
+        """The runs that have a page."""
+        return [run for run in self.runs if run.spec.seed == self.seed]
+
+    def over_seeds(self, variant: str) -> dict[str, Summary]:
+        """Each metric of a variant over its seeds."""
+        runs = [run.metrics for run in self.runs if run.spec.variant == variant]
+        return {name: summarise([metrics[name] for metrics in runs if name in metrics]) for name in runs[0]}
+
+
+def choose(project: Project, params: Params, named: str, seed: int | None = None, overrides: Sequence[str] = ()) -> Chosen:
+    """The runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
+
+    Args:
+        project: whose store.
+        params: of the project, overrides laid over them.
+        named: what is to be looked at.
+        seed: whose pictures a comparison shows; the first of `comparison.seeds` where none is given.
+        overrides: of the comparison.
+
+    Raises:
+        ConfigError: a name that params.yaml does not have.
+        DataError: the dataset is not prepared.
+        NotRunError: nothing of it has been run.
+    """
+    dataset, *of_run = named.strip("/").split("/")
+    if len(of_run) > 2 or (len(of_run) == 2 and not of_run[1].isdigit()):
+        raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
+    if len(of_run) == 2 and seed is not None:
+        raise ConfigError(f"{named} names a seed, and --seed too: give one of them")
+    chosen_seed = int(of_run[1]) if len(of_run) == 2 else params.comparison.seeds[0] if seed is None else seed
+    seeds = sorted({*params.comparison.seeds, chosen_seed})
+    specs = comparison_runs(params, dataset, of_run[:1] or None, seeds, overrides)
+    record = read_dataset(project, dataset)
+    store = Store(project.store, project.state / "cache")
+    found = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
+    variants = list(dict.fromkeys(spec.variant for spec in specs))
+    missing = tuple(variant for variant in variants if (variant, chosen_seed) not in found)
+    if len(missing) == len(variants):
+        what = f"{missing[0]} on {dataset}" if of_run else f"the comparison on {dataset}"
+        given = f" --variant {missing[0]}" if of_run else ""
+        there = sorted({of_seed for _, of_seed in found})
+        others = f" (there are seeds {', '.join(map(str, there))})" if there else ""
+        raise NotRunError(f"{what} has no finished run with seed {chosen_seed}{others}; dml reproduce --dataset {dataset}{given} makes it")
+    runs = tuple(run for (variant, _), run in found.items() if variant not in missing)
+    return Chosen(comparison_title(dataset, params.evaluation.role, overrides), record, not of_run, runs, chosen_seed, missing)
+
+
+def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
+    """The run, if its scores and embeddings are in the store."""
+    current = next(_identities(project.state, dataset, spec))
+    for embedded, scored in _identities(project.state, dataset, spec):
+        scores = store.pull(f"evaluate/{scored}")
+        if (scores / METRICS_FILE).is_file() and (store.is_remote or (store.folder(f"embed/{embedded}") / MANIFEST_FILE).is_file()):
+            metrics = json.loads((scores / METRICS_FILE).read_text())
+            return FinishedRun(spec, scored, (embedded, scored) == current, metrics, scores, f"embed/{embedded}")
+    return None
+
+
+def _identities(state: Path, dataset: DatasetRecord, spec: RunSpec) -> Iterator[tuple[str, str]]:
+    """Identities of its embeddings and its scores, first those of the code as it is."""
+    for trained in finished_identities(state, train_step(spec, dataset)):
+        for embedded in finished_identities(state, embed_step(spec, trained)):
+            for scored in finished_identities(state, evaluate_step(spec, embedded)):
+                yield embedded, scored
+
+
+def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[Side, Side]:
+    """Queries and gallery of a run, which are one where images are searched among themselves.
+
+    Raises:
+        StoreError: the embeddings are gone, or those of another dataset.
+    """
+    folder = Store(project.store, project.state / "cache").pull(run.embeddings)
+    if not (folder / MANIFEST_FILE).is_file():
+        raise StoreError(f"{folder}: the embeddings of {run.spec.title} are gone; the same dml reproduce makes them again")
+    sides = []
+    for role in query_and_gallery(folder):
+        images = open_role(Path(dataset.folder), role, run.spec.training.validation)
+        side = Side(images, *load_embeddings(folder, role))
+        if len(side.labels) != len(images) or (side.labels != images.labels).any():
+            raise StoreError(f"{folder}: not the images that {dataset.folder} has today; run dml reproduce --dataset {dataset.name}")
+        sides.append(side)
+    queries, gallery = sides
+    return (gallery, gallery) if queries.dataset.role == gallery.dataset.role else (queries, gallery)

@@ -1,0 +1,57 @@
+"""`dml look` as a person meets it; what is on the pages is tested in tests/tasks/reports/look."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+from tests.tasks.reports.look.made_up import make_project
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a project with finished runs."""
+    return make_project(tmp_path_factory.mktemp("project") / "photos")[0].root
+
+
+def look(root: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `dml look`, in this process."""
+    monkeypatch.chdir(root)
+    environment = dict(os.environ) | {"DML_STATE": str(root / "state"), "DML_STORE": str(root / "store")}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(sys, "argv", ["dml", "look", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(str(ended.value.code))
+
+
+def test_the_page_is_told_and_is_there(root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert look(root, monkeypatch, "photos/no-such", "--map", "pca") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert look(root, monkeypatch, "photos/softmax/1", "--map", "pca") == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{root / 'results/site/look/photos-softmax-1/index.html'}\n"
+    assert printed.err.splitlines() == ["looking at photos / softmax / seed 1", "drawing 108 thumbnails"]
+    assert Path(printed.out.strip()).is_file()
+    assert look(root, monkeypatch, "photos", "-o", str(root / "elsewhere"), "--seed", "1", "--map", "pca") == 0
+    assert (root / "elsewhere" / "run-01-proxy-nca.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["photos/softmax/9"], "no finished run with seed 9"),
+        (["photoss"], "did you mean 'photos'"),
+        (["photos", "--set", "comparison.protocol.num_epochs=9"], "no finished run with seed 0"),
+        (["photos", "-o", "raw"], "there is something else"),
+    ],
+)
+def test_what_a_person_can_mend_is_one_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert look(root, monkeypatch, *words) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line

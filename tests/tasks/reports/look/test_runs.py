@@ -1,0 +1,128 @@
+"""Which runs a name means, and what is said where they are not there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dml_core.errors import ConfigError, DataError, StoreError
+from tasks.data import read_dataset
+from tasks.environment import Project
+from tasks.reports.look.runs import NotRunError, choose, open_sides
+from tasks.runs import identity
+from tasks.runs.identity import embed_identity, evaluate_identity
+from tasks.runs.made import note_made
+from tasks.runs.specs import Params, RunSpec, comparison_runs
+from tests.tasks.reports.look.made_up import HOSTILE_VARIANT, SEEDS, make_project
+
+Made = tuple[Project, Params]
+
+
+@pytest.fixture
+def own(made: Made, tmp_path: Path) -> Made:
+    """The same project with a store of its own, to be damaged."""
+    project, params = made
+    store = shutil.copytree(project.store, tmp_path / "store")
+    return Project(project.root, tmp_path / "state", str(store), project.tracking_uri), params
+
+
+def spec_of(made: Made, variant: str = "softmax", seed: int = 0) -> RunSpec:
+    return comparison_runs(made[1], "photos", [variant], [seed])[0]
+
+
+def folders(made: Made, spec: RunSpec) -> tuple[Path, Path]:
+    """Of a run's embeddings and scores."""
+    record = read_dataset(made[0], "photos")
+    return Path(made[0].store) / "embed" / embed_identity(spec, record), Path(made[0].store) / "evaluate" / evaluate_identity(spec, record)
+
+
+def test_a_name_is_a_run_or_a_comparison(made: Made) -> None:
+    chosen = choose(*made, "photos")
+    assert chosen.is_comparison
+    assert [run.spec.variant for run in chosen.shown] == ["softmax", "proxy_nca", HOSTILE_VARIANT]
+    assert {run.spec.seed for run in chosen.shown} == {0}
+    assert len(chosen.runs) == 9
+    assert chosen.missing == ()
+    assert chosen.title == "comparison on photos"
+    assert [run.spec.seed for run in choose(*made, "photos", seed=2).shown] == [2, 2, 2]
+    one = choose(*made, "photos/proxy_nca/1")
+    assert not one.is_comparison
+    assert [(run.spec.variant, run.spec.seed) for run in one.shown] == [("proxy_nca", 1)]
+    assert one.over_seeds("proxy_nca")["recall@1"].num_seeds == len(SEEDS)
+    assert [run.spec.seed for run in choose(*made, "photos/proxy_nca").shown] == [0]
+
+
+@pytest.mark.parametrize(
+    ("named", "seed", "said"),
+    [
+        ("fotos", None, "photos"),
+        ("photos/sofmax", None, "softmax"),
+        ("photos/softmax/one", None, "DATASET/VARIANT/SEED"),
+        ("photos/softmax/1/2", None, "DATASET/VARIANT/SEED"),
+        ("photos/softmax/1", 2, "--seed too"),
+        (
+            "photos/softmax/7",
+            None,
+            "no finished run with seed 7 .there are seeds 0, 1, 2.; dml reproduce --dataset photos --variant softmax",
+        ),
+        ("photos", 7, "the comparison on photos has no finished run with seed 7"),
+    ],
+)
+def test_what_is_not_there_is_told_in_one_line(made: Made, named: str, seed: int | None, said: str) -> None:
+    with pytest.raises((ConfigError, NotRunError), match=said) as told:
+        choose(*made, named, seed)
+    assert "\n" not in str(told.value)
+
+
+def test_a_variant_without_the_run_is_named_as_missing(own: Made) -> None:
+    shutil.rmtree(folders(own, spec_of(own))[1])
+    chosen = choose(*own, "photos")
+    assert chosen.missing == ("softmax",)
+    assert [run.spec.variant for run in chosen.shown] == ["proxy_nca", HOSTILE_VARIANT]
+    assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", HOSTILE_VARIANT}
+
+
+def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, record = spec_of(own), read_dataset(own[0], "photos")
+    trained = identity.train_step(spec, record)
+    embedded = identity.embed_step(spec, trained.identity)
+    for step in (trained, embedded, identity.evaluate_step(spec, embedded.identity)):
+        note_made(own[0].state, step)
+    assert choose(*own, "photos/softmax").shown[0].is_current
+    monkeypatch.setitem(identity.STEP_MODULES, "evaluate", ("tasks.scores.evaluation", "tasks.files"))  # as if scoring used other code
+    found = choose(*own, "photos/softmax").shown[0]
+    assert not found.is_current
+    assert found.scores == Path(own[0].store) / "evaluate" / found.identity
+
+
+def test_embeddings_that_are_gone_or_of_other_images_are_told(own: Made) -> None:
+    embedded, _ = folders(own, spec_of(own))
+    run = choose(*own, "photos/softmax").shown[0]
+    record = read_dataset(own[0], "photos")
+    manifest = json.loads((embedded / "manifest.json").read_text())
+    labels = embedded / manifest["test"]["labels"]
+    labels.write_bytes(labels.read_bytes()[:-8] + (0).to_bytes(8, "little"))
+    with pytest.raises(StoreError, match="not the images that"):
+        open_sides(own[0], run, record)
+    (embedded / "manifest.json").unlink()
+    with pytest.raises(StoreError, match="the embeddings of photos / softmax / seed 0 are gone"):
+        open_sides(own[0], run, record)
+    with pytest.raises(NotRunError):
+        choose(*own, "photos/softmax/0")
+
+
+def test_data_that_are_not_prepared_are_told(made: Made, tmp_path: Path) -> None:
+    project, params = made
+    elsewhere = Project(tmp_path, project.state, project.store, project.tracking_uri)
+    with pytest.raises(DataError):
+        choose(elsewhere, params, "photos")
+
+
+def test_a_project_of_its_own_has_nothing_of_another(tmp_path: Path) -> None:
+    project, params = make_project(tmp_path / "project")
+    shutil.rmtree(project.store)
+    with pytest.raises(
+        NotRunError, match=r"the comparison on photos has no finished run with seed 0; dml reproduce --dataset photos makes it"
+    ):
+        choose(project, params, "photos")
