@@ -5,6 +5,7 @@
 It is what `dml reproduce`, the schedule, the Prefect UI and `dvc.yaml`'s comparison stages start.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
+from tasks.data import changed_datasets
 from tasks.environment import open_project, shown
 from tasks.locks import alone
 from tasks.reports.reporting import REPORT_FILE, write_report
@@ -31,6 +33,8 @@ from tasks.runs.tuned import STANDING
 from tasks.tables.enough import checked_resolve
 from tasks.tables.result import load_result, save_result
 from tasks.tables.standing import VARIANT
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def _flow_run_name() -> str:
     """How Prefect's pages call a run of the flow: by what it runs."""
     asked = runtime.flow_run.parameters
     datasets = asked.get("datasets") or load_params(open_project().params_file).comparison.default_datasets
+    if asked.get("changed_only"):
+        return f"changed datasets among {' and '.join(datasets)}"
     parts = [", ".join(asked[name]) for name in ("variants", "overrides") if asked.get(name)]
     seeds = [f"seeds {', '.join(map(str, asked['seeds']))}"] if asked.get("seeds") else []
     return ", ".join([f"comparison on {' and '.join(datasets)}", *parts, *seeds])
@@ -75,6 +81,7 @@ def reproduce(
     code: Code = "strict",
     resolve: float | None = None,
     max_seeds: int | None = None,
+    changed_only: bool = False,
 ) -> list[Comparison]:
     """Run the standing comparison of `params.yaml`; steps that are done already are reused.
 
@@ -89,10 +96,16 @@ def reproduce(
         resolve: in the place of seeds: as many as bring half of the 95 % interval of each variant's difference to the best to so many
             points of the first Recall@K; reported beside the standing comparison, whose seeds are those of `params.yaml`.
         max_seeds: of `resolve`.
+        changed_only: leave out the datasets that DVC finds as they were when they were prepared; what a schedule looks for changes by.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
     chosen = datasets or list(params.comparison.default_datasets)
+    if changed_only:
+        chosen = changed_datasets(project, params, chosen)
+        logger.info("changed since they were prepared: %s", ", ".join(chosen) or "none")
+        if not chosen:
+            return []
     runs = {name: comparison_runs(params, name, variants, seeds if resolve is None else [0], overrides or ()) for name in chosen}
     for name in chosen:
         check_parts(runs[name], check_before(project, params, runs[name]))

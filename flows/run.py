@@ -51,6 +51,7 @@ from tasks.storage import Store
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
+LEASE_SECONDS = 90  # a flow that died gives its workers' slots back after so long; a living one renews them in time
 # A step that waits for the one before it holds a thread too: four for each of as many runs as are under way. What may train and be scored
 # at the same time is limited by `Services`.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
@@ -415,7 +416,8 @@ def _worker_slots(services: Services) -> Iterator[None]:
         with services.turns:
             yield
         return
-    with concurrency(WORKERS_LIMIT, occupy=services.scale.most_workers, strict=True, raise_on_lease_renewal_failure=False):
+    occupied = services.scale.most_workers
+    with concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
         yield
 
 

@@ -1,17 +1,35 @@
 """`ray` for a cluster whose nodes are all on 127.0.0.1: `python infra/ray_on_loopback.py start ...`, as `ray start ...` otherwise.
 
 Ray replaces 127.0.0.1 by the machine's own address unless it is told that no cluster is meant, and then refuses a second node; with any
-other loopback address it listens on all interfaces. So it is told that no cluster is meant, and its refusal alone is taken out. That is
-private to Ray 2.60: look at it again when Ray moves.
+other loopback address it listens on all interfaces. So it is told that no cluster is meant, and its refusal alone is taken out.
+
+A raylet waits 15 seconds, which cannot be changed, for the one of its agent's ports that `ray start` does not pass on to it, and ends where
+a busy machine takes longer (ray-project/ray#65983). Here it is passed on, so that there is nothing to wait for.
+
+Both are private to Ray 2.60: look at them again when Ray moves.
 """
 
 import os
+import sys
+from typing import Any
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 from ray._private import ray_constants, services
 from ray.scripts import scripts
 
+AGENT_PORT = "--dashboard-agent-listen-port="
+PORTS = [word.removeprefix(AGENT_PORT) for word in sys.argv if word.startswith(AGENT_PORT)]
+start_process = services.start_ray_process
+
+
+def start_with_known_ports(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
+    """Start one of Ray's processes; a raylet is told its agent's port, too."""
+    told = [f"--dashboard_agent_listen_port={port}" for port in PORTS] if process_type == ray_constants.PROCESS_TYPE_RAYLET else []
+    return start_process([*command, *told], process_type, *arguments, **options)
+
+
 ray_constants.ENABLE_RAY_CLUSTER = True
 services.get_node_ip_address = lambda address=None: "127.0.0.1"
+services.start_ray_process = start_with_known_ports
 scripts.main()

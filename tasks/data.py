@@ -5,10 +5,11 @@ process's own), and with `--wait-for-lock`; several flows may ask at once, and w
 and not for the files that another DVC is making. What decodes images is imported where it is used.
 """
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,22 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
         with alone(project.packed(name).parent / ".lock"):
             run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
     return read_dataset(project, name)
+
+
+def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> list[str]:
+    """Those of the datasets whose packed data are not, or no longer, what DVC would make of the raw files, settings and code of today.
+
+    Raw files that are not on this machine count as unchanged.
+
+    Raises:
+        DataError: DVC cannot say.
+        ConfigError: no such dataset in `params.yaml`.
+    """
+    here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
+    if not here:
+        return []
+    status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
+    return [name for name in here if f"prepare@{name}" in status]
 
 
 def dvc_digest(project: Project, name: str) -> str | None:

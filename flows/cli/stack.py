@@ -69,13 +69,18 @@ def gc(
 
 
 @stack_app.command()
-def up() -> None:
+def up(
+    s3: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="An S3 server of your own; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY name its login."),
+    ] = None,
+) -> None:
     """Start the servers of infra/stack.yaml on this machine, those that do not run; dml uses them from then on."""
     from tasks.environment import find_project
     from tasks.stack.life import up as start
 
     begun = time.monotonic()
-    stack = start(find_project(), lambda line: print(line, flush=True))
+    stack = start(find_project(), lambda line: print(line, flush=True), s3)
     print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
         print(f"{what}: {stack.clients[name].removesuffix('/api')}")
@@ -124,7 +129,7 @@ def logs(
 
 @stack_app.command()
 def down() -> None:
-    """End all servers of the stack, and what they hold: databases, objects, kept records; the logs stay."""
+    """End all servers of the stack, and what they hold: databases, objects, kept records; the logs stay, and an S3 server of your own."""
     from tasks.environment import find_project
     from tasks.stack.life import down as end
 

@@ -21,13 +21,14 @@ import psutil
 from dml_core.errors import ConfigError, DmlError
 from tasks.environment import Project
 from tasks.locks import alone
-from tasks.stack.settings import MARK, Service, Stack, load_stack, run_folder, write_private
+from tasks.stack.settings import MARK, RECORDS, S3, Service, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
 UP_SECONDS = 240.0  # of services that start together; a machine that is busy with other things takes ten times what an idle one does
 DOWN_SECONDS = 60.0
 ASK_SECONDS = 2.0
 SETUP_SECONDS = 180
+TRIALS = 3
 Say = Callable[[str], None]
 
 
@@ -46,22 +47,30 @@ class Status:
     log: Path
 
 
-def up(project: Project, say: Say) -> Stack:
+def up(project: Project, say: Say, own_s3: str | None = None) -> Stack:
     """Start what does not run, in order, and wait until all answers; then write the file that `dml` reads.
+
+    Args:
+        project: whose stack it is.
+        say: told of each service that was started.
+        own_s3: the address of an S3 server of one's own, in the place of the stack's.
 
     Raises:
         StackError: a service ends or does not answer in time; its log is named. What runs is left for a look.
-        ConfigError: something that it needs is not installed.
+        ConfigError: something that it needs is not installed, or the stack runs with another S3 server.
+        StoreError: the bucket cannot be made.
     """
     with alone(project.state / ".stack.lock"):
-        stack = load_stack(project)
+        stack = load_stack(project, own_s3)
         _prepare(stack)
+        if S3 not in stack.services:
+            _make_bucket(stack)
         supervisor = _supervisor(stack)
         for level in stack.levels:
             until = time.monotonic() + UP_SECONDS
             fresh = [service for service in level if _start(supervisor, service)]
             for service in level:
-                _wait(supervisor, stack, service, until)
+                _wait(supervisor, service, until)
             for service in level:
                 _set_up(stack, service)
             for service in fresh:
@@ -101,7 +110,7 @@ def down(project: Project) -> int:
         for name in ("chosen.json", "ray-token", "supervisor.conf", "*/set-up"):
             for path in folder.glob(name):
                 path.unlink()
-        shutil.rmtree(folder / "records", ignore_errors=True)
+        shutil.rmtree(folder / RECORDS, ignore_errors=True)
         shutil.rmtree(run, ignore_errors=True)
     return num_killed
 
@@ -231,7 +240,7 @@ def _config(stack: Stack) -> str:
                 "autostart=false",
                 f"autorestart={str(service.restart).lower()}",
                 "startsecs=1",
-                "stopwaitsecs=15",
+                "stopwaitsecs=8",
                 "stopasgroup=true",
                 "killasgroup=true",
                 "redirect_stderr=true",
@@ -266,10 +275,13 @@ def _start(supervisor: Any, service: Service) -> bool:
     return True
 
 
-def _wait(supervisor: Any, stack: Stack, service: Service, until: float) -> None:
+def _wait(supervisor: Any, service: Service, until: float) -> None:
+    """Wait until a service answers; one that ended is started again by supervisor, and has so many trials."""
+    seen: set[int] = set()
     while not answers(service):
         found = supervisor.supervisor.getProcessInfo(service.name)
-        if found["statename"] in ("FATAL", "EXITED", "STOPPED"):
+        seen.add(found["pid"])
+        if found["statename"] == "FATAL" or (found["statename"] == "EXITED" and not service.restart) or len(seen - {0}) > TRIALS:
             raise StackError(f"{service.name} ended ({found['spawnerr'] or found['description']}); what it said is in {service.log}")
         if time.monotonic() > until:
             raise StackError(f"{service.name} does not answer at {service.host}:{service.port}; what it said is in {service.log}")
@@ -280,12 +292,8 @@ def _set_up(stack: Stack, service: Service) -> None:
     """What a service needs once it answers: databases, a bucket, its commands."""
     if service.name == "postgres":
         _make_databases(stack)
-    if service.name == "s3":
-        make_bucket(
-            stack.bucket,
-            {name.lower(): stack.clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-            | {"endpoint_url": stack.clients["AWS_ENDPOINT_URL"]},
-        )
+    if service.name == S3:
+        _make_bucket(stack)
     done = service.folder / "set-up"
     for command in () if done.exists() else service.setup:
         with service.log.open("a") as log:
@@ -295,6 +303,11 @@ def _set_up(stack: Stack, service: Service) -> None:
         if ran.returncode != 0:
             raise StackError(f"{service.name}: '{' '.join(command[1:])}' failed; what it said is in {service.log}")
     done.touch()
+
+
+def _make_bucket(stack: Stack) -> None:
+    login = {name.lower(): stack.clients[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
+    make_bucket(stack.bucket, login | {"endpoint_url": stack.clients["AWS_ENDPOINT_URL"]})
 
 
 def _make_databases(stack: Stack) -> None:

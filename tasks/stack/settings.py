@@ -1,6 +1,7 @@
 """`infra/stack.yaml` as it is on this machine: services with their commands, ports, folders and environments filled in.
 
-Ports and secrets are chosen once, by the first `up`, and kept until `down` in `state/stack/chosen.json`, which only the user can read.
+Ports, secrets and the S3 server are chosen once, by the first `up`, and kept until `down` in `state/stack/chosen.json`, which only the user
+can read.
 """
 
 import getpass
@@ -23,6 +24,8 @@ from dml_core.errors import ConfigError
 from tasks.environment import STACK_ENV, Project
 
 MARK = "DML_STACK"  # in the environment of every process of a stack: the stack's folder
+S3 = "s3"
+RECORDS = "records"
 OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
 
 
@@ -121,11 +124,15 @@ class Stack:
         return levels
 
 
-def load_stack(project: Project) -> Stack:
-    """The project's stack, with ports and secrets chosen where they are not yet.
+def load_stack(project: Project, own_s3: str | None = None) -> Stack:
+    """The project's stack, with ports, secrets and the S3 server chosen where they are not yet.
+
+    Args:
+        project: whose stack it is.
+        own_s3: the address of an S3 server of one's own, for the stack's; of no meaning where one is chosen and None is given.
 
     Raises:
-        ConfigError: the file is wrong, or PostgreSQL or supervisor is not installed.
+        ConfigError: the file is wrong, PostgreSQL or supervisor is not installed, or another S3 server is chosen already.
     """
     path = project.root / "infra" / "stack.yaml"
     if not path.is_file():
@@ -133,18 +140,19 @@ def load_stack(project: Project) -> Stack:
     file = parse(StackFile, read_yaml(path), str(path))
     folder, run = project.state / "stack", run_folder(project.state)
     folder.mkdir(parents=True, exist_ok=True)
-    ports, words = _chosen(folder / "chosen.json", file)
+    ports, words, s3 = _chosen(folder / "chosen.json", file, own_s3)
     postgresql = _postgresql(file.versions["postgresql"])
     known = {
         "host": file.host,
         "bucket": file.bucket,
         "ports": ports,
         "secrets": words,
+        "s3": s3,
         "run": run,
         "root": project.root,
         "python": sys.executable,
         "postgresql": postgresql,
-        "records": folder / "records",
+        "records": folder / (RECORDS if s3["is_stacks"] else f"{RECORDS}-{_short_digest(s3['address'])}"),
         "token": folder / "ray-token",
         "share": max(1, (os.cpu_count() or 1) // 2),
     }
@@ -169,27 +177,33 @@ def load_stack(project: Project) -> Stack:
             host=file.host,
             port=ports[service.ports[0]],
             health=service.health,
-            after=service.after,
+            after=tuple(other for other in service.after if other in started),
             user=service.user if os.geteuid() == 0 else None,
             restart=service.restart,
             setup=tuple(shlex.split(line.format(**own)) for line in service.setup),
         )
 
-    services = {name: filled(name, service) for name, service in file.services.items()}
+    started = [name for name in file.services if name != S3 or s3["is_stacks"]]
+    services = {name: filled(name, file.services[name]) for name in started}
     return Stack(folder, run, project.root, file.host, file.bucket, file.databases, clients, services, ports, words, postgresql)
 
 
 def run_folder(state: Path) -> Path:
     """A folder with a short path, the same for the same state: a socket's has at most 107 letters, and PostgreSQL's user must reach it."""
-    digest = hashlib.sha256(str(state).encode()).hexdigest()[:8]
-    return Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{digest}"
+    return Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{_short_digest(str(state))}"
 
 
-def _chosen(path: Path, file: StackFile) -> tuple[dict[str, int], dict[str, str]]:
-    """Ports and secrets, kept in a file that is made where it is missing."""
+def _short_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _chosen(path: Path, file: StackFile, own_s3: str | None) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
+    """Ports, secrets and the S3 server, kept in a file that is made where it is missing."""
     if path.is_file():
         found: dict[str, Any] = json.loads(path.read_text())
-        return found["ports"], found["secrets"]
+        if own_s3 not in (None, found["s3"]["address"]):
+            raise ConfigError(f"the stack was started with S3 at {found['s3']['address']}; dml stack down first")
+        return found["ports"], found["secrets"], found["s3"]
     names = [name for service in file.services.values() for name in service.ports]
     probes = [socket.socket() for _ in names]  # all open together, so that no two are given the same
     for probe in probes:
@@ -197,9 +211,23 @@ def _chosen(path: Path, file: StackFile) -> tuple[dict[str, int], dict[str, str]
     ports = {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
     for probe in probes:
         probe.close()
-    words = {name: secrets.token_hex(16) for name in ("postgres", "s3", "ray")}
-    write_private(path, json.dumps({"ports": ports, "secrets": words}))
-    return ports, words
+    words = {name: secrets.token_hex(16) for name in ("postgres", S3, "ray")}
+    s3 = {"address": f"http://{file.host}:{ports[S3]}", "user": "dml", "secret": words[S3], "is_stacks": True}
+    if own_s3 is not None:
+        s3 = {"address": own_s3, "user": _named("AWS_ACCESS_KEY_ID"), "secret": _named("AWS_SECRET_ACCESS_KEY"), "is_stacks": False}
+    write_private(path, json.dumps({"ports": ports, "secrets": words, "s3": s3}))
+    return ports, words, s3
+
+
+def _named(variable: str) -> str:
+    """A credential of one's own S3 server, which is never an argument.
+
+    Raises:
+        ConfigError: it is not set.
+    """
+    if variable not in os.environ:
+        raise ConfigError(f"{variable} is not set; an S3 server of your own needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    return os.environ[variable]
 
 
 def write_private(path: Path, text: str) -> None:

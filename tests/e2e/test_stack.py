@@ -1,4 +1,4 @@
-"""The local stack from nothing to nothing: up, a comparison through it, the schedule, a worker that is killed, down.
+"""The local stack from nothing to nothing: up, a comparison through it, schedules, a dataset that changes, processes that are killed, down.
 
 One story in order, on one stack: each test goes on from the one before it.
 """
@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ import psutil
 import psycopg2
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from tasks.environment import stack_environment
 from tasks.stack.life import processes_of
@@ -24,6 +25,9 @@ from tasks.stack.settings import run_folder
 from tests.e2e.conftest import ROOT, Project, make_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
+
+ENDS = ("COMPLETED", "FAILED", "CRASHED")
+EPOCHS = 150
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,10 @@ def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     shutil.copytree(ROOT / "infra", project.root / "infra")
     project.commit("infra")
     try:
-        project.run("dml", "stack", "up")
+        print(project.run("dml", "stack", "up"))
+        quarterly = deployment_of(project, "dataset-change")  # must not come between the others
+        for schedule in quarterly["schedules"]:
+            ask(project, f"deployments/{quarterly['id']}/schedules/{schedule['id']}", method="DELETE")
         yield project
     finally:
         project.run("dml", "stack", "down")
@@ -70,6 +77,20 @@ def processes(project: Project) -> list[psutil.Process]:
     return processes_of(state / "stack", run_folder(state))
 
 
+def stored(project: Project) -> dict[str, str]:
+    """The names of all objects in the stack's bucket, with their ETags, which are hashes of their bytes."""
+    settings = told(project)
+    bucket = boto3.client(
+        "s3",
+        endpoint_url=settings["AWS_ENDPOINT_URL"],
+        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
+        region_name="us-east-1",
+    )
+    pages = bucket.get_paginator("list_objects_v2").paginate(Bucket="dml")
+    return {entry["Key"]: entry["ETag"] for page in pages for entry in page.get("Contents", [])}
+
+
 def test_it_is_up_on_the_loopback_alone_and_a_second_up_changes_nothing(stacked: Project) -> None:
     before = {process.pid for process in processes(stacked)}
     assert len(before) >= 8
@@ -94,20 +115,10 @@ def test_a_comparison_runs_through_it(stacked: Project) -> None:
     printed = stacked.run("dml", "reproduce", PREFECT_API_URL=told(stacked)["PREFECT_API_URL"])
     assert "note: using the local stack" in printed
     # The run is in MLflow, and its files in S3 under its id.
-    client = MlflowClient(told(stacked)["MLFLOW_TRACKING_URI"])
-    experiments = [found.experiment_id for found in client.search_experiments(filter_string="name LIKE 'dml-repro/%'")]
-    (run,) = client.search_runs(experiments, "params.variant = 'softtriple' and params.seed = '0'")
+    (run,) = mlflow_runs(stacked, "params.variant = 'softtriple' and params.seed = '0'")
     assert 0 <= run.data.metrics["recall_at_1"] <= 1
     assert in_postgres(stacked, "mlflow", f"SELECT status FROM runs WHERE run_uuid = '{run.info.run_id}'") == [("FINISHED",)]
-    settings = told(stacked)
-    bucket = boto3.client(
-        "s3",
-        endpoint_url=settings["AWS_ENDPOINT_URL"],
-        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-        region_name="us-east-1",
-    )
-    names = [entry["Key"] for page in bucket.get_paginator("list_objects_v2").paginate(Bucket="dml") for entry in page.get("Contents", [])]
+    names = stored(stacked)
     assert any(run.info.run_id in name and name.endswith("steps/train/checkpoint.pt") for name in names)
     assert any(name.startswith("store/train/") and name.endswith("checkpoint.pt") for name in names)
     # Its flow run is in Prefect's own database there.
@@ -115,63 +126,194 @@ def test_a_comparison_runs_through_it(stacked: Project) -> None:
     assert state == ("COMPLETED",)
 
 
-def schedule_soon(project: Project, seconds: float) -> str:
-    """Have the nightly deployment's schedule fire so soon, once, in the place of its own; the deployment's id."""
-    (nightly,) = [entry for entry in ask(project, "deployments/filter") if entry["name"] == "nightly"]
-    for schedule in nightly["schedules"]:
-        ask(project, f"deployments/{nightly['id']}/schedules/{schedule['id']}", method="DELETE")
+def deployment_of(project: Project, name: str) -> dict[str, Any]:
+    (found,) = [entry for entry in ask(project, "deployments/filter") if entry["name"] == name]
+    return dict(found)
+
+
+def schedule_soon(project: Project, name: str, seconds: float = 20) -> str:
+    """Have a deployment's schedule fire so soon, once, in the place of its own; the deployment's id."""
+    deployment = deployment_of(project, name)
+    for schedule in deployment["schedules"]:
+        ask(project, f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
     at = datetime.now(UTC) + timedelta(seconds=seconds)
     once = {"rrule": f"DTSTART:{at:%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
-    ask(project, f"deployments/{nightly['id']}/schedules", [{"active": True, "schedule": once}])
-    return str(nightly["id"])
+    ask(project, f"deployments/{deployment['id']}/schedules", [{"active": True, "schedule": once}])
+    return str(deployment["id"])
 
 
-def run_of(project: Project, deployment: str, known: set[str], *states: str) -> dict[str, Any]:
+def runs_of(project: Project, deployment: str) -> dict[str, dict[str, Any]]:
+    """The deployment's runs that have begun, by their ids."""
+    found = ask(project, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}})
+    return {run["id"]: run for run in found if run["state"]["type"] not in ("SCHEDULED", "PENDING")}
+
+
+def run_of(project: Project, deployment: str, known: Collection[str], *states: str) -> dict[str, Any]:
     """A run of the deployment that is not among `known` and has come to one of these states, waited for."""
-    until = time.monotonic() + 600
+    until = time.monotonic() + 900
     while time.monotonic() < until:
-        for run in ask(project, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}}):
-            if run["id"] not in known and run["state"]["type"] in states:
-                return dict(run)
-        time.sleep(2)
-    raise AssertionError(
-        f"no run of the deployment is {' or '.join(states)}; {(project.root / 'state/stack/prefect-worker/log').read_text()}"
-    )
+        with suppress(OSError):  # the server may be on its way back
+            for name, run in runs_of(project, deployment).items():
+                if name not in known and run["state"]["type"] in states:
+                    return run
+        time.sleep(1)
+    worker = (project.root / "state/stack/prefect-worker/log").read_text()
+    raise AssertionError(f"no run of the deployment is {' or '.join(states)}; {worker[-5000:]}")
+
+
+def history(project: Project, run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The states that a flow run was in, oldest first."""
+    states = ask(project, f"flow_run_states/?flow_run_id={run['id']}", method="GET")
+    return sorted(states, key=lambda state: str(state["timestamp"]))
+
+
+def slots(project: Project) -> dict[str, int]:
+    """Slots of the server's limits that are taken, but for those of none."""
+    return {limit["name"]: limit["active_slots"] for limit in ask(project, "v2/concurrency_limits/filter") if limit["active_slots"]}
+
+
+def mlflow_runs(project: Project, filter_string: str = "") -> list[Run]:
+    client = MlflowClient(told(project)["MLFLOW_TRACKING_URI"])
+    experiments = [found.experiment_id for found in client.search_experiments(filter_string="name LIKE 'dml-repro/%'")]
+    return list(client.search_runs(experiments, filter_string))
 
 
 def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
-    deployment = schedule_soon(stacked, 60)
-    run = run_of(stacked, deployment, set(), "COMPLETED", "FAILED", "CRASHED")
+    deployment = schedule_soon(stacked, "nightly")
+    run = run_of(stacked, deployment, (), *ENDS)
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert run["auto_scheduled"], "the scheduler made this run, nobody else"
+    (parent,) = mlflow_runs(stacked, "attributes.run_name = 'comparison on synthetic'")
     client = MlflowClient(told(stacked)["MLFLOW_TRACKING_URI"])
-    experiments = [found.experiment_id for found in client.search_experiments(filter_string="name LIKE 'dml-repro/%'")]
-    (parent,) = client.search_runs(experiments, "attributes.run_name = 'comparison on synthetic'")
     assert "report.md" in [file.path for file in client.list_artifacts(parent.info.run_id)]
 
 
-def test_a_run_whose_processes_are_killed_is_marked_and_the_next_one_takes_its_slot(stacked: Project) -> None:
-    stacked.change(comparison={"protocol": {"num_epochs": 400}})  # so that there is something to train, and time to kill it
-    deployment = schedule_soon(stacked, 60)
-    known = {run["id"] for run in ask(stacked, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}})}
-    known -= {run["id"] for run in ask(stacked, "flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}})}
-    run = run_of(stacked, deployment, known, "RUNNING")
-    time.sleep(45)  # at least one heartbeat: a run that sent none is not known to have lived
-    flow = [process for process in processes(stacked) if "prefect.flow_engine" in " ".join(process.cmdline())]
-    worker = [process for process in processes(stacked) if "worker start --pool dml" in " ".join(process.cmdline())]
-    assert flow
-    assert worker
-    for process in (*worker, *flow):
+def test_a_changed_dataset_is_noticed_and_compared_anew(stacked: Project) -> None:
+    before = {run.info.run_id for run in mlflow_runs(stacked, "params.variant = 'softtriple'")}
+    assert len(before) == 1
+    deployment = schedule_soon(stacked, "dataset-change")
+    run = run_of(stacked, deployment, (), *ENDS)
+    assert (run["state"]["type"], run["name"]) == ("COMPLETED", "changed datasets among synthetic")
+    assert ask(stacked, "task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}}) == [], "nothing had changed"
+    raw = stacked.root / "data/raw/synthetic"
+    one, other = sorted(path for path in raw.rglob("*") if path.suffix in (".png", ".jpg"))[:2]
+    shutil.copy(other, one)
+    schedule_soon(stacked, "dataset-change")
+    run = run_of(stacked, deployment, {run["id"]}, *ENDS)
+    assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    assert run["auto_scheduled"]
+    tasks = {task["name"] for task in ask(stacked, "task_runs/filter", {"flow_runs": {"id": {"any_": [run["id"]]}}})}
+    assert {"prepare synthetic", "train softtriple s0", "publish softtriple s0"} <= tasks
+    (now,) = mlflow_runs(stacked, "params.variant = 'softtriple'")
+    assert now.info.run_id not in before, "a run on the dataset as it is now, in the place of the one before"
+
+
+def kill(project: Project, *parts: str) -> None:
+    """kill -9 of the stack's processes whose command has one of these parts, all at once; each part has at least one."""
+    found = [(part, process) for process in processes(project) for part in parts if part in " ".join(process.cmdline())]
+    assert {part for part, _ in found} == set(parts)
+    for _, process in found:
         with suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+WORKER, FLOW, SERVER = "worker start --pool dml", "-m prefect.engine", "prefect server start"
+
+
+def in_the_middle(project: Project, num_epochs: int) -> tuple[str, dict[str, Any]]:
+    """A nightly run that trains for so many epochs, has left a checkpoint and is known to the server to live; with its deployment's id."""
+    before = {name for name in stored(project) if name.endswith("checkpoint.pt")}
+    project.change(comparison={"protocol": {"num_epochs": num_epochs}})  # so that there is something to train, and time to kill it
+    known = runs_of(project, deployment_of(project, "nightly")["id"])
+    deployment = schedule_soon(project, "nightly")
+    run = run_of(project, deployment, known, "RUNNING", *ENDS)
+    alive = f"SELECT count(*) FROM events WHERE event = 'prefect.flow-run.heartbeat' AND resource_id = 'prefect.flow-run.{run['id']}'"
+    until = time.monotonic() + 400
+    while time.monotonic() < until:
+        checkpoints = {name for name in stored(project) if name.startswith("store/train/") and name.endswith("checkpoint.pt")}
+        if checkpoints - before and in_postgres(project, "prefect", alive) != [(0,)] and "dml-workers" in slots(project):
+            assert runs_of(project, deployment)[run["id"]]["state"]["type"] == "RUNNING"
+            return deployment, run
+        time.sleep(0.5)
+    raise AssertionError("the run leaves no checkpoint, or sends no heartbeat")
+
+
+def scores(project: Project) -> dict[str, float]:
+    """The final scores in MLflow of the one run of today's settings."""
+    (run,) = mlflow_runs(project, "params.variant = 'softtriple'")
+    assert run.info.status == "FINISHED"
+    return {name: value for name, value in run.data.metrics.items() if name in ("recall_at_1", "map_at_r", "r_precision", "nmi")}
+
+
+def test_a_run_whose_worker_and_process_are_killed_is_marked_and_taken_up_again(stacked: Project) -> None:
+    before = stored(stacked)
+    deployment, run = in_the_middle(stacked, EPOCHS)
+    kill(stacked, WORKER, FLOW)
+    killed = datetime.now(UTC)
+    finished = run_of(stacked, deployment, set(runs_of(stacked, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
+    states = history(stacked, run)
+    print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in states), f"\nkilled at {killed}")
+    (crashed,) = [state for state in states if state["type"] == "CRASHED"]
+    assert "no heartbeat" in crashed["message"]
+    assert datetime.fromisoformat(crashed["timestamp"]) - killed < timedelta(seconds=150)
+    assert "AwaitingRetry" in [state["name"] for state in states]
+    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
+    assert finished["run_count"] == 2
+    assert slots(stacked) == {}
+    logged = ask(stacked, "logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
+    print("\n".join(line["message"] for line in logged))
+    assert len(scores(stacked)) == 4
+    # What an undisturbed run comes to: the same run from its initial weights. Networks and scores are the same bytes.
+    (step,) = [
+        name for name in stored(stacked) if name.endswith("checkpoint.pt") and name not in before and name.startswith("store/train/")
+    ]
+    left = {name: etag for name, etag in stored(stacked).items() if name == step or name.endswith("metrics.json")}
+    stacked.run("dml", "run", "synthetic", "softtriple", "--force", PREFECT_API_URL=told(stacked)["PREFECT_API_URL"])
+    again = stored(stacked)
+    assert {name: again[name] for name in left} == left
+
+
+def test_a_run_goes_on_where_the_worker_and_the_server_are_killed(stacked: Project) -> None:
+    deployment, run = in_the_middle(stacked, EPOCHS + 1)
+    kill(stacked, WORKER, SERVER)
+    finished = run_of(stacked, deployment, set(runs_of_when_back(stacked, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
+    print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in history(stacked, run)))
+    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
+    assert len(scores(stacked)) == 4
+    services = stacked.run("dml", "stack", "status")
+    assert services.count(" up ") == 8, services
+
+
+def runs_of_when_back(project: Project, deployment: str) -> dict[str, dict[str, Any]]:
+    """`runs_of`, of a server that supervisor is bringing back."""
+    until = time.monotonic() + 120
+    while True:
+        try:
+            return runs_of(project, deployment)
+        except OSError:
+            assert time.monotonic() < until, "the server is not brought back"
+            time.sleep(1)
+
+
+def test_the_next_run_of_the_schedule_has_the_slot_of_one_that_died(stacked: Project) -> None:
+    (retry,) = ask(stacked, "automations/filter", {"automations": {"name": {"any_": ["retry-crashed-flows"]}}})
+    ask(stacked, f"automations/{retry['id']}", {"enabled": False}, method="PATCH")
+    deployment, run = in_the_middle(stacked, EPOCHS + 2)
+    kill(stacked, WORKER, FLOW, SERVER)  # the slots that the run holds are not forgotten with the server
     stacked.change(comparison={"protocol": {"num_epochs": 2}})
-    crashed = run_of(stacked, deployment, known, "CRASHED", "COMPLETED", "FAILED")
-    assert (crashed["id"], crashed["state"]["type"]) == (run["id"], "CRASHED")
-    assert "heartbeat" in crashed["state"]["message"]
-    # supervisor has brought a worker back, and the deployment's one slot is free again.
-    again = ask(stacked, f"deployments/{deployment}/create_flow_run")
-    finished = run_of(stacked, deployment, known | {run["id"]}, "COMPLETED", "FAILED", "CRASHED")
-    assert (finished["id"], finished["state"]["type"]) == (again["id"], "COMPLETED"), finished["state"]["message"]
+    known = runs_of_when_back(stacked, deployment)
+    schedule_soon(stacked, "nightly")  # fires while the server believes that the dead run lives, and waits for its slot
+    finished = run_of(stacked, deployment, known, *ENDS)
+    dead = runs_of(stacked, deployment)[run["id"]]
+    for each in (dead, finished):
+        print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in history(stacked, each)))
+    assert dead["state"]["type"] == "CRASHED"
+    assert finished["auto_scheduled"]
+    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
+    until = time.monotonic() + 150
+    while slots(stacked) and time.monotonic() < until:
+        time.sleep(1)
+    assert slots(stacked) == {}, "the dead flow's workers' slots come back when their lease ends"
 
 
 def test_down_leaves_no_process_no_port_and_no_secret(stacked: Project) -> None:

@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from dml_core.data.registry import DATASETS
+from tasks import environment
+from tasks.data import changed_datasets
 from tasks.runs.identity import source_files
+from tasks.runs.specs import load_params
 from tests.conftest import ROOT
 from tests.damage import flip
 from tests.e2e.conftest import Project, make_project
@@ -90,6 +93,30 @@ def test_an_s3_remote_over_http(first: Project, s3_server: str, s3_bucket: str, 
     pushed_and_pulled(first, tmp_path / "second")
     stored = boto3.client("s3").list_objects_v2(Bucket=s3_bucket, Prefix="dvc/")
     assert stored["KeyCount"] == 4, "three files and the list of them"
+
+
+@pytest.mark.slow
+def test_a_dataset_has_changed_when_its_raw_files_or_settings_differ_from_what_was_packed(
+    first: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(first.root))
+    project = environment.Project(first.root, tmp_path, str(tmp_path / "store"), "")
+
+    def changed() -> list[str]:
+        return changed_datasets(project, load_params(project.params_file), ["synthetic", "fashion-mnist"])
+
+    assert changed() == [], "one is as it was packed, of the other there are no raw files here"
+    raw = first.root / "data/raw/synthetic"
+    one, other = sorted(path for path in raw.rglob("*") if path.suffix in (".png", ".jpg"))[:2]
+    before = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    assert changed() == ["synthetic"]
+    one.write_bytes(before)
+    assert changed() == []
+    text = first.root.joinpath("params.yaml").read_text()
+    first.change(datasets={"synthetic": {"options": {"num_modes": 1}}})
+    assert changed() == ["synthetic"]
+    first.root.joinpath("params.yaml").write_text(text)
 
 
 @pytest.mark.slow

@@ -1,0 +1,82 @@
+"""What the stack is made of on this machine: with the stack's own S3 server, and with one of the user's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dml_core.errors import ConfigError
+from tasks.environment import Project
+from tasks.stack.settings import load_stack
+from tests.conftest import ROOT
+
+OWN = "http://s3.example.invalid:9000"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    shutil.copytree(ROOT / "infra", tmp_path / "infra")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return Project(tmp_path, tmp_path / "state", str(tmp_path / "state" / "store"), "")
+
+
+def logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret of theirs")
+
+
+def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(project: Project) -> None:
+    stack = load_stack(project)
+    assert (load_stack(project).ports, load_stack(project).secrets) == (stack.ports, stack.secrets)
+    assert len(set(stack.ports.values())) == len(stack.ports)
+    assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
+    assert stack.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
+    assert stack.clients["AWS_SECRET_ACCESS_KEY"] == stack.secrets["s3"]
+
+
+def test_every_service_starts_after_those_that_it_names_and_all_start(project: Project) -> None:
+    stack = load_stack(project)
+    order = [service.name for level in stack.levels for service in level]
+    assert sorted(order) == sorted(stack.services)
+    for service in stack.services.values():
+        assert all(order.index(other) < order.index(service.name) for other in service.after)
+
+
+def test_an_s3_server_of_one_s_own_takes_the_place_of_the_stack_s(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged_in(monkeypatch)
+    stack = load_stack(project, OWN)
+    assert "s3" not in stack.services
+    assert stack.services["mlflow"].after == ("postgres",)
+    for environment in (stack.clients, stack.services["mlflow"].environment, stack.services["prefect-worker"].environment):
+        assert environment["AWS_ENDPOINT_URL"] == OWN
+        assert environment["AWS_ACCESS_KEY_ID"] == "somebody"
+        assert environment["AWS_SECRET_ACCESS_KEY"] == "a secret of theirs"
+    assert all("a secret of theirs" not in word for service in stack.services.values() for word in service.command)
+    # A later `up` or `status` goes on with it, whatever the environment is by then.
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert load_stack(project).clients == stack.clients
+    assert load_stack(project, OWN).clients == stack.clients
+
+
+def test_records_of_steps_whose_files_are_in_one_server_are_not_taken_for_those_of_another(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged_in(monkeypatch)
+    kept = []
+    for own in (None, OWN, f"{OWN}1"):
+        kept.append(load_stack(project, own).clients["PREFECT_LOCAL_STORAGE_PATH"])
+        (project.state / "stack" / "chosen.json").unlink()  # as `down` does
+    assert len(set(kept)) == 3
+
+
+def test_another_s3_server_needs_a_stack_that_is_down_and_a_login(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID is not set"):
+        load_stack(project, OWN)
+    assert not (project.state / "stack" / "chosen.json").exists()
+    load_stack(project)
+    logged_in(monkeypatch)
+    with pytest.raises(ConfigError, match="dml stack down first"):
+        load_stack(project, OWN)
+    assert json.loads((project.state / "stack" / "chosen.json").read_text())["s3"]["is_stacks"]
