@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -20,7 +20,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from dml_core.errors import StoreError, TrackingError
 from dml_core.training.history import read_history
 from tasks.locks import alone
-from tasks.runs.records import ComparisonReport, RunReport, read_scores
+from tasks.runs.records import ComparisonReport, RunReport, StepRecord, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import pages
@@ -240,9 +240,16 @@ class Tracker:
     def _log_files(self, run_id: str, report: RunReport) -> None:
         """By name, and so on the page: the settings, the figures, the scores, and then what the steps left."""
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
-        self._client.log_artifacts(run_id, str(self._store.pull(report.scores.key)))
+        self._log_step(run_id, report.scores, "")
         for record in () if report.scores_only else (report.checkpoint, report.embeddings):
-            self._client.log_artifacts(run_id, str(self._store.pull(record.key)), f"steps/{record.step}")
+            self._log_step(run_id, record, f"steps/{record.step}")
+
+    def _log_step(self, run_id: str, record: StepRecord, below: str) -> None:
+        """The files that the step recorded: beside them lies what a killed worker had begun to write."""
+        folder = self._store.pull(record.key)
+        for file in record.files:
+            place = (PurePosixPath(below) / file.name).parent.as_posix()
+            self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
 
     def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
         from tasks.tracking.models import find_model, log_model
