@@ -131,17 +131,14 @@ class Tracker:
             return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
 
     def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
-        """Add means of epochs, by the epoch's number, to a run's curves.
+        """Add means of epochs, by the epoch's number, to a run's curves; not those of an epoch that was sent before and is trained again.
 
         Raises:
             TrackingError: MLflow does not take them.
         """
-        now = int(time.time() * 1000)
         with alone(self._lock), told_as_tracking_error(self.uri):
-            self._log_metrics(
-                run_id,
-                [Metric(f"epoch/{name}", value, now, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()],
-            )
+            points = [(f"epoch/{name}", value, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()]
+            self._log_points(run_id, points)
 
     def published(self, comparison: str) -> frozenset[str]:
         """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""
@@ -216,10 +213,10 @@ class Tracker:
 
     def _log_points(self, run_id: str, points: list[tuple[str, float, int]]) -> None:
         """Log metrics at their steps; points that are there already, streamed or from a publish that broke off, are left out."""
-        now = int(time.time() * 1000)
+        now, names = int(time.time() * 1000), {name for name, _, _ in points}
         there = {
             name: {metric.step for metric in self._client.get_metric_history(run_id, name)}
-            for name in self._client.get_run(run_id).data.metrics
+            for name in names & self._client.get_run(run_id).data.metrics.keys()
         }
         self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if step not in there.get(name, ())])
 

@@ -21,12 +21,12 @@ def main() -> None:
     asked = parser.parse_args()
     seed = asked.seed if asked.seed is not None else random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}, {asked.count} cells of {len(every_cell())}", flush=True)
-    facts = read_facts()
     campaign: dict[str, Any] = {"seed": seed, "count": asked.count, "cells": []}
-    facts["campaigns"] = [found for found in facts["campaigns"] if found["seed"] != seed] + [campaign]
 
     def keep(cell: Cell, fact: dict[str, Any]) -> None:
         campaign["cells"].append(fact)
+        facts = read_facts()
+        facts["campaigns"] = [found for found in facts["campaigns"] if found["seed"] != seed] + [campaign]
         write_facts(facts)
 
     run_cells(drawn(seed, asked.count), asked.minutes, keep)

@@ -7,7 +7,6 @@ installed packages. Needs root and iproute2. Ends with `close`, which leaves not
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,10 +18,12 @@ import psutil
 from tests.e2e.conftest import Project
 from tests.faults.cells import PLACED
 
-PROJECT = Path("/mnt")  # where each host has its own project; an empty folder of the operating system's
+PROJECT = Path("/srv")  # where each host has its own project, mounted over what the machine has there
 NETWORK = "10.77.0"
 HEAD, STORE = f"{NETWORK}.1", f"{NETWORK}.9"
 S3_PORT, RAY_PORT = 5555, 6379
+# What a cable that is out for half a minute takes: with the defaults Ray gives the node up, and boto3 the store (docs/hosts.md).
+PATIENCE = {"RAY_health_check_failure_threshold": "20", "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "15"}
 
 
 def _namespace(*kinds: str, setup: str = "true") -> subprocess.Popen[str]:
@@ -32,6 +33,13 @@ def _namespace(*kinds: str, setup: str = "true") -> subprocess.Popen[str]:
     assert keeper.stdout is not None
     assert keeper.stdout.readline() == "ready\n", "namespaces cannot be made here: root is needed"
     return keeper
+
+
+def _end(keeper: subprocess.Popen[str]) -> None:
+    keeper.kill()
+    keeper.wait()
+    assert keeper.stdout is not None
+    keeper.stdout.close()
 
 
 class Host:
@@ -52,6 +60,7 @@ class Host:
         mounts = f"mount --bind '{self.project}' {PROJECT} && mount --bind '{folder / 'tmp'}' /tmp"
         self.keeper = _namespace("--net", "--mount", setup=mounts)
         self.log = folder / "log.txt"
+        self._started: list[subprocess.Popen[bytes]] = []
         link = f"to-{name}"
         _ip(switch, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(self.keeper.pid))
         _ip(switch, "link", "set", link, "master", "bridge", "up")
@@ -63,9 +72,10 @@ class Host:
         """Start a command on the host, in its project."""
         inside = ["nsenter", f"--target={self.keeper.pid}", "--net", "--mount", f"--wd={PROJECT}"]
         with (log or self.log).open("ab") as printed:
-            return subprocess.Popen(
-                [*inside, *command], env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed, start_new_session=True
-            )
+            words = [*inside, *command]
+            started = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+        self._started.append(started)
+        return started
 
     def processes(self) -> list[psutil.Process]:
         """Everything that runs on it, but for what keeps it."""
@@ -93,8 +103,9 @@ class Host:
 
     def close(self) -> None:
         self.kill()
-        self.keeper.kill()
-        self.keeper.wait()
+        for process in self._started:
+            process.wait()
+        _end(self.keeper)
 
 
 def _ip(of: subprocess.Popen[str], *words: str) -> None:
@@ -115,22 +126,22 @@ class Hosts:
         _ip(self._switch, "link", "add", "bridge", "type", "bridge")
         _ip(self._switch, "link", "set", "bridge", "up")
         self._hosts: list[Host] = []
-        login = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-        self.environment = (
-            project.environment
-            | login
-            | {
-                "PYTHONPATH": f"{PROJECT / 'placed'}{os.pathsep}{PROJECT}",
-                "AWS_ENDPOINT_URL": f"http://{STORE}:{S3_PORT}",
-                "RAY_AUTH_MODE": "token",
-                "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "RAY_worker_niceness": "0",
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "DML_FAULT_AT": "after-checkpoint:2",
-                "DML_FAULT_FOLDER": str(PROJECT / "fault"),
-            }
-        )
+        self.environment = {
+            **project.environment,
+            "PYTHONPATH": f"{PROJECT / 'placed'}{os.pathsep}{PROJECT}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": f"http://{STORE}:{S3_PORT}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_worker_niceness": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            **PATIENCE,
+            "DML_FAULT_AT": "after-checkpoint:2",
+            "DML_FAULT_FOLDER": str(PROJECT / "fault"),
+        }
         store = self.add("store", 9)
         moto = [sys.executable, "-m", "moto.server", "-H", STORE, "-p", str(S3_PORT)]
         store.start(*moto, environment=self.environment)
@@ -229,5 +240,4 @@ class Hosts:
     def close(self) -> None:
         for host in self._hosts:
             host.close()
-        self._switch.send_signal(signal.SIGKILL)
-        self._switch.wait()
+        _end(self._switch)

@@ -61,6 +61,13 @@ def taken_down(outcome: Outcome) -> dict[str, Any]:
     return outcome.as_json() | {"on": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "machine": platform.processor() or platform.machine()}
 
 
+def keep_cell(cell: Cell, fact: dict[str, Any]) -> None:
+    """Take a cell of the matrix down; read anew, as another process may have taken down others."""
+    facts = read_facts()
+    facts["cells"][cell.name] = fact
+    write_facts(facts)
+
+
 def keep_host_fact(name: str, found: str) -> None:
     """Take down what the tests with several hosts saw, where `DML_RECORD=1` asks for it."""
     if "DML_RECORD" not in os.environ:
@@ -117,6 +124,12 @@ def name(fact: dict[str, Any]) -> str:
     return Cell(**fact["cell"]).name
 
 
+def diagonal(cell: Cell) -> int:
+    """An order in which a part of the matrix has some of every row and of every column."""
+    rows = list(dict.fromkeys((other.victim, other.how) for other in MATRIX))
+    return (WHEN.index(cell.when) - rows.index((cell.victim, cell.how))) % len(WHEN)
+
+
 def run_cells(cells: Iterable[Cell], minutes: float, keep: Any) -> None:
     """Run them one after another until the time is over, each told as it ends."""
     until = time.monotonic() + 60 * minutes
@@ -146,13 +159,10 @@ def main() -> None:
     if asked.missing:
         cells = [cell for cell in cells if cell.name not in facts["cells"] or facts["cells"][cell.name]["falls_short"]]
 
-    def keep(cell: Cell, fact: dict[str, Any]) -> None:
-        facts["cells"][cell.name] = fact
-        write_facts(facts)
-
+    cells.sort(key=diagonal)
     if not asked.page:
-        run_cells(cells, asked.minutes, keep)
-    write_facts(facts)
+        run_cells(cells, asked.minutes, keep_cell)
+    write_facts(read_facts())
 
 
 if __name__ == "__main__":

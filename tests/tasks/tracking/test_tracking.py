@@ -299,6 +299,27 @@ def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when
     assert seen() == [0, 1, 2]
 
 
+def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers died before its checkpoint was in place; or the flow did, and another one goes on."""
+    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
+    for live in [tracker.live(COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
+        for epoch in (0, 0, 1):
+            live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
+    assert [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")] == [0, 1]
+
+
+def test_what_a_killed_worker_had_begun_to_write_is_not_published(tracker: Tracker, report: RunReport) -> None:
+    folder = tracker._store.folder(report.embeddings.key)
+    (folder / ".test-00000-of-00001.npy-4711").write_bytes(b"the beginning of a shard")
+    run_id = tracker.publish(report)
+    assert run_id is not None
+    there = {entry.path for entry in client_of(tracker).list_artifacts(run_id, "steps/embed")}
+    assert there == {f"steps/embed/{file.name}" for file in report.embeddings.files}
+
+
 def all_runs(tracker: Tracker, view: int = ViewType.ACTIVE_ONLY) -> list[mlflow.entities.Run]:
     client = client_of(tracker)
     return list(client.search_runs([client.get_experiment_by_name(experiment_name("d")).experiment_id], run_view_type=view))
