@@ -332,7 +332,12 @@ class Tracker:
     # ------------------------------------------------------------ finding and creating
 
     def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, parameters: dict[str, Any]) -> str:
-        """The run with this identity, restored where it had been superseded, running again where it had been killed."""
+        """The run with this identity, restored where it had been superseded, running again where it had been killed.
+
+        MLflow may have died between a run's creation and its settings, which are then given to it now.
+        """
+        changed, defaults = pages.split_parameters(parameters)
+        settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
         found = self._search(f"tags.`{IDENTITY_TAG}` = '{identity}'", ViewType.ALL)
         if found:
             run_id = str(found[0].info.run_id)
@@ -341,22 +346,25 @@ class Tracker:
             if found[0].data.tags.get(PUBLISHED_TAG) != "true":
                 self._client.update_run(run_id, "RUNNING")
                 self._client.set_tag(run_id, PROCESS_TAG, pages.process_tag())
+                self._log_settings(run_id, {name: value for name, value in settings.items() if name not in found[0].data.params})
             return run_id
         parent = self._find_or_create_parent(comparison, dataset)
-        changed, defaults = pages.split_parameters(parameters)
         facts = {PARENT_TAG: parent, IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant, SEED_TAG: str(seed)}
         facts |= {pages.DEFAULTS_TAG: pages.one_line(defaults), PROCESS_TAG: pages.process_tag()} | _mlflow_tags(pages.source_tags())
         run = self._client.create_run(self._experiment(dataset), run_name=pages.run_title(dataset, variant, seed), tags=facts)
-        settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
-        self._client.log_batch(run.info.run_id, params=[Param(name, value) for name, value in settings.items()])
+        self._log_settings(run.info.run_id, settings)
         return str(run.info.run_id)
+
+    def _log_settings(self, run_id: str, settings: dict[str, str]) -> None:
+        self._client.log_batch(run_id, params=[Param(name, value) for name, value in settings.items()])
 
     def _find_or_create_parent(self, comparison: str, dataset: str) -> str:
         found = self._search(f"tags.`{COMPARISON_TAG}` = '{comparison}'")
-        if found:
-            return str(found[0].info.run_id)
-        run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
-        self._client.set_terminated(run.info.run_id, "FINISHED")
+        run = found[0] if found else None
+        if run is None:
+            run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
+        if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
+            self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
     def _search(self, filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:

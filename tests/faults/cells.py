@@ -5,6 +5,7 @@ command again where it ended. What comes of it is compared with a run that nobod
 """
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -334,6 +335,7 @@ class _Struck:
         stack.callback(self.proxy.close)
 
     def _put_on_s3(self, stack: ExitStack) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
         server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         server.start()
         stack.callback(server.stop)
@@ -387,9 +389,10 @@ class _Struck:
     def _read_trace(self, struck_at: float) -> None:
         """When the run was past the place again, and which epochs it trained twice."""
         lines = [json.loads(line) for line in (self.folder / "trace.jsonl").read_text().splitlines()]
-        past = [line["at"] for line in lines if line["event"] == "past" and line["at"] > struck_at]
-        if past:
-            self.outcome.seconds_to_recover = round(past[0] - struck_at, 1)
+        past = [line for line in lines if line["event"] == "past" and line["at"] > struck_at]
+        if past:  # by the process whose work stayed: one that got on for a moment and then failed does not count
+            recovered = next(line["at"] for line in past if line["process"] == past[-1]["process"])
+            self.outcome.seconds_to_recover = round(recovered - struck_at, 1)
         elif self.outcome.ended != "by itself":
             self.outcome.falls_short.append("was never past the place where it was struck")
         epochs = [line for line in lines if line["event"] == "epoch begins"]
