@@ -404,10 +404,12 @@ class _Struck:
 
     def _compare(self, store: dict[str, bytes], mlflow: dict[str, Any]) -> None:
         differ = self.outcome.falls_short.append
+        if self.disk:  # copied out: SQLite does not open what lies in another mount namespace
+            shutil.copytree(self.disk.seen_from_here, self.state, dirs_exist_ok=True, ignore=shutil.ignore_patterns("prefect", "ray"))
         found = self._store()
         if changed := sorted(name for name in found.keys() | store.keys() if found.get(name) != store.get(name)):
             differ(f"files differ from those of an undisturbed run: {', '.join(changed)}")
-        of_mlflow = self.folder / "mlflow" if self.mlflow else self._seen_state
+        of_mlflow = self.folder / "mlflow" if self.mlflow else self.state
         there = published(of_mlflow / "mlflow.db", of_mlflow / "mlartifacts")
         if there["models"] != mlflow["models"]:
             differ(f"models in MLflow: {there['models']} instead of {mlflow['models']}")
@@ -421,7 +423,7 @@ class _Struck:
 
     def _store(self) -> dict[str, bytes]:
         if self.cell.victim != "S3":
-            return contents(self._seen_state / "store")
+            return contents(self.state / "store")
         names = [entry["Key"] for entry in self.bucket.list_objects_v2(Bucket="faults").get("Contents", [])]
         steps = [name for name in names if name.split("/")[1] in ("train", "embed", "evaluate") and "/." not in name]
         return {name.removeprefix("team/"): self.bucket.get_object(Bucket="faults", Key=name)["Body"].read() for name in steps}

@@ -141,7 +141,11 @@ def run_cells(cells: Iterable[Cell], minutes: float, keep: Any) -> None:
                 print("the time is over")
                 return
             began = time.monotonic()
-            fact = taken_down(ground.run(cell))
+            try:
+                outcome = ground.run(cell)
+            except Exception as error:  # noqa: BLE001 - taken down, and the others are run
+                outcome = Outcome(cell, falls_short=[f"the test itself failed: {type(error).__name__}: {error}"])
+            fact = taken_down(outcome)
             keep(cell, fact)
             told = "; ".join(fact["falls_short"]) or f"{fact['ended']}, recovered after {fact['seconds_to_recover']} s"
             print(f"{'GREEN' if not fact['falls_short'] else 'SHORT'} {cell.name} ({time.monotonic() - began:.0f} s): {told}", flush=True)
