@@ -222,7 +222,7 @@ class _Struck:
             self._put_on_s3(stack)
         if cell.victim == "disk":
             self.disk = SmallDisk(self.state, 64)
-            self.prefix = self.disk.inside
+            self.prefix = self.disk.inside(ground.project.root)
             stack.callback(self.disk.close)
         if cell.victim == "clock":
             self.clock = Clock(self.folder)
@@ -301,7 +301,7 @@ class _Struck:
             self.disk.fill()
             self.undo = self.disk.free
         elif self.clock is not None:
-            self.clock.jump(how.replace(" ", ""))
+            self.clock.jump(3600 * int(how.removesuffix(" h")))
         else:
             struck = self._victims()
             for process in struck:
