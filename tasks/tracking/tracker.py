@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -20,7 +20,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunT
 from dml_core.errors import StoreError, TrackingError
 from dml_core.training.history import read_history
 from tasks.locks import alone
-from tasks.runs.records import ComparisonReport, RunReport, read_scores
+from tasks.runs.records import ComparisonReport, RunReport, StepRecord, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import pages
@@ -132,17 +132,14 @@ class Tracker:
             return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
 
     def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
-        """Add means of epochs, by the epoch's number, to a run's curves.
+        """Add means of epochs, by the epoch's number, to a run's curves; not those of an epoch that was sent before and is trained again.
 
         Raises:
             TrackingError: MLflow does not take them.
         """
-        now = int(time.time() * 1000)
         with alone(self._lock), told_as_tracking_error(self.uri):
-            self._log_metrics(
-                run_id,
-                [Metric(f"epoch/{name}", value, now, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()],
-            )
+            points = [(f"epoch/{name}", value, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()]
+            self._log_points(run_id, points)
 
     def published(self, comparison: str) -> frozenset[str]:
         """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""
@@ -218,10 +215,10 @@ class Tracker:
 
     def _log_points(self, run_id: str, points: list[tuple[str, float, int]]) -> None:
         """Log metrics at their steps; points that are there already, streamed or from a publish that broke off, are left out."""
-        now = int(time.time() * 1000)
+        now, names = int(time.time() * 1000), {name for name, _, _ in points}
         there = {
             name: {metric.step for metric in self._client.get_metric_history(run_id, name)}
-            for name in self._client.get_run(run_id).data.metrics
+            for name in names & self._client.get_run(run_id).data.metrics.keys()
         }
         self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if step not in there.get(name, ())])
 
@@ -242,9 +239,16 @@ class Tracker:
     def _log_files(self, run_id: str, report: RunReport) -> None:
         """By name, and so on the page: the settings, the figures, the scores, and then what the steps left."""
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
-        self._client.log_artifacts(run_id, str(self._store.pull(report.scores.key)))
+        self._log_step(run_id, report.scores, "")
         for record in () if report.scores_only else (report.checkpoint, report.embeddings):
-            self._client.log_artifacts(run_id, str(self._store.pull(record.key)), f"steps/{record.step}")
+            self._log_step(run_id, record, f"steps/{record.step}")
+
+    def _log_step(self, run_id: str, record: StepRecord, below: str) -> None:
+        """The files that the step recorded: beside them lies what a killed worker had begun to write."""
+        folder = self._store.pull(record.key)
+        for file in record.files:
+            place = (PurePosixPath(below) / file.name).parent.as_posix()
+            self._client.log_artifact(run_id, str(folder / file.name), None if place == "." else place)
 
     def _log_model(self, run_id: str, report: RunReport, num_steps: int) -> str:
         from tasks.tracking.models import find_model, log_model
@@ -330,7 +334,12 @@ class Tracker:
     # ------------------------------------------------------------ finding and creating
 
     def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, parameters: dict[str, Any]) -> str:
-        """The run with this identity, restored where it had been superseded, running again where it had been killed."""
+        """The run with this identity, restored where it had been superseded, running again where it had been killed.
+
+        MLflow may have died between a run's creation and its settings, which are then given to it now.
+        """
+        changed, defaults = pages.split_parameters(parameters)
+        settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
         found = self._search(f"tags.`{IDENTITY_TAG}` = '{identity}'", ViewType.ALL)
         if found:
             run_id = str(found[0].info.run_id)
@@ -339,22 +348,25 @@ class Tracker:
             if found[0].data.tags.get(PUBLISHED_TAG) != "true":
                 self._client.update_run(run_id, "RUNNING")
                 self._client.set_tag(run_id, PROCESS_TAG, pages.process_tag())
+                self._log_settings(run_id, {name: value for name, value in settings.items() if name not in found[0].data.params})
             return run_id
         parent = self._find_or_create_parent(comparison, dataset)
-        changed, defaults = pages.split_parameters(parameters)
         facts = {PARENT_TAG: parent, IDENTITY_TAG: identity, PART_TAG: comparison, VARIANT_TAG: variant, SEED_TAG: str(seed)}
         facts |= {pages.DEFAULTS_TAG: pages.one_line(defaults), PROCESS_TAG: pages.process_tag()} | _mlflow_tags(pages.source_tags())
         run = self._client.create_run(self._experiment(dataset), run_name=pages.run_title(dataset, variant, seed), tags=facts)
-        settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
-        self._client.log_batch(run.info.run_id, params=[Param(name, value) for name, value in settings.items()])
+        self._log_settings(run.info.run_id, settings)
         return str(run.info.run_id)
+
+    def _log_settings(self, run_id: str, settings: dict[str, str]) -> None:
+        self._client.log_batch(run_id, params=[Param(name, value) for name, value in settings.items()])
 
     def _find_or_create_parent(self, comparison: str, dataset: str) -> str:
         found = self._search(f"tags.`{COMPARISON_TAG}` = '{comparison}'")
-        if found:
-            return str(found[0].info.run_id)
-        run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
-        self._client.set_terminated(run.info.run_id, "FINISHED")
+        run = found[0] if found else None
+        if run is None:
+            run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
+        if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
+            self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
     def _search(self, filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:

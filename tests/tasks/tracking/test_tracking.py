@@ -18,6 +18,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
+from mlflow.exceptions import MlflowException
 from werkzeug.serving import make_server
 
 from dml_core.data.store.packed import PackedDataset
@@ -297,6 +298,47 @@ def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when
     monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
     live(Progress(2, 4, 5, 5, 100.0, {"loss": 7.0}, epoch_ended=True))
     assert seen() == [0, 1, 2]
+
+
+def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers died before its checkpoint was in place; or the flow did, and another one goes on."""
+    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
+    for live in [tracker.live(COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
+        for epoch in (0, 0, 1):
+            live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
+    assert [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")] == [0, 1]
+
+
+@pytest.mark.parametrize("call", ["log_batch", "set_terminated"])
+def test_a_server_that_dies_while_a_run_is_created_leaves_nothing_out(
+    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Between a run and its settings, or between a parent run and its end."""
+
+    def dies(*arguments: object, **named: object) -> None:
+        raise MlflowException("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracker._client, call, dies)
+        tracker.live(COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    run_id = tracker.publish(report)
+    undisturbed = tracker.publish(other(tracker, report, "identity-of-y", "softtriple", 1, 0.5))
+    settings = [client_of(tracker).get_run(found).data.params for found in (run_id, undisturbed)]
+    assert settings[0] | {"seed": "1"} == settings[1]
+    assert len(settings[0]) > 3
+    assert set(statuses(tracker).values()) == {"FINISHED"}
+
+
+def test_what_a_killed_worker_had_begun_to_write_is_not_published(tracker: Tracker, report: RunReport) -> None:
+    folder = tracker._store.folder(report.embeddings.key)
+    (folder / ".test-00000-of-00001.npy-4711").write_bytes(b"the beginning of a shard")
+    run_id = tracker.publish(report)
+    assert run_id is not None
+    there = {entry.path for entry in client_of(tracker).list_artifacts(run_id, "steps/embed")}
+    assert there == {f"steps/embed/{file.name}" for file in report.embeddings.files}
 
 
 def all_runs(tracker: Tracker, view: int = ViewType.ACTIVE_ONLY) -> list[mlflow.entities.Run]:

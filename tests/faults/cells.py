@@ -1,0 +1,437 @@
+"""One cell of the matrix: something dies while a run is at a certain place, and the run has to end as if nothing had been.
+
+A run stops by itself at its place (`placed/sitecustomize.py`); whoever runs the cell strikes then, lets it go on, and starts the same
+command again where it ended. What comes of it is compared with a run that nobody disturbed.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import boto3
+import psutil
+from moto.server import ThreadedMotoServer
+
+from tests.damage import contents
+from tests.e2e.conftest import Project, make_project
+from tests.faults.published import published
+from tests.faults.services import Clock, MlflowServer, Proxy, SmallDisk
+
+COMMAND = ("run", "synthetic", "softtriple")
+EPOCHS = 3
+PLACED = Path(__file__).parent / "placed"
+LONGEST_SECONDS = 400.0
+PAUSE_SECONDS = 5.0
+HOLD_SECONDS = 3.0  # of who stands at the place while others die: longer than the run takes to end it
+WHEN = ("before-checkpoint", "in-checkpoint", "after-checkpoint", "embedding", "evaluating", "publishing")
+# Of the run's own processes: part of the command line, as the run's process tree has it.
+PROCESSES = {
+    "worker": "RayTrainWorker",
+    "board": "ray::Board",
+    "raylet": "raylet/raylet",
+    "GCS": "gcs/gcs_server",
+    "Prefect's server": "prefect.server.api",
+}
+HOWS: dict[str, tuple[str, ...]] = {
+    "command": ("SIGKILL", "SIGTERM"),
+    "driver": ("SIGKILL", "SIGTERM", "SIGSTOP 5 s"),
+    "worker": ("SIGKILL", "SIGTERM", "SIGSTOP", "SIGSTOP 5 s"),
+    "board": ("SIGKILL", "SIGTERM", "SIGSTOP 5 s"),
+    "raylet": ("SIGKILL", "SIGTERM", "SIGSTOP 5 s"),
+    "GCS": ("SIGKILL", "SIGTERM", "SIGSTOP 5 s"),
+    "Prefect's server": ("SIGKILL", "SIGTERM", "SIGSTOP 5 s"),
+    "MLflow": ("SIGKILL", "SIGSTOP", "503", "503 for 5 s"),
+    "S3": ("away", "away for 5 s", "503", "503 for 5 s"),
+    "disk": ("full", "full for 5 s"),
+    "clock": ("+1 h", "-1 h"),
+}
+
+
+# What the matrix has of each: how it dies in every row of it, and how else in some.
+STANDING = {
+    "driver": "SIGKILL",
+    "worker": "SIGKILL",
+    "board": "SIGKILL",
+    "raylet": "SIGKILL",
+    "GCS": "SIGKILL",
+    "Prefect's server": "SIGKILL",
+    "command": "SIGTERM",
+    "MLflow": "SIGKILL",
+    "S3": "away",
+    "disk": "full",
+    "clock": "+1 h",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What dies, how, when: at the pass `nth` of that place (a checkpoint's number, an embedding file's)."""
+
+    victim: str
+    how: str
+    when: str
+    nth: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.victim} / {self.how} / {self.when} {self.nth}"
+
+
+def place(victim: str, how: str, when: str) -> Cell:
+    """The cell at the second checkpoint, so that there is one to go on from; elsewhere at the first pass."""
+    return Cell(victim, how, when, 2 if "checkpoint" in when else 1)
+
+
+MATRIX = [place(victim, how, when) for victim, how in STANDING.items() for when in WHEN]
+MATRIX += [place("worker", how, when) for how in ("SIGTERM", "SIGSTOP") for when in ("before-checkpoint", "in-checkpoint", "embedding")]
+MATRIX += [place(victim, "SIGSTOP 5 s", "in-checkpoint") for victim in ("driver", "board", "raylet", "GCS", "Prefect's server")]
+MATRIX += [place("MLflow", how, "publishing") for how in ("503", "503 for 5 s", "SIGSTOP")]
+MATRIX += [place("S3", how, when) for how in ("503", "503 for 5 s") for when in ("after-checkpoint", "embedding", "publishing")]
+MATRIX += [place("clock", "-1 h", when) for when in ("in-checkpoint", "publishing")]
+MATRIX += [Cell("worker", "SIGKILL", "before-checkpoint", 1)]  # before the first: it begins anew
+
+
+def every_cell() -> list[Cell]:
+    """All there are: what a campaign draws from."""
+    passes = {"embedding": 2, "evaluating": 1, "publishing": 1}
+    return [
+        Cell(victim, how, when, nth)
+        for victim, hows in HOWS.items()
+        for how in hows
+        for when in WHEN
+        for nth in range(1, 1 + passes.get(when, EPOCHS))
+    ]
+
+
+@dataclass
+class Outcome:
+    """How a cell ended.
+
+    Attributes:
+        ended: "by itself"; "the same command again" or "dml sync", which did; "" where nothing did.
+        exit_code: the first command's.
+        said: its last line.
+        seconds_to_recover: from the strike until the run was past the place where it was struck.
+        seconds_to_end: from the strike to the run's end.
+        epochs_lost: whole epochs that were trained again; there is a checkpoint after each.
+        falls_short: what was not as it has to be; empty is green.
+        load: of the machine, processes that wanted its cores when the cell ended.
+    """
+
+    cell: Cell
+    ended: str = ""
+    exit_code: int | None = None
+    said: str = ""
+    seconds_to_recover: float | None = None
+    seconds_to_end: float = 0.0
+    epochs_lost: int = 0
+    falls_short: list[str] = field(default_factory=list)
+    load: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Ground:
+    """What the cells of a session share: a small project, and what its run leaves when nobody disturbs it.
+
+    Args:
+        folder: an empty one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.project: Project = make_project(folder / "project", ("softtriple",))
+        self.project.change(
+            comparison={"protocol": {"num_epochs": EPOCHS}, "datasets": {"synthetic": {"num_epochs": EPOCHS}}},
+            scale={"num_workers": 1, "hang_minutes": 0.5},
+        )
+        self._num_cells = 0
+
+    @cached_property
+    def undisturbed(self) -> tuple[dict[str, bytes], dict[str, Any]]:
+        """Every file that a run leaves in its store, and what MLflow has of it."""
+        state = self.folder / "undisturbed"
+        self.project.run("dml", *COMMAND, DML_STATE=str(state))
+        return contents(state / "store"), published(state / "mlflow.db", state / "mlartifacts")
+
+    @cached_property
+    def _empty_databases(self) -> Path:
+        """Prefect's and MLflow's databases with their tables and nothing in them: making them takes more time than a run."""
+        folder = self.folder / "empty"
+        (folder / "prefect").mkdir(parents=True)
+        make = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1]).search_experiments()"
+        subprocess.run([sys.executable, "-c", make, f"sqlite:///{folder / 'mlflow.db'}"], check=True, capture_output=True)
+        environment = self.project.environment | {"PREFECT_HOME": str(folder / "prefect")}
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "server", "database", "upgrade", "-y"], env=environment, check=True, capture_output=True
+        )
+        return folder
+
+    def new_folder(self) -> Path:
+        """A cell's own."""
+        self._num_cells += 1
+        folder = self.folder / f"cell-{self._num_cells}"
+        folder.mkdir()
+        return folder
+
+    def fill_state(self, state: Path) -> None:
+        """Give a state folder its empty databases."""
+        shutil.copytree(self._empty_databases, state, dirs_exist_ok=True)
+
+    def run(self, cell: Cell) -> Outcome:
+        """Run a cell, and say what came of it."""
+        expected = self.undisturbed  # made before anything is timed
+        with ExitStack() as stack:
+            return _Struck(self, cell, stack).run(expected)
+
+
+class _Struck:
+    """One run that is struck once."""
+
+    def __init__(self, ground: Ground, cell: Cell, stack: ExitStack) -> None:
+        self.cell, self.ground = cell, ground
+        self.folder = ground.new_folder()
+        self.state = self.folder / "state"
+        self.outcome = Outcome(cell)
+        self.prefix: list[str] = []
+        self.mlflow: MlflowServer | None = None
+        self.proxy: Proxy | None = None
+        self.disk: SmallDisk | None = None
+        self.clock: Clock | None = None
+        self.undo: Callable[[], None] = lambda: None
+        self.environment = {"DML_STATE": str(self.state), "PYTHONPATH": f"{PLACED}{os.pathsep}{ground.project.root}"}
+        self.environment |= {"DML_FAULT_AT": f"{cell.when}:{cell.nth}", "DML_FAULT_FOLDER": str(self.folder)}
+        self.process: subprocess.Popen[bytes] | None = None
+        stack.callback(self._end_all)
+        if cell.victim == "MLflow":
+            self._put_on_mlflow(stack)
+        if cell.victim == "S3":
+            self._put_on_s3(stack)
+        if cell.victim == "disk":
+            self.disk = SmallDisk(self.state, 64)
+            self.prefix = self.disk.inside(ground.project.root)
+            stack.callback(self.disk.close)
+        if cell.victim == "clock":
+            self.clock = Clock(self.folder)
+            self.environment |= self.clock.environment
+        ground.fill_state(self.disk.seen_from_here if self.disk else self.state)
+
+    # ------------------------------------------------------------ the story
+
+    def run(self, expected: tuple[dict[str, bytes], dict[str, Any]]) -> Outcome:
+        outcome = self.outcome
+        code = self._start("first")
+        if not self._until(lambda: (self.folder / "hit").exists() or code() is not None) or not (self.folder / "hit").exists():
+            outcome.falls_short.append(f"did not come to the place: {self._said()}")
+            return outcome
+        struck_at = time.monotonic()
+        self._strike()
+        if self.cell.how in ("SIGKILL", "SIGTERM") and self.mlflow is None:
+            self._until(lambda: code() is not None, HOLD_SECONDS)
+        (self.folder / "go").touch()
+        if "5 s" in self.cell.how:
+            time.sleep(PAUSE_SECONDS)
+            self.undo()
+        if not self._until(lambda: code() is not None):
+            outcome.falls_short.append(f"did not end within {LONGEST_SECONDS:.0f} s")
+            self._end_all()
+        outcome.exit_code, outcome.said = code(), self._said()
+        self._nothing_runs_on("the first command's end")
+        self.undo()
+        waiting = any((self._seen_state / "outbox").glob("*.json")) if (self._seen_state / "outbox").exists() else False
+        if outcome.exit_code == 0 and not waiting:
+            outcome.ended = "by itself"
+        else:
+            again = ("sync",) if outcome.exit_code == 0 else COMMAND
+            code = self._start("second", again)
+            if self._until(lambda: code() is not None) and code() == 0:
+                outcome.ended = "dml sync" if again == ("sync",) else "the same command again"
+            else:
+                outcome.falls_short.append(f"the second command ended with {code()}: {self._said('second')}")
+            self._nothing_runs_on("the second command's end")
+        outcome.seconds_to_end = round(time.monotonic() - struck_at, 1)
+        outcome.load = round(os.getloadavg()[0], 1)
+        self._read_trace(struck_at)
+        self._compare(*expected)
+        return outcome
+
+    def _start(self, name: str, words: tuple[str, ...] = COMMAND) -> Callable[[], int | None]:
+        command = [*self.prefix, sys.executable, "-m", "flows.cli", *words]
+        environment = self.ground.project.environment | self.environment
+        with (self.folder / f"{name}.txt").open("wb") as printed:
+            root = self.ground.project.root
+            process = subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+        self.process = process
+        return process.poll
+
+    def _until(self, found: Callable[[], bool], seconds: float = LONGEST_SECONDS) -> bool:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if found():
+                return True
+            time.sleep(0.05)
+        return False
+
+    # ------------------------------------------------------------ striking
+
+    def _strike(self) -> None:
+        how = self.cell.how.removesuffix(f" for {PAUSE_SECONDS:.0f} s").removesuffix(f" {PAUSE_SECONDS:.0f} s")
+        if self.mlflow is not None and how.startswith("SIG"):
+            server = self.mlflow
+            server.signal(getattr(signal, how))
+            self.undo = (lambda: server.signal(signal.SIGCONT)) if how == "SIGSTOP" else server.start
+        elif self.proxy is not None:
+            proxy = self.proxy
+            proxy.set(how)  # type: ignore[arg-type]
+            self.undo = lambda: proxy.set("pass")
+        elif self.disk is not None:
+            self.disk.fill()
+            self.undo = self.disk.free
+        elif self.clock is not None:
+            self.clock.jump(3600 * int(how.removesuffix(" h")))
+        else:
+            struck = self._victims()
+            for process in struck:
+                process.send_signal(getattr(signal, how))
+            if how == "SIGSTOP" and how != self.cell.how:
+                self.undo = lambda: [process.send_signal(signal.SIGCONT) for process in struck if process.is_running()] and None
+
+    def _victims(self) -> list[psutil.Process]:
+        assert self.process is not None
+        command = psutil.Process(self.process.pid)
+        if self.cell.victim == "command":
+            return [command]
+        if self.cell.victim == "driver":
+            return command.children()[:1]
+        part = PROCESSES[self.cell.victim]
+        found = []
+        for process in command.children(recursive=True):
+            try:
+                if any(part in word for word in process.cmdline()[:8]):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        assert found, f"no process of this run is {self.cell.victim}"
+        return found[:1]
+
+    def _put_on_mlflow(self, stack: ExitStack) -> None:
+        self.mlflow = MlflowServer(self.folder / "mlflow")
+        self.proxy = Proxy(("127.0.0.1", self.mlflow.port))
+        self.environment["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self.proxy.port}"
+        stack.callback(self.mlflow.signal, signal.SIGKILL)
+        stack.callback(self.proxy.close)
+
+    def _put_on_s3(self, stack: ExitStack) -> None:
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        server.start()
+        stack.callback(server.stop)
+        self.proxy = Proxy(server.get_host_and_port())
+        stack.callback(self.proxy.close)
+        address = f"http://127.0.0.1:{self.proxy.port}"
+        login = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+        self.environment |= login | {"AWS_ENDPOINT_URL": address, "DML_STORE": "s3://faults/team"}
+        self.bucket = boto3.client(
+            "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
+        )
+        self.bucket.create_bucket(Bucket="faults")
+
+    # ------------------------------------------------------------ what came of it
+
+    @property
+    def _seen_state(self) -> Path:
+        return self.disk.seen_from_here if self.disk else self.state
+
+    def _said(self, name: str = "first") -> str:
+        lines = [line for line in (self.folder / f"{name}.txt").read_text(errors="replace").splitlines() if line.strip()]
+        said = lines[-1] if lines else ""
+        return said.replace(str(self.folder), "CELL").replace(str(self.ground.folder), "GROUND")
+
+    def _of_this_cell(self) -> list[psutil.Process]:
+        """Every process that was started below one of the cell's commands: each has inherited their environment."""
+        found, mark = [], f"DML_FAULT_FOLDER={self.folder}\0".encode()
+        for process in psutil.process_iter():
+            try:
+                if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
+
+    def _nothing_runs_on(self, after: str) -> None:
+        until = time.monotonic() + 15
+        while (left := self._of_this_cell()) and time.monotonic() < until:
+            time.sleep(0.2)
+        if left:
+            names = sorted({" ".join(process.cmdline())[:80] for process in left})
+            self.outcome.falls_short.append(f"15 s after {after} there are still: {names}")
+
+    def _end_all(self) -> None:
+        for process in self._of_this_cell():
+            with suppress(psutil.Error):
+                process.kill()
+        if self.process is not None:
+            self.process.wait()
+
+    def _read_trace(self, struck_at: float) -> None:
+        """When the run was past the place again, and which epochs it trained twice."""
+        lines = [json.loads(line) for line in (self.folder / "trace.jsonl").read_text().splitlines()]
+        past = [line for line in lines if line["event"] == "past" and line["at"] > struck_at]
+        if past:  # by the process whose work stayed: one that got on for a moment and then failed does not count
+            recovered = next(line["at"] for line in past if line["process"] == past[-1]["process"])
+            self.outcome.seconds_to_recover = round(recovered - struck_at, 1)
+        elif self.outcome.ended != "by itself":
+            self.outcome.falls_short.append("was never past the place where it was struck")
+        epochs = [line for line in lines if line["event"] == "epoch begins"]
+        for before, after in pairwise(epochs):
+            if before["process"] != after["process"]:  # an epoch that was under way is not a whole one
+                self.outcome.epochs_lost = max(self.outcome.epochs_lost, before["epoch"] - after["epoch"])
+        if self.outcome.epochs_lost > 1:
+            self.outcome.falls_short.append(f"{self.outcome.epochs_lost} epochs were trained again, with a checkpoint after each")
+
+    def _compare(self, store: dict[str, bytes], mlflow: dict[str, Any]) -> None:
+        differ = self.outcome.falls_short.append
+        if self.disk:  # copied out: SQLite does not open what lies in another mount namespace
+            shutil.copytree(self.disk.seen_from_here, self.state, dirs_exist_ok=True, ignore=shutil.ignore_patterns("prefect", "ray"))
+        found = self._store()
+        if changed := sorted(name for name in found.keys() | store.keys() if found.get(name) != store.get(name)):
+            differ(f"files differ from those of an undisturbed run: {', '.join(changed)}")
+        of_mlflow = self.folder / "mlflow" if self.mlflow else self.state
+        there = published(of_mlflow / "mlflow.db", of_mlflow / "mlartifacts")
+        if there["models"] != mlflow["models"]:
+            differ(f"models in MLflow: {there['models']} instead of {mlflow['models']}")
+        if [run["name"] for run in there["runs"]] != [run["name"] for run in mlflow["runs"]]:
+            differ(f"runs in MLflow: {[run['name'] for run in there['runs']]}")
+            return
+        for run, other in zip(there["runs"], mlflow["runs"], strict=True):
+            for what in run:
+                if run[what] != other[what]:
+                    differ(f"MLflow, {run['name']}: {what} differ: {_difference(run[what], other[what])}")
+
+    def _store(self) -> dict[str, bytes]:
+        if self.cell.victim != "S3":
+            return contents(self.state / "store")
+        names = [entry["Key"] for entry in self.bucket.list_objects_v2(Bucket="faults").get("Contents", [])]
+        steps = [name for name in names if name.split("/")[1] in ("train", "embed", "evaluate") and "/." not in name]
+        return {name.removeprefix("team/"): self.bucket.get_object(Bucket="faults", Key=name)["Body"].read() for name in steps}
+
+
+def _difference(found: Any, expected: Any) -> str:
+    if not isinstance(found, list):
+        return f"{found} instead of {expected}"
+    more, fewer = [entry for entry in found if entry not in expected], [entry for entry in expected if entry not in found]
+    twice = sorted({str(entry) for entry in found if found.count(entry) > expected.count(entry)})
+    return f"{len(more)} more {more[:2]}, {len(fewer)} fewer {fewer[:2]}, {len(twice)} twice {twice[:2]}"

@@ -1,0 +1,130 @@
+"""Breakpoints in the processes of a run: Python imports this module by itself where its folder is on PYTHONPATH.
+
+With `DML_FAULT_AT=<point>:<n>` and `DML_FAULT_FOLDER` set, the first process of the run that comes to the n-th pass of the point stands
+still there: it makes `hit` in the folder and waits for `go`. Who strikes is the test, which sees the file. What a run does again
+afterwards passes the point without a halt. `trace.jsonl` in the folder takes down every epoch that begins and every checkpoint in place.
+
+Nothing of torch or of the project is loaded here: functions are wrapped when their module has been imported by those who need it.
+"""
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+AT, _, NTH = os.environ.get("DML_FAULT_AT", "").partition(":")
+FOLDER = Path(os.environ.get("DML_FAULT_FOLDER", ""))
+# point -> module, function in it, and whether the halt is before or after the call
+POINTS = {
+    "before-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "before"),
+    "in-checkpoint": ("dml_core.training.checkpoint", "_prove", "before"),  # the state is in a file beside, without its proof
+    "after-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "after"),
+    "embedding": ("tasks.workers.embedding", "_save_array", "after"),  # a shard is written beside, and not renamed
+    "evaluating": ("tasks.scores.evaluation", "draw_figures", "before"),  # scored, nothing of it written
+    "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are there, scores and files are not
+}
+LONGEST_WAIT_SECONDS = 120.0
+num_passed = 0
+
+
+def note(event, **facts):
+    """Append a line to the trace; one write, so that lines of several processes do not mix."""
+    line = json.dumps({"at": time.monotonic(), "event": event, "process": os.getpid(), **facts}) + "\n"
+    with (FOLDER / "trace.jsonl").open("a") as file:
+        file.write(line)
+
+
+def halt():
+    """Stand still until the test says `go`, where this is the n-th pass and nobody has stood here before."""
+    global num_passed
+    num_passed += 1
+    if num_passed != int(NTH or 1):
+        return
+    with contextlib.suppress(FileExistsError):
+        (FOLDER / "hit").touch(exist_ok=False)
+        until = time.monotonic() + LONGEST_WAIT_SECONDS
+        while not (FOLDER / "go").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def halting(function, when):
+    @functools.wraps(function)
+    def wrapped(*arguments, **named):
+        if when == "before":
+            halt()
+        result = function(*arguments, **named)
+        if when == "after":
+            halt()
+        note("past")
+        return result
+
+    return wrapped
+
+
+def tracing_epochs(train_epoch):
+    @functools.wraps(train_epoch)
+    def wrapped(run, epoch, under_way):
+        if os.environ.get("RANK", "0") == "0":
+            note("epoch begins", epoch=epoch, step=len(under_way.rows) if under_way is not None else 0)
+        return train_epoch(run, epoch, under_way)
+
+    return wrapped
+
+
+def tracing_checkpoints(save_checkpoint):
+    @functools.wraps(save_checkpoint)
+    def wrapped(folder, state):
+        path = save_checkpoint(folder, state)
+        note("checkpoint", num_epochs_done=state["num_epochs_done"])
+        return path
+
+    return wrapped
+
+
+def wrap(module, name, wrapper):
+    """Put a wrapper around a function of a module, or around a method of a class in it."""
+    *owners, last = name.split(".")
+    owner = functools.reduce(getattr, owners, module)
+    setattr(owner, last, wrapper(getattr(owner, last)))
+
+
+def changes():
+    """Module -> what is wrapped in it, in order."""
+    found = {
+        "dml_core.training.checkpoint": [("save_checkpoint", tracing_checkpoints)],
+        "dml_core.training.loop": [("_train_epoch", tracing_epochs)],
+    }
+    if AT:
+        module, name, when = POINTS[AT]
+        found.setdefault(module, []).append((name, functools.partial(halting, when=when)))
+    return found
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds the modules that are wrapped as they would be found without it, and wraps their functions when they have been run."""
+
+    def __init__(self, wrapped):
+        self.wrapped = wrapped
+
+    def find_spec(self, name, path, target=None):
+        if name not in self.wrapped:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        run = spec.loader.exec_module
+
+        def run_and_wrap(module):
+            run(module)
+            for function, wrapper in self.wrapped[name]:
+                wrap(module, function, wrapper)
+
+        spec.loader.exec_module = run_and_wrap
+        return spec
+
+
+if "DML_FAULT_FOLDER" in os.environ:
+    sys.meta_path.insert(0, Finder(changes()))

@@ -1,0 +1,173 @@
+"""`python -m tests.faults.record`: run the cells of the matrix, or some, and write docs/reliability.json and docs/reliability.md.
+
+What was run before stays in the record until it is run again; a cell that was not run is said to be so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import ROOT
+from tests.faults.cells import MATRIX, WHEN, Cell, Ground, Outcome
+
+FACTS = ROOT / "docs" / "reliability.json"
+PAGE = ROOT / "docs" / "reliability.md"
+PLACES = {
+    "before-checkpoint": "before a checkpoint",
+    "in-checkpoint": "while it is written",
+    "after-checkpoint": "after it",
+    "embedding": "while embeddings are written",
+    "evaluating": "while evaluating",
+    "publishing": "while publishing",
+}
+HEAD = """# What a run survives
+
+Written by `python -m tests.faults.record` from what `tests/faults` saw: nothing here is typed by hand. `docs/reliability.json` has it all.
+
+A **cell** is one run of the standing comparison on drawn images (SoftTriple, three epochs, one worker), in which something dies at an exact
+place: the run stops there by itself, is struck, and is let go. It has to end by itself or on the same command again, and then: every file
+of its store, its scores among them, has the bytes of an undisturbed run's; MLflow has one run, one model, every point of every curve and
+every file once, equal to the undisturbed run's; no process is left fifteen seconds after a command's end; at most one whole epoch was
+trained again (there is a checkpoint after each). What was not so stands below the table.
+
+**by itself**: the same command went on. **again**: the same command was started again. **sync**: the run ended well without MLflow, and
+`dml sync` delivered it. The seconds are from the strike until the run was past the place where it was struck, the start of a second command
+included, on a machine of two cores that others used too (the record has the load).
+"""
+
+
+def read_facts() -> dict[str, Any]:
+    if not FACTS.exists():
+        return {"cells": {}, "campaigns": [], "hosts": {}}
+    found: dict[str, Any] = json.loads(FACTS.read_text())
+    return found
+
+
+def write_facts(facts: dict[str, Any]) -> None:
+    """The record, and the page of it."""
+    FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(facts))
+
+
+def taken_down(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as the record has it."""
+    return outcome.as_json() | {"on": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "machine": platform.processor() or platform.machine()}
+
+
+def keep_cell(cell: Cell, fact: dict[str, Any]) -> None:
+    """Take a cell of the matrix down; read anew, as another process may have taken down others."""
+    facts = read_facts()
+    facts["cells"][cell.name] = fact
+    write_facts(facts)
+
+
+def keep_host_fact(name: str, found: str) -> None:
+    """Take down what the tests with several hosts saw, where `DML_RECORD=1` asks for it."""
+    if "DML_RECORD" not in os.environ:
+        return
+    facts = read_facts()
+    facts["hosts"][name] = found
+    write_facts(facts)
+
+
+def page(facts: dict[str, Any]) -> str:
+    """docs/reliability.md."""
+    cells = facts["cells"]
+    asked = [cell for cell in MATRIX if cell.name in cells]
+    green = [cell for cell in asked if not cells[cell.name]["falls_short"]]
+    lines = [
+        HEAD,
+        f"**{len(asked)} of the matrix's {len(MATRIX)} cells were run; of all that were, {len(green)} of {len(cells)} are green.**",
+        "",
+    ]
+    lines += ["| what dies, how | " + " | ".join(PLACES.values()) + " |", "|---|" + "---|" * len(WHEN)]
+    for victim, how in dict.fromkeys((cell.victim, cell.how) for cell in MATRIX):
+        row = [[cell for cell in MATRIX if (cell.victim, cell.how, cell.when) == (victim, how, when)] for when in WHEN]
+        lines.append(f"| {victim}, {how} | " + " | ".join(" ".join(short(cells, cell) for cell in of) for of in row) + " |")
+    lines += ["", "## What falls short", ""]
+    short_of = [f"- {name}: {'; '.join(fact['falls_short'])}" for name, fact in sorted(cells.items()) if fact["falls_short"]]
+    lines += short_of or ["Nothing of what was run."]
+    lines += ["", "## Random campaigns", ""]
+    lines += [campaign(found) for found in facts["campaigns"]] or ["None was run."]
+    lines += ["", "## Several hosts", ""]
+    lines += [f"- {name}: {found}" for name, found in sorted(facts["hosts"].items())] or ["Not run."]
+    return "\n".join(lines) + "\n"
+
+
+def short(cells: dict[str, Any], cell: Cell) -> str:
+    """A cell as the table has it."""
+    fact = cells.get(cell.name)
+    if fact is None:
+        return "*not run*"
+    if fact["falls_short"]:
+        return "**falls short**"
+    ended = {"by itself": "by itself", "the same command again": "again", "dml sync": "sync"}[fact["ended"]]
+    recovered = fact["seconds_to_recover"]
+    return f"{ended}, {recovered:.0f} s" if recovered is not None else ended
+
+
+def campaign(found: dict[str, Any]) -> str:
+    cells = found["cells"]
+    green = [fact for fact in cells if not fact["falls_short"]]
+    told = [f"  - {name(fact)}: {'; '.join(fact['falls_short'])}" for fact in cells if fact["falls_short"]]
+    return "\n".join([f"- seed {found['seed']}, {len(cells)} of {found['count']} cells run: {len(green)} green", *told])
+
+
+def name(fact: dict[str, Any]) -> str:
+    return Cell(**fact["cell"]).name
+
+
+def diagonal(cell: Cell) -> int:
+    """An order in which a part of the matrix has some of every row and of every column."""
+    rows = list(dict.fromkeys((other.victim, other.how) for other in MATRIX))
+    return (WHEN.index(cell.when) - rows.index((cell.victim, cell.how))) % len(WHEN)
+
+
+def run_cells(cells: Iterable[Cell], minutes: float, keep: Any) -> None:
+    """Run them one after another until the time is over, each told as it ends."""
+    until = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory(prefix="dml-faults-") as folder:
+        (Path(folder) / "project").mkdir()
+        ground = Ground(Path(folder))
+        for cell in cells:
+            if time.monotonic() > until:
+                print("the time is over")
+                return
+            began = time.monotonic()
+            try:
+                outcome = ground.run(cell)
+            except Exception as error:  # noqa: BLE001 - taken down, and the others are run
+                outcome = Outcome(cell, falls_short=[f"the test itself failed: {type(error).__name__}: {error}"])
+            fact = taken_down(outcome)
+            keep(cell, fact)
+            told = "; ".join(fact["falls_short"]) or f"{fact['ended']}, recovered after {fact['seconds_to_recover']} s"
+            print(f"{'GREEN' if not fact['falls_short'] else 'SHORT'} {cell.name} ({time.monotonic() - began:.0f} s): {told}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", default=[], help="part of a cell's name; repeat for several")
+    parser.add_argument("--missing", action="store_true", help="only cells that the record does not have, or has as falling short")
+    parser.add_argument("--minutes", type=float, default=240, help="begin no cell after so many")
+    parser.add_argument("--page", action="store_true", help="run nothing, write the page from the record")
+    asked = parser.parse_args()
+    facts = read_facts()
+    cells = [cell for cell in MATRIX if not asked.only or any(part in cell.name for part in asked.only)]
+    if asked.missing:
+        cells = [cell for cell in cells if cell.name not in facts["cells"] or facts["cells"][cell.name]["falls_short"]]
+
+    cells.sort(key=diagonal)
+    if not asked.page:
+        run_cells(cells, asked.minutes, keep_cell)
+    write_facts(read_facts())
+
+
+if __name__ == "__main__":
+    main()
