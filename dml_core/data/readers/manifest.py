@@ -30,7 +30,7 @@ class ManifestFile(DatasetConfig):
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the file's order; classes are numbered by name."""
         path = raw / self.file
-        records = _read_records(path)
+        records = read_records(path)
         names = {record["label"] for record in records}
         numbers = {name: number for number, name in enumerate(sorted(names))}
         given = "role" in records[0] if records else False
@@ -41,14 +41,18 @@ class ManifestFile(DatasetConfig):
                 numbers[record["label"]],
                 record["label"],
                 _role(record["role"], path, number) if given else by_class[record["label"]],
-                _box(record, path, number),
+                box_of(record, path, number),
             )
             for number, record in enumerate(records, start=1)
         ]
 
 
-def _read_records(path: Path) -> list[dict[str, Any]]:
-    """Rows as dictionaries; path, label and role are text whatever the file holds."""
+def read_records(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, Any]]:
+    """Rows as dictionaries; path, label and role are text whatever the file holds.
+
+    Raises:
+        DataError: no such table, a column that it needs is not there, or one that nobody knows is.
+    """
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -62,14 +66,14 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     for column in columns:
         if column not in _COLUMNS:
             raise DataError(f"{path}: unknown column '{column}' (known: {', '.join(_COLUMNS)})")
-    for column in ("path", "label"):
+    for column in needed:
         if column not in columns or table[column].null_count:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
     boxes = [column for column in _BOX_COLUMNS if column in columns]
     if boxes and len(boxes) < len(_BOX_COLUMNS):
         raise DataError(f"{path}: a box needs all of the columns {', '.join(_BOX_COLUMNS)}")
     records: list[dict[str, Any]] = table.to_pylist()
-    return [{**record, "label": str(record["label"])} for record in records]
+    return [record if record.get("label") is None else {**record, "label": str(record["label"])} for record in records]
 
 
 def _text_columns(csv: Any) -> Any:
@@ -86,7 +90,12 @@ def _role(text: Any, path: Path, number: int) -> Role:
     return found
 
 
-def _box(record: dict[str, Any], path: Path, number: int) -> Box | None:
+def box_of(record: dict[str, Any], path: Path, number: int) -> Box | None:
+    """The box of row `number`, where it has one.
+
+    Raises:
+        DataError: incomplete or empty.
+    """
     sides = [float(record[column]) for column in _BOX_COLUMNS if record.get(column) is not None]
     if not sides:
         return None
