@@ -53,8 +53,8 @@ def _by_size(num_items: int, num_dimensions: int) -> tuple[str, str]:
 
 
 def settings(kind: str, num_items: int, num_dimensions: int) -> ApproximateConfig:
-    """Settings that suit the size: about 4 sqrt(N) lists, of which a sixteenth is looked into, and at least 8."""
-    num_lists = 1 << max(0, (16 * num_items).bit_length() // 2)
+    """Settings that suit the size: about sqrt(N) lists, of which a sixteenth is looked into, and at least 8."""
+    num_lists = 1 << num_items.bit_length() // 2
     most = min(NUM_CODE_BYTES, max(1, num_dimensions // 2))
     num_code_bytes = next(number for number in range(most, 0, -1) if num_dimensions % number == 0)
     return ApproximateConfig(

@@ -214,9 +214,8 @@ def _print_answers(index: "Index", answers: "list[Answer]") -> None:
     from tasks.use.searching import kind_line
 
     for answer in answers:
-        shown = Table(
-            "", "cosine" if index.metric == "cosine" else "distance", "class", "name", title=escape(answer.name), title_justify="left"
-        )
+        print(f"{answer.name}:")
+        shown = Table("", "cosine" if index.metric == "cosine" else "distance", "class", "name")
         for hit in answer.hits:
             score = f"{hit.score:.4f}" if index.metric == "cosine" else f"{-hit.score:.4g}"
             shown.add_row(str(hit.rank), score, escape(hit.item.class_name or ""), escape(hit.item.name))

@@ -282,7 +282,7 @@ def test_the_kind_goes_by_size() -> None:
     assert choose("hnsw", 10, 64).reason is None
     approximation = choose("ivf", 1_000_000, 512).approximation
     assert approximation is not None
-    assert (approximation.num_lists, approximation.num_probes) == (4096, 256)
+    assert (approximation.num_lists, approximation.num_probes) == (1024, 64)
     for num_dimensions in (1, 2, 10, 64, 97, 300, 512):
         approximation = choose("pq", 10_000, num_dimensions).approximation
         assert approximation is not None

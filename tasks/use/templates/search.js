@@ -15,8 +15,8 @@ function show(button) {
   shown = button;
   const section = button.closest("section");
   fill(left, section.querySelector(".query img"), "Searched with\n" + section.querySelector("h2").textContent);
-  const parts = [...button.querySelectorAll(".score, .class, .name")].map((part) => part.innerText.replace(/\s+/g, " "));
-  fill(right, button.querySelector("img"), parts.join("\n"));
+  const parts = [...button.querySelectorAll(".score, .class")].map((part) => part.innerText.replace(/\s+/g, " "));
+  fill(right, button.querySelector("img"), [...parts, button.querySelector(".name").dataset.name].join("\n"));
   if (!dialog.open) dialog.showModal();
 }
 

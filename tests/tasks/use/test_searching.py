@@ -1,0 +1,198 @@
+"""From images to a page of what was found, by a model that was really trained; names that would be markup stay names."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.index.index import Index
+from dml_core.index.thumbnails import picture_size
+from dml_core.index.writing import add_items, build_index
+from dml_core.trained import TrainedModel, load_model
+from flows.cli import app
+from tasks.environment import Project
+from tasks.use.images import listed_images
+from tasks.use.indexing import Embeddings, batches_of_images, images_of, is_embeddings
+from tasks.use.models import resolve_model
+from tasks.use.searching import search_images, search_page
+
+SCRIPT = "<script>alert(1)<&'\".jpg"
+
+
+@pytest.fixture(scope="module")
+def model(project: Project) -> TrainedModel:
+    return load_model(resolve_model("own/good/0", project))
+
+
+@pytest.fixture(scope="module")
+def images(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each of four classes, and an image with a name that a page must escape."""
+    folder = tmp_path_factory.mktemp("images")
+    classes = sorted((project.root / "data/raw/own/CUB_200_2011/images").iterdir())[-4:]
+    for place in classes:
+        shutil.copytree(place, folder / place.name)
+    shutil.copy(next(classes[0].iterdir()), folder / SCRIPT)
+    (folder / ".hidden.jpg").write_bytes(b"not looked at")
+    (folder / "notes.txt").write_text("not looked at either")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(model: TrainedModel, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    batches = batches_of_images(model, images_of(images), 160)
+    return build_index(tmp_path_factory.mktemp("indexes") / "own", batches, model.identity, model.metric, None, "own/good")
+
+
+def test_a_folder_is_listed_by_name_with_its_classes(images: Path) -> None:
+    found = listed_images(images)
+    assert len(found) == 4 * 12 + 1
+    assert [image.class_name for image in found if image.name == SCRIPT] == [None]
+    assert {image.class_name for image in found if "/" in image.name} == {path.name for path in images.iterdir() if path.is_dir()}
+    assert all(image.path.is_file() for image in found)
+
+
+def test_a_list_needs_no_classes_and_may_have_boxes(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label,left,top,right,bottom\na.jpg,7,1,2,3,4\nb/c.jpg,,,,,\n")
+    first, second = listed_images(tmp_path / "list.csv")
+    assert (first.name, first.path, first.class_name, first.box) == ("a.jpg", tmp_path / "a.jpg", "7", (1, 2, 3, 4))
+    assert (second.class_name, second.box) == (None, None)
+    (tmp_path / "bare.csv").write_text("path\na.jpg\n")
+    assert listed_images(tmp_path / "bare.csv")[0].class_name is None
+    (tmp_path / "list.txt").touch()
+    (tmp_path / "empty").mkdir()
+    for name, said in [("none", "no such folder or file"), ("empty", "no images there"), ("list.txt", "neither a folder")]:
+        with pytest.raises(DataError, match=said):
+            listed_images(tmp_path / name)
+
+
+def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, model: TrainedModel, images: Path) -> None:
+    every = listed_images(images)
+    rows = model.embed([image.path for image in every])
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    query = every[20]
+    [answer] = search_images(index, model, [query.path], 5)
+    assert (answer.name, len(answer.hits)) == (str(query.path), 5)
+    expected = np.sort(rows @ rows[20])[::-1][:5]
+    np.testing.assert_allclose([hit.score for hit in answer.hits], expected, atol=1e-5)
+    by_name = {image.name: row for image, row in zip(every, rows, strict=True)}
+    np.testing.assert_allclose([by_name[hit.item.name] @ rows[20] for hit in answer.hits], expected, atol=1e-5)
+    assert picture_size(answer.hits[0].item.thumbnail or b"") == (24, 24)
+
+
+def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: TrainedModel, images: Path) -> None:
+    page = search_page(index, search_images(index, model, [images], 6))
+    assert page.count("<script>") == 1  # its own
+    assert "&lt;script&gt;alert(1)&lt;&amp;" in page
+    assert "alert(1)<&'" not in page
+    assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
+    pictures = re.findall(r"<img[^>]*>", page)
+    assert len(pictures) >= 49 * 8
+    assert all(" alt=" in picture for picture in pictures)
+    assert page.count("<section") == 49
+
+
+def test_another_model_is_refused(index: Index, project: Project, images: Path) -> None:
+    other = load_model(resolve_model("own/good/1", project))
+    with pytest.raises(ConfigError, match="do not compare with it; use its own model"):
+        search_images(index, other, [images], 3)
+
+
+def test_a_damaged_image_is_named_and_leaves_nothing(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    bad = tmp_path / "images" / "bad.jpg"
+    bad.write_bytes(b"\xff\xd8 cut off")
+    with pytest.raises(DataError, match=f"^{bad}: "):
+        build_index(tmp_path / "index", batches_of_images(model, images_of(tmp_path / "images"), 160), model.identity)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+def written(folder: Path, kind: str, identity: str | None, names: list[str], rows: Any) -> Path:
+    """As `dml embed` writes them."""
+    if kind == "npz":
+        path = folder / "embeddings.npz"
+        extra = {} if identity is None else {"model_identity": np.array(identity)}
+        np.savez(path, embeddings=rows, names=np.array(names), **extra)
+        return path
+    table = pa.table({"name": names, "embedding": pa.array(list(rows), pa.list_(pa.float32())), "label": ["a"] * len(names)})
+    table = table.replace_schema_metadata({} if identity is None else {"model_identity": identity})
+    if kind == "parquet":
+        parquet.write_table(table, folder / "embeddings.parquet")
+        return folder / "embeddings.parquet"
+    (folder / "shards").mkdir()
+    for number, start in enumerate(range(0, len(names), 10)):
+        parquet.write_table(table.slice(start, 10), folder / "shards" / f"{number:05d}.parquet")
+    return folder / "shards"
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "shards"])
+def test_embeddings_make_the_index_that_their_images_make(
+    index: Index, model: TrainedModel, images: Path, tmp_path: Path, kind: str
+) -> None:
+    every = listed_images(images)
+    source = written(tmp_path, kind, model.identity, [image.name for image in every], model.embed([image.path for image in every]))
+    assert is_embeddings(source)
+    assert not is_embeddings(images)
+    embeddings = Embeddings(source, images, 160)
+    assert embeddings.model_identity == model.identity
+    made = build_index(tmp_path / "index", embeddings.batches(), embeddings.model_identity)
+    np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-6)
+    assert [item.name for item in map(made.item, range(49))] == [item.name for item in map(index.item, range(49))]
+    assert made.item(3).thumbnail == index.item(3).thumbnail
+    assert made.item(3).class_name == (None if kind == "npz" else "a")
+    with pytest.raises(ConfigError, match="do not compare"):
+        add_items(index.folder, embeddings.batches(), "f" * 32)
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "shards"])
+def test_embeddings_of_nobody_are_refused(tmp_path: Path, kind: str) -> None:
+    source = written(tmp_path, kind, None, ["a", "b"], np.ones((2, 4), np.float32))
+    with pytest.raises(EvaluationError, match="says nothing of the model that made it"):
+        Embeddings(source)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+
+    def dml(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    folder, page = tmp_path / "index", tmp_path / "page.html"
+    built = dml("index", "own/good/0", images, "-o", folder, "--approximate", "auto")
+    assert built.exit_code == 0, built.output
+    assert "49 items of 8 dimensions, by cosine" in built.stdout
+    assert "nothing need be missed" in built.stdout
+    assert isinstance(dml("index", "own/good/0", images, "-o", folder).exception, ConfigError)
+    query = next(path for path in images.rglob("*.jpg") if path.name != SCRIPT and "/." not in str(path))
+    found = dml("search", folder, query, "-k", 3, "--html", page, "--json")
+    assert found.exit_code == 0, found.output
+    values = json.loads(found.stdout)
+    assert values["index"] == {"kind": "exact", "metric": "cosine", "items": 49, "recalls": None}
+    assert [hit["rank"] for hit in values["answers"][0]["found"]] == [1, 2, 3]
+    assert values["answers"][0]["found"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert page.read_text().startswith("<!doctype html>")
+    table = dml("search", folder, query, "-k", 3)
+    assert query.name in table.stdout
+    assert "exact: nothing is missed" in table.stdout
+    name = values["answers"][0]["found"][0]["name"]
+    assert "48 items" in dml("index", "remove", folder, name).stdout
+    lone = tmp_path / "lone"
+    (lone / Path(name).parent).mkdir(parents=True)
+    shutil.copy(images / name, lone / name)
+    assert "49 items" in dml("index", "add", folder, lone).stdout
+    assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == 49
+    assert isinstance(dml("search", folder, query, "--model", "own/good/1").exception, ConfigError)
+    assert "Build, change and show" in dml("index", "--help").stdout
