@@ -1,21 +1,85 @@
-"""Networks as graphs: `torch.export`'s and ONNX's, which other programs run without this package, and how one is opened here.
+"""Networks as graphs: `torch.export`'s and ONNX's, which other programs run without this package: how one is written, and opened here.
 
-A graph takes test views, uint8 (N, H, W, 3), RGB, and gives embeddings (N, D): scaling and the order of channels and axes are in it.
-Decoding, resizing and cropping are outside: Pillow's and torchvision's antialiased resize of uint8 pixels has no exact counterpart in ONNX.
+A graph takes test views, uint8 (N, H, W, 3), RGB, any N, and gives embeddings, float32 (N, D): scaling and the order of channels and axes
+are in it. Decoding, resizing and cropping are outside: the antialiased resize of uint8 pixels has no exact counterpart in ONNX, and images
+of a batch have one size only after it.
 """
 
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from dml_core.errors import StoreError
-from dml_core.trained import Forward, GraphFile
+from dml_core.data.views.transform_config import TransformConfig
+from dml_core.data.views.transforms import scale
+from dml_core.errors import ConfigError, StoreError
+from dml_core.models.embedder import Embedder
+from dml_core.trained import Forward, GraphFile, Precision
 
 INPUT, OUTPUT = "pixels", "embeddings"
+FILES = {"onnx": "network.onnx", "torch-export": "network.pt2"}
+OPSET = 20
+CALIBRATION_BATCH = 16
+
+
+class Graph(nn.Module):
+    """What is exported: pixels to embeddings, whatever the network computes in.
+
+    Args:
+        network: ready to embed; it is changed to the precision.
+        transform: whose scaling it was trained with.
+        precision: "fp16" computes and keeps its weights in half precision; scaling is always in single.
+    """
+
+    def __init__(self, network: Embedder, transform: TransformConfig, precision: Precision) -> None:
+        super().__init__()
+        self.network = network.half() if precision == "fp16" else network
+        self.scaling = transform.scaling
+        scale(torch.zeros((1, 3, 1, 1), dtype=torch.uint8), self.scaling)  # it keeps its constants, and must not keep those of a tracer
+        self.dtype = torch.float16 if precision == "fp16" else torch.float32
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Embeddings (N, D) of uint8 (N, H, W, 3)."""
+        images = scale(pixels.permute(0, 3, 1, 2), self.scaling)
+        return self.network.embed(images.to(self.dtype)).float()
+
+
+def write_graph(
+    folder: Path, network: Embedder, transform: TransformConfig, graph: GraphFile, calibration: Sequence[Tensor] | None = None
+) -> None:
+    """Write a network as a graph.
+
+    Args:
+        folder: where.
+        network: ready to embed, on the CPU; it is used up.
+        transform: of its views.
+        graph: which format, precision and file name.
+        calibration: test views of training images, uint8 (3, H, W), by which int8 finds the ranges of what flows through the network.
+
+    Raises:
+        ConfigError: int8 for a format that has none here.
+    """
+    if graph.precision == "int8" and graph.format != "onnx":
+        raise ConfigError("--precision int8 is of ONNX: torch has its quantiser in a package of its own; use --format onnx")
+    path = folder / graph.name
+    with _quiet():
+        program = _program(Graph(network, transform, graph.precision).eval(), transform)
+        if graph.format == "torch-export":
+            torch.export.save(program, path)
+            return
+        exported = torch.onnx.export(program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], opset_version=OPSET, verbose=False)
+        assert exported is not None
+        exported.save(path, external_data=False)
+        if graph.precision == "int8":
+            assert calibration, "int8 needs images"
+            _quantise(path, calibration)
 
 
 def open_graph(folder: Path, graph: GraphFile) -> Forward:
@@ -30,6 +94,19 @@ def open_graph(folder: Path, graph: GraphFile) -> Forward:
     except Exception as error:  # noqa: BLE001 - whatever the two libraries have against the file
         raise StoreError(f"{path}: not the exported network ({str(error).splitlines()[0]}); export it again") from None
     return lambda pixels: run(pixels.permute(0, 2, 3, 1).contiguous())
+
+
+def _program(graph: Graph, transform: TransformConfig) -> Any:
+    """The traced graph: of any number of images, of the size of the views where all views have one."""
+    fixed = (transform.crop_size, transform.crop_size) if transform.crop_size else transform.test_resize
+    height, width = fixed if isinstance(fixed, tuple) else (96, 128)
+    assert height is not None
+    assert width is not None
+    batch: Any = torch.export.Dim("batch", min=1)
+    sizes: Any = {} if isinstance(fixed, tuple) else {1: torch.export.Dim.DYNAMIC, 2: torch.export.Dim.DYNAMIC}
+    pixels = torch.zeros((2, height, width, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        return torch.export.export(graph, (pixels,), dynamic_shapes={"pixels": {0: batch} | sizes})
 
 
 def _open_onnx(path: Path) -> Any:
@@ -51,7 +128,50 @@ def _open_program(path: Path) -> Any:
 
     @torch.no_grad()
     def run(pixels: Tensor) -> NDArray[np.float32]:
-        rows: NDArray[np.float32] = module(pixels).float().numpy()
+        rows: NDArray[np.float32] = module(pixels).numpy()
         return rows
 
     return run
+
+
+def _quantise(path: Path, views: Sequence[Tensor]) -> None:
+    """Weights and what flows between layers to 8 bits, in place: weights by channel, ranges as they are on the views."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Batches(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, NDArray[np.uint8]]] = (
+                {INPUT: torch.stack(list(views[start : start + CALIBRATION_BATCH])).permute(0, 2, 3, 1).contiguous().numpy()}
+                for start in range(0, len(views), CALIBRATION_BATCH)
+            )
+
+        def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
+            return next(self.batches, None)
+
+    prepared = path.with_suffix(".prepared.onnx")
+    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
+    quantize_static(
+        str(prepared),
+        str(path),
+        Batches(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+        op_types_to_quantize=["Conv", "Gemm", "MatMul"],
+    )
+    prepared.unlink()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporters say of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -31,6 +31,7 @@ from dml_core.models.embedder import Embedder
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
 Metric = Literal["cosine", "euclidean"]  # as `EvaluationConfig` has it, whose code MLflow's copy does without
+Precision = Literal["fp32", "fp16", "int8"]
 AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8]
 Forward = Callable[[Tensor], NDArray[np.float32]]
 
@@ -46,7 +47,7 @@ class GraphFile(Config):
 
     format: Literal["onnx", "torch-export"]
     name: str
-    precision: Literal["fp32", "fp16", "int8"]
+    precision: Precision
 
 
 class NetworkDescription(Config):

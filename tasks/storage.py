@@ -187,6 +187,15 @@ class Store:
         except DataError as error:
             raise StoreError(str(error).replace(link, f"{self.address}/{key}")) from None
 
+    def read(self, key: str) -> bytes:
+        """One small object.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        data: bytes = self._call("get_object", Key=self._object_key(key))["Body"].read()
+        return data
+
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
         """Fetch one object beside `path`, check its hash where it is known, and rename it into place.
 

@@ -1,9 +1,10 @@
 """The `dml` command: thin; every verb calls a flow or a task's plain function. Heavy imports happen inside the verbs."""
 
-from flows.cli import data, plan, report, run, scores, search, stack, tables, tracking, tune  # noqa: F401  each adds its verbs, in the order of the help
-from flows.cli.app import app, data_app, main, stack_app, tables_app
+from flows.cli import data, models, plan, report, run, scores, search, stack, tables, tracking, tune  # noqa: F401  each adds its verbs, in the order of the help
+from flows.cli.app import app, data_app, main, models_app, stack_app, tables_app
 
 app.add_typer(tables_app, name="tables")
+app.add_typer(models_app, name="models")
 app.add_typer(data_app, name="data")
 app.add_typer(stack_app, name="stack")
 

@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 tables_app = typer.Typer(cls=ListByDefault, help="List and show the tables and figures of the five papers.")
 stack_app = typer.Typer(help="Start and end a team's servers on this machine.", no_args_is_help=True)
+models_app = typer.Typer(cls=ListByDefault, help="List, promote and export trained networks.")
 data_app = typer.Typer(help="Bring datasets in, check them, pack them, look at them.", no_args_is_help=True)
 
 

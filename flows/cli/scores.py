@@ -12,7 +12,7 @@ from flows.cli.app import app
 @app.command()
 def evaluate(
     embeddings: Annotated[
-        Path, typer.Option(help="Embeddings (N, D): a .npy file, or the folder of an extraction. The queries too where none are given.")
+        Path, typer.Option(help="Embeddings (N, D): a .npy file, or what `dml embed` or a run wrote. The queries too where none are given.")
     ],
     labels: Annotated[Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder has its own.")] = None,
     query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from dml_core.errors import ConfigError
 from flows.cli.app import app, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from dml_core.index.index import Index
+    from dml_core.index.writing import Batch
     from dml_core.trained import TrainedModel
     from tasks.use.searching import Answer
 
@@ -31,8 +35,9 @@ app.add_typer(index_app, name="index")
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Source = Annotated[
-    Path, typer.Argument(help="A folder of images, a list of them (CSV, Parquet: path, and label if known), or what dml embed wrote.")
+    str, typer.Argument(help="A folder of images, a list of them (CSV, Parquet), s3://bucket/prefix, or what dml embed wrote.")
 ]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them; else the first ends it.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="The index's model, where it cannot be found by its identity.")]
 Images = Annotated[Path | None, typer.Option("--images", help="Of embeddings: the folder that their names are in, for thumbnails.")]
 Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer side of the pictures that are kept; 0 keeps none.")]
@@ -49,40 +54,44 @@ def build(
     ] = None,
     images: Images = None,
     thumbnail: Pixels = 160,
+    skip_bad: SkipBad = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an index that is there.")] = False,
 ) -> None:
     """Build an index of images; the default verb."""
     from dml_core.index.writing import build_index
-    from tasks.use.indexing import batches_of_images
 
     trained = _open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
-    embeddings = _embeddings(source, images, thumbnail)
-    if embeddings is not None:
-        _check_identity(source, embeddings.model_identity, trained.identity)
-        batches = embeddings.batches()
-    else:
-        from tasks.use.indexing import images_of
-
-        batches = batches_of_images(trained, images_of(source), thumbnail)
-    _print_index(build_index(output, batches, trained.identity, trained.metric, approximate, model, force))
+    bad: list[str] | None = [] if skip_bad else None
+    identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
+    if identity != trained.identity:
+        raise ConfigError(
+            f"{source}: embeddings of model {identity}, and {trained.identity} was named; name their own model, or embed anew"
+        )
+    index = build_index(output, batches, identity, trained.metric, approximate, model, force)
+    _tell_bad(bad)
+    _print_index(index)
 
 
 @index_app.command()
-def add(folder: Folder, source: Source, model: ModelOption = None, images: Images = None, thumbnail: Pixels = 160) -> None:
+def add(
+    folder: Folder,
+    source: Source,
+    model: ModelOption = None,
+    images: Images = None,
+    thumbnail: Pixels = 160,
+    skip_bad: SkipBad = False,
+) -> None:
     """Add images to an index, by the model that it was made with."""
     from dml_core.index.index import Index
     from dml_core.index.writing import add_items
-    from tasks.use.indexing import batches_of_images, images_of
 
     index = Index.open(folder)
-    embeddings = _embeddings(source, images, thumbnail)
-    if embeddings is not None:
-        identity, batches = embeddings.model_identity, embeddings.batches()
-    else:
-        trained = _model_of(index, model)
-        identity, batches = trained.identity, batches_of_images(trained, images_of(source), thumbnail)
-    _print_index(add_items(folder, batches, identity))
+    bad: list[str] | None = [] if skip_bad else None
+    identity, batches = _batches(source, lambda: _model_of(index, model), images, thumbnail, bad)
+    changed = add_items(folder, batches, identity)
+    _tell_bad(bad)
+    _print_index(changed)
 
 
 @index_app.command()
@@ -138,16 +147,26 @@ def search(
         _print_answers(index, answers)
 
 
-def _embeddings(source: Path, images: Path | None, pixels: int) -> Any:
-    """The embeddings that a source has; None where it has images."""
-    from dml_core.errors import ConfigError
-    from tasks.use.indexing import Embeddings, is_embeddings
+def _batches(
+    source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
+) -> "tuple[str, Iterator[Batch]]":
+    """What a source has, with the identity of the model that its embeddings are of; `model` is asked for where there are only images."""
+    from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
+    from tasks.use.sources import find_images
 
-    if is_embeddings(source):
-        return Embeddings(source, images, pixels)
+    if is_embeddings(Path(source)):
+        embeddings = Embeddings(Path(source), images, pixels)
+        return embeddings.model_identity, embeddings.batches()
     if images is not None:
         raise ConfigError(f"--images is of embeddings, and {source} has images of its own; leave it out")
-    return None
+    found = find_images(source)
+    trained = model()
+    return trained.identity, batches_of_images(trained, found, pixels, bad)
+
+
+def _tell_bad(bad: list[str] | None) -> None:
+    for line in bad or []:
+        print(f"left out: {line}", file=sys.stderr)
 
 
 def _open_model(text: str) -> "TrainedModel":
@@ -163,8 +182,6 @@ def _model_of(index: "Index", named: str | None) -> "TrainedModel":
     Raises:
         ConfigError: another model than the index's, or it is not here.
     """
-    from dml_core.errors import ConfigError
-
     if named is not None:
         trained = _open_model(named)
         index.check_model(trained.identity)
@@ -178,13 +195,6 @@ def _model_of(index: "Index", named: str | None) -> "TrainedModel":
             return trained
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} is not here; name where it is with --model")
-
-
-def _check_identity(source: Path, identity: str, expected: str) -> None:
-    from dml_core.errors import ConfigError
-
-    if identity != expected:
-        raise ConfigError(f"{source}: embeddings of model {identity}, and {expected} was named; name their own model, or embed anew")
 
 
 def _print_index(index: "Index") -> None:

@@ -1,6 +1,7 @@
 """Scoring embeddings from files, outside of any run: what `dml evaluate` does.
 
-Embeddings are a `.npy` file with one of labels, or a folder as extraction writes it (`tasks.runs.embeddings`).
+Embeddings are a `.npy` file with one of labels, a folder as extraction and `dml embed` write it (`tasks.runs.embeddings`), or one file
+of the latter (`.npz`, `.parquet`).
 """
 
 import json
@@ -69,6 +70,8 @@ def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
 
 
 def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:
+    if files.embeddings.suffix in (".npz", ".parquet"):
+        return _open_embedded(files), None
     if files.labels is None:
         raise EvaluationError(f"{files.embeddings}: a file of embeddings needs --labels; only a folder of an extraction has its own")
     if (files.query_embeddings is None) != (files.query_labels is None):
@@ -77,6 +80,33 @@ def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
     if files.query_embeddings is None or files.query_labels is None:
         return gallery, None
     return gallery, [EmbeddingShard(partial(load_array, files.query_embeddings), load_array(files.query_labels))]
+
+
+def _open_embedded(files: Files) -> list[EmbeddingShard]:
+    """A file as `dml embed` writes it: embeddings and classes together; of Parquet a shard is a row group."""
+    path = files.embeddings
+    if any(other is not None for other in files[1:]):
+        raise EvaluationError(f"{path}: has its own labels and no queries; leave --labels and --query-... out")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                rows, labels = arrays["embeddings"], arrays["labels"]
+            return [EmbeddingShard(lambda: rows, labels)]
+        import pyarrow.parquet as pq
+
+        file = pq.ParquetFile(path)
+
+        def load(number: int) -> np.ndarray:
+            column = file.read_row_group(number, columns=["embedding"])["embedding"].combine_chunks()
+            return np.asarray(column.flatten().to_numpy().reshape(len(column), -1))
+
+        groups = range(file.num_row_groups)
+        named = [file.read_row_group(number, columns=["label"])["label"].to_pylist() for number in groups]
+        return [EmbeddingShard(partial(load, number), np.array(labels)) for number, labels in zip(groups, named, strict=True)]
+    except (LookupError, ValueError, OSError) as error:
+        raise EvaluationError(
+            f"{path}: not embeddings with classes as `dml embed` writes them ({str(error).splitlines()[0]}); embed images with classes"
+        ) from None
 
 
 def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:
@@ -96,6 +126,10 @@ def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
 
 def _role_shards(folder: Path, entry: dict[str, object]) -> list[EmbeddingShard]:
     """Shards of a role; their sizes are read from their headers."""
+    if "labels" not in entry:
+        raise EvaluationError(
+            f"{folder}: the images were embedded without classes, and nothing can be scored without; embed a list with labels"
+        )
     names = [str(name) for name in entry["shards"]]  # type: ignore[attr-defined]
     labels_N = load_array(folder / str(entry["labels"]))
     sizes = [len(load_array(folder / name, memory_mapped=True)) for name in names]

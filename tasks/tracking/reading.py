@@ -32,17 +32,17 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
     with told_as_tracking_error(uri):
         client = MlflowClient(uri)
         search = partial(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
-        ours = [experiment.experiment_id for experiment in _all_pages(search)]
+        ours = [experiment.experiment_id for experiment in all_pages(search)]
         tags = [run.data.tags for run in all_runs(client, ours, "")]
     return {found[IDENTITY_TAG] for found in tags if IDENTITY_TAG in found}, {found[PART_TAG] for found in tags if PART_TAG in found}
 
 
 def all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
     """All runs of the experiments that the filter finds, page after page."""
-    return _all_pages(partial(client.search_runs, experiments, filter_string, view)) if experiments else []
+    return all_pages(partial(client.search_runs, experiments, filter_string, view)) if experiments else []
 
 
-def _all_pages(search: Callable[..., Any]) -> list[Any]:
+def all_pages(search: Callable[..., Any]) -> list[Any]:
     """All that one of MLflow's searches finds; it gives 1000 at most at a time."""
     found: list[Any] = []
     token = None

@@ -1,92 +1,266 @@
-"""Networks out of MLflow: of a version of its registry, and of a run that is known by the identity of its training."""
+"""Networks in MLflow: those of runs, those in its registry, and who of the latter is the champion.
+
+A promotion holds a lock that is in the registry itself, because MLflow's aliases are set without looking: two that were both compared with
+the old champion would else follow each other, and the second need not be better than the first. The lock is a registered model of its own
+name, which the server makes once.
+"""
 
 import json
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.trained import DESCRIPTION_FILE, WEIGHTS_FILE, write_folder
 from tasks.locks import alone
-from tasks.tracking.published import EXPERIMENT_PREFIX, TRAINED_TAG
-from tasks.tracking.reading import all_runs, told_as_tracking_error
+from tasks.tracking.models import find_model
+from tasks.tracking.published import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
+from tasks.tracking.reading import all_pages, all_runs, told_as_tracking_error
 
 NETWORK = "artifacts/network"  # of a logged model, where `log_model` puts it
 REGISTRY_PREFIX = "models:/"
+LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
+LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
+CARD_FILE, GATE_TAG = "model_card.md", "dml.gate"
+EMBEDDINGS = "steps/embed"
 
 
-def fetch_network(uri: str, address: str, cache: Path) -> Path:
-    """The folder of a registered model's network, fetched once.
+@dataclass(frozen=True)
+class LoggedNetwork:
+    """A run's network as MLflow has it.
+
+    Attributes:
+        run_id, model_id: MLflow's.
+        parameters: the run's whole settings.
+        tags, metrics: the run's.
+        data: the dataset that MLflow has as the run's input: name, digest, images of each role.
+    """
+
+    run_id: str
+    model_id: str
+    parameters: dict[str, Any]
+    tags: dict[str, str]
+    metrics: dict[str, float]
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a registered model."""
+
+    name: str
+    number: str
+    aliases: tuple[str, ...]
+    model_id: str
+    run_id: str | None
+    gate: str | None
+
+
+class Registry:
+    """MLflow's registry and the runs behind it.
 
     Args:
-        uri: MLflow's tracking address.
-        address: `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
-        cache: where fetched networks are kept.
-
-    Raises:
-        ConfigError: the registry has no such model.
-        TrackingError: MLflow cannot be asked, or has no network of ours there.
+        uri: MLflow's tracking address, whose registry is meant.
     """
-    client = MlflowClient(uri, registry_uri=uri)
-    with told_as_tracking_error(uri):
-        return _fetch(client, uri, _model_id(client, address), cache)
 
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._client = MlflowClient(uri, registry_uri=uri)
 
-def fetch_trained(uri: str, identity: str, cache: Path) -> Path | None:
-    """The folder of the network that a training of this identity left, of any comparison or table; None where MLflow has no such run."""
-    client = MlflowClient(uri, registry_uri=uri)
-    with told_as_tracking_error(uri):
-        experiments = client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
-        runs = all_runs(client, [found.experiment_id for found in experiments], f"tags.`{TRAINED_TAG}` = '{identity}'")
-        models = [output.model_id for run in runs for output in (run.outputs.model_outputs if run.outputs else ())]
-        return _fetch(client, uri, models[0], cache, identity) if models else None
+    # ------------------------------------------------------------ networks as folders
 
+    def fetch(self, address: str, cache: Path) -> Path:
+        """The folder of a registered model's network, fetched once.
 
-def _model_id(client: MlflowClient, address: str) -> str:
-    name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
-    try:
-        if at:
-            version = client.get_model_version_by_alias(name, alias)
-        elif "/" in name:
-            name, _, number = name.partition("/")
-            version = client.get_model_version(name, number)
-        else:
-            return name
-    except MlflowException as error:
-        raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists what is") from None
-    return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))
+        Args:
+            address: `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
+            cache: where fetched networks are kept.
 
+        Raises:
+            ConfigError: the registry has no such model.
+            TrackingError: MLflow cannot be asked, or has no network of ours there.
+        """
+        with told_as_tracking_error(self.uri):
+            return self._fetch(self._model_id(address), cache)
 
-def _fetch(client: MlflowClient, uri: str, model_id: str, cache: Path, identity: str | None = None) -> Path:
-    folder = cache / f"mlflow-{model_id}"
-    with alone(cache / ".lock"):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory() as there:
-                mlflow.set_tracking_uri(uri)
-                try:
-                    found = Path(mlflow.artifacts.download_artifacts(f"{REGISTRY_PREFIX}{model_id}/{NETWORK}", dst_path=there))
+    def fetch_trained(self, identity: str, cache: Path) -> Path | None:
+        """The folder of the network that a training left, of any comparison or table; None where MLflow has no such run."""
+        with told_as_tracking_error(self.uri):
+            models = [found for run in self._runs(TRAINED_TAG, identity) if (found := find_model(self._client, run))]
+            return self._fetch(models[0], cache, identity) if models else None
+
+    def _model_id(self, address: str) -> str:
+        name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
+        try:
+            if at:
+                version = self._client.get_model_version_by_alias(name, alias)
+            elif "/" in name:
+                name, _, number = name.partition("/")
+                version = self._client.get_model_version(name, number)
+            else:
+                return name
+        except MlflowException as error:
+            raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists what is") from None
+        return _model_of(version)
+
+    def _fetch(self, model_id: str, cache: Path, identity: str | None = None) -> Path:
+        folder = cache / f"mlflow-{model_id}"
+        with alone(cache / ".lock"):
+            if not folder.exists():
+                model = self._client.get_logged_model(model_id)
+                with tempfile.TemporaryDirectory() as there:
+                    found = self._download(f"{model.artifact_location}/{NETWORK}", there, f"model {model_id} has no network of ours")
                     files = {name: (found / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
-                except (MlflowException, OSError) as error:
-                    raise TrackingError(f"MLflow's model {model_id} has no network of ours ({str(error).splitlines()[0]})") from None
-            said: dict[str, Any] = json.loads(files[DESCRIPTION_FILE])
-            known = identity or _trained_identity(client, model_id)
-            if known is not None:  # an earlier version of this package did not write it
-                files[DESCRIPTION_FILE] = json.dumps(merge({"identity": known}, said)).encode()
+                run_id = model.source_run_id
+                known = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
+                if known is not None:  # an earlier version of this package did not write it
+                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": known}, json.loads(files[DESCRIPTION_FILE]))).encode()
 
-            def write(beside: Path) -> None:
-                for name, data in files.items():
-                    (beside / name).write_bytes(data)
+                def write(beside: Path) -> None:
+                    for name, data in files.items():
+                        (beside / name).write_bytes(data)
 
-            write_folder(folder, write)
-    return folder
+                write_folder(folder, write)
+        return folder
+
+    def _download(self, address: str, to: str, otherwise: str) -> Path:
+        mlflow.set_tracking_uri(self.uri)
+        try:
+            return Path(mlflow.artifacts.download_artifacts(address, dst_path=to))
+        except (MlflowException, OSError) as error:
+            raise TrackingError(f"MLflow at {self.uri}: {otherwise} ({str(error).splitlines()[0]})") from None
+
+    # ------------------------------------------------------------ runs
+
+    def logged(self, tag: str, value: str) -> LoggedNetwork | None:
+        """The whole run with this identity, of its training or as it is published, with its network; None where MLflow has none.
+
+        Args:
+            tag: `IDENTITY_TAG` or `TRAINED_TAG`.
+            value: the identity.
+        """
+        with told_as_tracking_error(self.uri):
+            for run in self._runs(tag, value):
+                model_id = find_model(self._client, run)
+                if model_id is not None and run.data.tags.get(PUBLISHED_TAG) == "true":
+                    return self._logged(run, model_id)
+        return None
+
+    def of_version(self, version: Version) -> LoggedNetwork | None:
+        """The run behind a version; None where it is gone."""
+        with told_as_tracking_error(self.uri):
+            try:
+                run = self._client.get_run(version.run_id) if version.run_id else None
+            except MlflowException:
+                return None
+            return self._logged(run, version.model_id) if run is not None else None
+
+    def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
+        """A run's embeddings of its test images, fetched into a folder."""
+        with told_as_tracking_error(self.uri):
+            return self._download(f"runs:/{network.run_id}/{EMBEDDINGS}", str(folder), f"run {network.run_id} has no embeddings")
+
+    def _logged(self, run: Any, model_id: str) -> LoggedNetwork:
+        mlflow.set_tracking_uri(self.uri)
+        text = mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/config.yaml")
+        inputs = [found.dataset for found in run.inputs.dataset_inputs] if run.inputs else []
+        data = {"name": inputs[0].name, "digest": inputs[0].digest, "counts": json.loads(inputs[0].profile or "{}")} if inputs else {}
+        return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
+
+    def _runs(self, tag: str, value: str) -> list[Any]:
+        experiments = self._client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+        return all_runs(self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}'")
+
+    # ------------------------------------------------------------ versions
+
+    def versions(self, prefix: str) -> list[Version]:
+        """All versions of registered models whose name begins so, by name and number."""
+        with told_as_tracking_error(self.uri):
+            models = all_pages(partial(self._client.search_registered_models, filter_string=f"name LIKE '{prefix}%'"))
+            found = []
+            for model in (model for model in models if not model.name.endswith(LOCK_SUFFIX)):
+                versions = all_pages(partial(self._client.search_model_versions, filter_string=f"name = '{model.name}'"))
+                aliases = {alias: str(number) for alias, number in model.aliases.items()}
+                found += [_version(version, aliases) for version in versions]
+            return sorted(found, key=lambda version: (version.name, int(version.number)))
+
+    def holder(self, name: str, alias: str) -> Version | None:
+        """The version that an alias leads to."""
+        return next((version for version in self.versions(name) if version.name == name and alias in version.aliases), None)
+
+    def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
+        """Have the alias lead to a network's version, made where it is missing, with its card and why it may be there."""
+        client = self._client
+        with told_as_tracking_error(self.uri):
+            if not client.search_registered_models(f"name = '{name}'"):
+                client.create_registered_model(name)
+            known = {version.model_id: version.number for version in self.versions(name) if version.name == name}
+            number = known.get(network.model_id)
+            if number is None:
+                source = f"{REGISTRY_PREFIX}{network.model_id}"
+                number = str(client.create_model_version(name, source, run_id=network.run_id, model_id=network.model_id).version)
+            client.update_model_version(name, number, description=card)
+            client.set_model_version_tag(name, number, GATE_TAG, gate)
+            client.log_text(network.run_id, card, CARD_FILE)
+            client.set_registered_model_alias(name, alias, number)
+            return Version(name, number, (alias,), network.model_id, network.run_id, gate)
+
+    @contextmanager
+    def promoting(self, name: str) -> Iterator[None]:
+        """One promotion of a registered model at a time, of all that use this registry; the others wait.
+
+        The lock of one that was killed is taken away after ten minutes.
+
+        Raises:
+            TrackingError: the registry cannot be asked.
+        """
+        lock = f"{name}{LOCK_SUFFIX}"
+        with told_as_tracking_error(self.uri):
+            while not self._take(lock):
+                time.sleep(LOOK_SECONDS)
+        try:
+            yield
+        finally:
+            with told_as_tracking_error(self.uri):
+                self._client.delete_registered_model(lock)
+
+    def _take(self, lock: str) -> bool:
+        try:
+            self._client.create_registered_model(
+                lock, tags={LOCK_TAG: str(time.time() + LOCK_SECONDS)}, description="A promotion is under way; this goes with its end."
+            )
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+                raise
+            self._break_if_old(lock)
+            return False
+        return True
+
+    def _break_if_old(self, lock: str) -> None:
+        try:
+            until = float(self._client.get_registered_model(lock).tags.get(LOCK_TAG, "inf"))
+            if until < time.time():
+                self._client.delete_registered_model(lock)
+        except MlflowException:
+            pass  # its holder has just let go
 
 
-def _trained_identity(client: MlflowClient, model_id: str) -> str | None:
-    """Of the run that logged the model."""
-    run_id = client.get_logged_model(model_id).source_run_id
-    return client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None
+def _version(version: Any, aliases: dict[str, str]) -> Version:
+    leading = tuple(sorted(alias for alias, number in aliases.items() if number == str(version.version)))
+    return Version(version.name, str(version.version), leading, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
+
+
+def _model_of(version: Any) -> str:
+    return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))

@@ -57,10 +57,10 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
         TrackingError: MLflow cannot be asked.
     """
     if text.startswith(REGISTRY_PREFIX):
-        from tasks.tracking.registered import fetch_network
+        from tasks.tracking.registered import Registry
 
         project = project or find_project()
-        return fetch_network(project.tracking_uri, text, project.state / "models")
+        return Registry(project.tracking_uri).fetch(text, project.state / "models")
     path = Path(text)
     if (path / DESCRIPTION_FILE).is_file() or path.name == DESCRIPTION_FILE:
         return path
@@ -116,6 +116,11 @@ def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> Train
     return TrainedRun(spec, dataset, trained, embedded, scored)
 
 
+def run_of(project: Project, identity: str) -> TrainedRun | None:
+    """The run of the standing comparison whose training has this identity."""
+    return next((run for run in trained_runs(project) if run.trained == identity), None)
+
+
 def network_of(project: Project, identity: str) -> Path:
     """The folder of the network that a training of this identity left.
 
@@ -125,12 +130,12 @@ def network_of(project: Project, identity: str) -> Path:
     made = _folder(project, identity, "last")
     if made.exists():
         return made
-    run = next((run for run in trained_runs(project) if run.trained == identity), None)
+    run = run_of(project, identity)
     if run is not None:
         return package(project, run)
-    from tasks.tracking.registered import fetch_trained
+    from tasks.tracking.registered import Registry
 
-    fetched = fetch_trained(project.tracking_uri, identity, project.state / "models")
+    fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
     if fetched is None:
         raise ConfigError(f"{identity}: no trained run here has this identity; `dml models` lists those there are")
     return fetched

@@ -4,20 +4,22 @@ The page is one file that loads nothing: pictures, style and script are in it. W
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dml_core.data.readers.shared.own import LIST_SUFFIXES
+from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.thumbnails import picture_size, thumbnail
 from dml_core.trained import TrainedModel
-from tasks.use.images import listed_images
+from tasks.use.sources import find_images
 
 QUERY_PIXELS = 320
 SHARP_PIXELS = 64  # pictures as small as that are shown with their pixels, not smoothed
@@ -66,14 +68,14 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
         DataError: a file that is missing or no image.
     """
     index.check_model(model.identity)
-    images = [image for path in paths for image in (listed_images(path))]
-    data = [_read(image.path) for image in images]
-    views = [model.view(content, image.box, str(image.path)) for content, image in zip(data, images, strict=True)]
-    pictures = [thumbnail(content, str(image.path), QUERY_PIXELS) for content, image in zip(data, images, strict=True)]
+    images = [image for path in paths for image in _images_of(path)]
+    data = [_read(image) for image in images]
+    views = [model.view(content, image.box, image.name) for content, image in zip(data, images, strict=True)]
+    pictures = [thumbnail(content, image.name, QUERY_PIXELS) for content, image in zip(data, images, strict=True)]
     scores_Qk, positions_Qk = index.search(model.embed_views(views), k)
     return [
         Answer(
-            image.name if len(paths) == 1 and len(images) > 1 else str(image.path),
+            image.name,
             picture,
             [
                 Hit(rank, float(score), index.item(position))
@@ -84,11 +86,26 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
     ]
 
 
-def _read(path: Path) -> bytes:
+class _Query(NamedTuple):
+    name: str
+    read: Callable[[], bytes]
+    box: Box | None = None
+
+
+def _images_of(path: Path) -> list[_Query]:
+    if not path.is_dir() and path.suffix not in LIST_SUFFIXES:
+        return [_Query(str(path), path.read_bytes)]
+    found = find_images(str(path))
+    inside = path if path.is_dir() else path.parent
+    boxes = found.boxes or [None] * len(found)
+    return [_Query(str(inside / name), partial(found.read, place), boxes[place]) for place, name in enumerate(found.names)]
+
+
+def _read(query: _Query) -> bytes:
     try:
-        return path.read_bytes()
+        return query.read()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise DataError(f"{query.name}: cannot be read ({error.strerror or error})") from None
 
 
 def describe(index: Index) -> list[str]:

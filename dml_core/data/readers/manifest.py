@@ -30,7 +30,7 @@ class ManifestFile(DatasetConfig):
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the file's order; classes are numbered by name."""
         path = raw / self.file
-        records = read_records(path)
+        records = _read_records(path)
         names = {record["label"] for record in records}
         numbers = {name: number for number, name in enumerate(sorted(names))}
         given = "role" in records[0] if records else False
@@ -41,18 +41,14 @@ class ManifestFile(DatasetConfig):
                 numbers[record["label"]],
                 record["label"],
                 _role(record["role"], path, number) if given else by_class[record["label"]],
-                box_of(record, path, number),
+                _box(record, path, number),
             )
             for number, record in enumerate(records, start=1)
         ]
 
 
-def read_records(path: Path, needed: tuple[str, ...] = ("path", "label")) -> list[dict[str, Any]]:
-    """Rows as dictionaries; path, label and role are text whatever the file holds.
-
-    Raises:
-        DataError: no such table, a column that it needs is not there, or one that nobody knows is.
-    """
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Rows as dictionaries; path, label and role are text whatever the file holds."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -66,14 +62,14 @@ def read_records(path: Path, needed: tuple[str, ...] = ("path", "label")) -> lis
     for column in columns:
         if column not in _COLUMNS:
             raise DataError(f"{path}: unknown column '{column}' (known: {', '.join(_COLUMNS)})")
-    for column in needed:
+    for column in ("path", "label"):
         if column not in columns or table[column].null_count:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
     boxes = [column for column in _BOX_COLUMNS if column in columns]
     if boxes and len(boxes) < len(_BOX_COLUMNS):
         raise DataError(f"{path}: a box needs all of the columns {', '.join(_BOX_COLUMNS)}")
     records: list[dict[str, Any]] = table.to_pylist()
-    return [record if record.get("label") is None else {**record, "label": str(record["label"])} for record in records]
+    return [{**record, "label": str(record["label"])} for record in records]
 
 
 def _text_columns(csv: Any) -> Any:
@@ -90,12 +86,7 @@ def _role(text: Any, path: Path, number: int) -> Role:
     return found
 
 
-def box_of(record: dict[str, Any], path: Path, number: int) -> Box | None:
-    """The box of row `number`, where it has one.
-
-    Raises:
-        DataError: incomplete or empty.
-    """
+def _box(record: dict[str, Any], path: Path, number: int) -> Box | None:
     sides = [float(record[column]) for column in _BOX_COLUMNS if record.get(column) is not None]
     if not sides:
         return None

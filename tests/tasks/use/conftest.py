@@ -6,7 +6,6 @@ import pytest
 import torch
 import yaml
 
-from dml_core.config import merge
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
@@ -21,15 +20,22 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.storage import Store
 from tasks.workers.embedding import extract
-from tests.conftest import MODEL, SETTINGS
 
-OPTIONS = {"num_classes": 16, "images_per_class": 12, "image_size": 24, "num_modes": 2}
+OPTIONS = {"num_classes": 32, "images_per_class": 15, "image_size": 24, "num_modes": 1}
+PROTOCOL = {
+    "model": {"backbone": {"name": "small_cnn", "width": 8}, "pooling": {"kind": "max"}, "head": {"kind": "bn", "embedding_dim": 16}},
+    "sampler": {"kind": "shuffled", "batch_size": 24},
+    "transform": {"crop": "padded", "crop_size": 24, "padding": 2, "flip": True, "scaling": "zero-one"},
+    "optimiser": {"name": "adam", "learning_rate": 3e-3, "groups": {"loss": {"learning_rate": 1e-2}}},
+    "schedule": {"kind": "cosine", "warmup_epochs": 1.0},
+    "num_epochs": 16,
+}
 PARAMS = {
     "datasets": {"own": {"reader": "synthetic", "raw": "data/raw/own", "options": OPTIONS}},
     "comparison": {
         "default_datasets": ["own"],
         "seeds": [0, 1],
-        "protocol": merge(SETTINGS, {"model": MODEL, "sampler": {"batch_size": 16}, "num_epochs": 8}),
+        "protocol": PROTOCOL,
         "datasets": {"own": {}},
         "variants": {"good": {"loss": {"name": "normalised_softmax"}}, "untrained": {"loss": {"name": "softmax"}, "num_epochs": 0}},
     },
@@ -46,8 +52,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = Project(root, state, str(state / "store"), f"sqlite:///{state / 'mlflow.db'}")
     materialise("synthetic", OPTIONS, root / "data/raw/own")
     prepare("synthetic", root / "data/raw/own", project.packed("own"), OPTIONS)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the network is so small that threads only wait for each other
     for spec in comparison_runs(load_params(project.params_file), "own")[:3]:
         make_run(project, spec)
+    torch.set_num_threads(before)
     return project
 
 

@@ -32,7 +32,7 @@ def test_rows_are_those_that_the_run_left(project: Project, dataset: PackedDatas
         rows, _ = load_embeddings(Store(project.store, project.state).folder(f"embed/{run.embedded}"), "test")
         found = model.embed([dataset.raw_bytes(index) for index in range(len(dataset))], batch_size=7)
         np.testing.assert_allclose(found, rows, atol=1e-5)
-        assert (model.identity, model.num_dimensions, found.dtype) == (run.trained, 8, np.float32)
+        assert (model.identity, model.num_dimensions, found.dtype) == (run.trained, 16, np.float32)
         assert model.title == f"own / {run.spec.variant} / seed {run.spec.seed}"
 
 
@@ -44,7 +44,7 @@ def test_an_image_is_the_same_in_every_form(project: Project, dataset: PackedDat
     pixels = dataset.image(5).permute(1, 2, 0).numpy()
     rows = model.embed([encoded, path, str(path), Image.fromarray(pixels), pixels])
     assert np.ptp(rows, axis=0).max() < 1e-6
-    assert model.embed([]).shape == (0, 8)
+    assert model.embed([]).shape == (0, 16)
 
 
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:

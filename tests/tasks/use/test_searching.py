@@ -19,10 +19,11 @@ from dml_core.index.writing import add_items, build_index
 from dml_core.trained import TrainedModel, load_model
 from flows.cli import app
 from tasks.environment import Project
-from tasks.use.images import listed_images
-from tasks.use.indexing import Embeddings, batches_of_images, images_of, is_embeddings
+from tasks.use.embed import embed_to
+from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
 from tasks.use.models import resolve_model
 from tasks.use.searching import search_images, search_page
+from tasks.use.sources import find_images
 
 SCRIPT = "<script>alert(1)<&'\".jpg"
 
@@ -47,42 +48,19 @@ def images(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(model: TrainedModel, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
-    batches = batches_of_images(model, images_of(images), 160)
+    batches = batches_of_images(model, find_images(str(images)), 160)
     return build_index(tmp_path_factory.mktemp("indexes") / "own", batches, model.identity, model.metric, None, "own/good")
 
 
-def test_a_folder_is_listed_by_name_with_its_classes(images: Path) -> None:
-    found = listed_images(images)
-    assert len(found) == 4 * 12 + 1
-    assert [image.class_name for image in found if image.name == SCRIPT] == [None]
-    assert {image.class_name for image in found if "/" in image.name} == {path.name for path in images.iterdir() if path.is_dir()}
-    assert all(image.path.is_file() for image in found)
-
-
-def test_a_list_needs_no_classes_and_may_have_boxes(tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("path,label,left,top,right,bottom\na.jpg,7,1,2,3,4\nb/c.jpg,,,,,\n")
-    first, second = listed_images(tmp_path / "list.csv")
-    assert (first.name, first.path, first.class_name, first.box) == ("a.jpg", tmp_path / "a.jpg", "7", (1, 2, 3, 4))
-    assert (second.class_name, second.box) == (None, None)
-    (tmp_path / "bare.csv").write_text("path\na.jpg\n")
-    assert listed_images(tmp_path / "bare.csv")[0].class_name is None
-    (tmp_path / "list.txt").touch()
-    (tmp_path / "empty").mkdir()
-    for name, said in [("none", "no such folder or file"), ("empty", "no images there"), ("list.txt", "neither a folder")]:
-        with pytest.raises(DataError, match=said):
-            listed_images(tmp_path / name)
-
-
 def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, model: TrainedModel, images: Path) -> None:
-    every = listed_images(images)
-    rows = model.embed([image.path for image in every])
+    names = find_images(str(images)).names
+    rows = model.embed([images / name for name in names])
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    query = every[20]
-    [answer] = search_images(index, model, [query.path], 5)
-    assert (answer.name, len(answer.hits)) == (str(query.path), 5)
+    [answer] = search_images(index, model, [images / names[20]], 5)
+    assert (answer.name, len(answer.hits)) == (str(images / names[20]), 5)
     expected = np.sort(rows @ rows[20])[::-1][:5]
     np.testing.assert_allclose([hit.score for hit in answer.hits], expected, atol=1e-5)
-    by_name = {image.name: row for image, row in zip(every, rows, strict=True)}
+    by_name = dict(zip(names, rows, strict=True))
     np.testing.assert_allclose([by_name[hit.item.name] @ rows[20] for hit in answer.hits], expected, atol=1e-5)
     assert picture_size(answer.hits[0].item.thumbnail or b"") == (24, 24)
 
@@ -105,60 +83,59 @@ def test_another_model_is_refused(index: Index, project: Project, images: Path) 
         search_images(index, other, [images], 3)
 
 
-def test_a_damaged_image_is_named_and_leaves_nothing(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedModel, images: Path, tmp_path: Path) -> None:
     shutil.copytree(images, tmp_path / "images")
-    bad = tmp_path / "images" / "bad.jpg"
-    bad.write_bytes(b"\xff\xd8 cut off")
-    with pytest.raises(DataError, match=f"^{bad}: "):
-        build_index(tmp_path / "index", batches_of_images(model, images_of(tmp_path / "images"), 160), model.identity)
+    (tmp_path / "images" / "bad.jpg").write_bytes(b"\xff\xd8 cut off")
+    (tmp_path / "images" / "gone.jpg").symlink_to(tmp_path / "images" / "bad.jpg")
+    found = find_images(str(tmp_path / "images"))
+    (tmp_path / "images" / "gone.jpg").unlink()
+    with pytest.raises(DataError, match=r"^bad\.jpg: "):
+        build_index(tmp_path / "index", batches_of_images(model, found, 160), model.identity)
     assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
+    bad: list[str] = []
+    assert build_index(tmp_path / "index", batches_of_images(model, found, 160, bad), model.identity).num_items == 49
+    assert [line.partition(":")[0] for line in bad] == ["bad.jpg", "gone.jpg"]
 
 
 # ---------------------------------------------------------------- embeddings
 
 
-def written(folder: Path, kind: str, identity: str | None, names: list[str], rows: Any) -> Path:
-    """As `dml embed` writes them."""
-    if kind == "npz":
-        path = folder / "embeddings.npz"
-        extra = {} if identity is None else {"model_identity": np.array(identity)}
-        np.savez(path, embeddings=rows, names=np.array(names), **extra)
-        return path
-    table = pa.table({"name": names, "embedding": pa.array(list(rows), pa.list_(pa.float32())), "label": ["a"] * len(names)})
-    table = table.replace_schema_metadata({} if identity is None else {"model_identity": identity})
-    if kind == "parquet":
-        parquet.write_table(table, folder / "embeddings.parquet")
-        return folder / "embeddings.parquet"
-    (folder / "shards").mkdir()
-    for number, start in enumerate(range(0, len(names), 10)):
-        parquet.write_table(table.slice(start, 10), folder / "shards" / f"{number:05d}.parquet")
-    return folder / "shards"
-
-
-@pytest.mark.parametrize("kind", ["npz", "parquet", "shards"])
+@pytest.mark.parametrize("out", ["embeddings.npz", "embeddings.parquet", "embeddings"])
 def test_embeddings_make_the_index_that_their_images_make(
-    index: Index, model: TrainedModel, images: Path, tmp_path: Path, kind: str
+    index: Index, model: TrainedModel, images: Path, tmp_path: Path, out: str
 ) -> None:
-    every = listed_images(images)
-    source = written(tmp_path, kind, model.identity, [image.name for image in every], model.embed([image.path for image in every]))
+    source = tmp_path / out
+    embed_to(model, find_images(str(images)), source, shard_rows=20)
     assert is_embeddings(source)
     assert not is_embeddings(images)
     embeddings = Embeddings(source, images, 160)
-    assert embeddings.model_identity == model.identity
     made = build_index(tmp_path / "index", embeddings.batches(), embeddings.model_identity)
+    assert made.model_identity == model.identity
     np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-6)
-    assert [item.name for item in map(made.item, range(49))] == [item.name for item in map(index.item, range(49))]
-    assert made.item(3).thumbnail == index.item(3).thumbnail
-    assert made.item(3).class_name == (None if kind == "npz" else "a")
+    assert [*map(made.item, range(49))] == [*map(index.item, range(49))]
     with pytest.raises(ConfigError, match="do not compare"):
         add_items(index.folder, embeddings.batches(), "f" * 32)
 
 
-@pytest.mark.parametrize("kind", ["npz", "parquet", "shards"])
-def test_embeddings_of_nobody_are_refused(tmp_path: Path, kind: str) -> None:
-    source = written(tmp_path, kind, None, ["a", "b"], np.ones((2, 4), np.float32))
-    with pytest.raises(EvaluationError, match="says nothing of the model that made it"):
-        Embeddings(source)
+def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    one = next(path for path in sorted(images.iterdir()) if path.is_dir())
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},=7\n" for path in sorted(one.iterdir())[:3]))
+    for out in ("e.npz", "e.parquet", "e"):
+        embed_to(model, find_images(str(tmp_path / "list.csv")), tmp_path / out)
+        [batch] = Embeddings(tmp_path / out).batches()
+        assert [item.class_name for item in batch.items] == ["=7"] * 3
+        assert batch.items[0].thumbnail is None
+
+
+def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a", "b"]))
+    parquet.write_table(pa.table({"name": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "a.parquet")
+    for source in (tmp_path / "a.npz", tmp_path / "a.parquet"):
+        with pytest.raises(EvaluationError, match="says nothing of the model that made it"):
+            Embeddings(source)
+    (tmp_path / "b.npz").write_bytes(b"PK no archive")
+    with pytest.raises(EvaluationError, match=r"b\.npz: cannot be read"):
+        Embeddings(tmp_path / "b.npz")
 
 
 # ---------------------------------------------------------------- the command

@@ -1,0 +1,138 @@
+"""Verbs of trained networks: `models` lists, promotes and exports them, `embed` takes any images through one."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.app import app, models_app, open_project, print_table
+
+RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
+
+
+@models_app.command("list")
+def list_(
+    dataset: Annotated[str | None, typer.Argument(help="Of this dataset alone.")] = None,
+    every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not the best of each variant.")] = False,
+) -> None:
+    """List what is trained, best first, and what MLflow's registry leads to.
+
+    Scores are per cent, of the test classes.
+    """
+    project = open_project()
+    from rich.table import Table
+
+    from dml_core.errors import ConfigError
+    from tasks.use.listing import list_models
+
+    models = list_models(project, dataset, every_seed)
+    if not models:
+        raise ConfigError(f"nothing is trained here{f' on {dataset}' if dataset else ''}: dml reproduce trains the standing comparison")
+    table = Table("run", "seeds", "recall@1", "map@r", "parameters", "checkpoint", "identity")
+    for model in models:
+        scores = [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for name in ("recall@1", "map@r")]
+        size = f"{model.num_bytes / 1e6:.1f} MB"
+        table.add_row(model.run, str(model.num_seeds), *scores, f"{model.num_parameters:,}", size, model.identity)
+    print_table(table)
+    _print_registry(project.tracking_uri, dataset)
+
+
+def _print_registry(uri: str, dataset: str | None) -> None:
+    """What the registry has, where there is one."""
+    from rich.table import Table
+
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return
+    from tasks.tracking.registered import Registry
+
+    versions = Registry(uri).versions(f"dml-{dataset or ''}")
+    if versions:
+        table = Table("registered model", "aliases", "why")
+        for version in versions:
+            table.add_row(f"models:/{version.name}/{version.number}", ", ".join(version.aliases), version.gate or "")
+        print_table(table)
+
+
+@models_app.command()
+def promote(
+    run: RUN,
+    alias: Annotated[str, typer.Option(help="What leads to it in the registry.")] = "champion",
+    force: Annotated[bool, typer.Option("--force", help="Whatever the comparison says; needs --reason.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why it is forced; kept with the version and in its card.")] = None,
+) -> None:
+    """Make a run's network the champion of MLflow's registry, if it is better than the present one.
+
+    Better is told by the 95 % interval of the difference in Recall@1, paired by the classes of the same test images. A model card goes
+    with it.
+    """
+    project = open_project()
+    from dml_core.errors import ConfigError
+    from tasks.use.promotion import promote as promote_run
+
+    if force != (reason is not None):
+        raise ConfigError("--force and --reason go together: what is forced has a reason, and a reason is of what is forced")
+    found = promote_run(project, run, alias, reason)
+    print(f"models:/{found.version.name}@{alias} is version {found.version.number}: {found.said}")
+
+
+@models_app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run, an identity, or models:/name@alias.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    graph_format: Annotated[str, typer.Option("--format", help="onnx or torch-export.")] = "onnx",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8 (ONNX alone).")] = "fp32",
+) -> None:
+    """Write a network as a graph that other programs run, and measure what it costs.
+
+    Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
+    """
+    project = open_project()
+    from tasks.use.export import MEASURED_FILE
+    from tasks.use.export import export as export_run
+
+    found = export_run(project, run, graph_format, precision, out)
+    print(
+        f"{out}: {found.format} {found.precision} of {found.run}\n"
+        f"Recall@1 {100 * found.recall_at_1:.2f} per cent, the run's {100 * found.recall_at_1_of_run:.2f}, "
+        f"on {found.num_images} test images; embeddings differ by up to {found.largest_difference:.1e}\n"
+        f"{found.num_bytes / 1e6:.2f} MB, the run's weights {found.num_bytes_of_run / 1e6:.2f} MB; "
+        f"{found.milliseconds:.2f} ms an image here, the run's network {found.milliseconds_of_run:.2f} ms ({MEASURED_FILE})"
+    )
+
+
+@app.command()
+def embed(
+    model: Annotated[str, typer.Argument(help="A run as dataset/variant[/seed], an identity, a folder, or models:/name@alias.")],
+    source: Annotated[str, typer.Argument(help="A folder of images, a .csv or .parquet list of paths, or s3://bucket/prefix.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A folder, or a .npz or .parquet file; what was begun is gone on with.")],
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what is no image, and list it; else it ends the command.")
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network at a time.")] = 64,
+) -> None:
+    """Embed any images with a trained network.
+
+    What is written is what `dml evaluate --embeddings` reads. The same command goes on after an interruption.
+    """
+    import time
+
+    from dml_core.trained import load_model
+    from tasks.use.embed import embed_to
+    from tasks.use.models import resolve_model
+    from tasks.use.sources import find_images
+
+    images = find_images(source)
+    network = load_model(resolve_model(model))
+    began = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
+
+    found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell)
+    reused = f", {found.num_reused:,} of them of an earlier run" if found.num_reused else ""
+    print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} numbers by {network.title or network.identity}{reused}")
+    if found.bad:
+        print(f"left out: {len(found.bad):,} bad images")
+        for name, why in found.bad:
+            print(f"  {name}: {why}")

@@ -1,0 +1,254 @@
+"""Any number of images through a network, into shards: bounded memory, an interrupted run goes on, bad images are told.
+
+The images are cut into shards by their order. A shard is embedded and put in its place whole; the manifest, which makes the folder
+readable (`dml evaluate --embeddings FOLDER`), comes last. What is left over of a run that was interrupted is gone on from if it is of the
+same images and the same network.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dml_core.errors import ConfigError, DataError, DmlError, StoreError
+from dml_core.trained import TrainedModel
+from tasks.files import write_whole
+from tasks.runs.embeddings import MANIFEST_FILE
+from tasks.use.sources import Images
+
+ROLE = "images"  # what the manifest calls them
+PLAN_FILE, ITEMS_FILE, BAD_FILE = "plan.json", "items.parquet", "bad.csv"
+SHARD_ROWS = 4096
+NUM_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What came of it.
+
+    Attributes:
+        num_rows: images that are embedded.
+        num_reused: of them those that an earlier run had embedded.
+        bad: name and why, of those that were left out.
+    """
+
+    num_rows: int
+    num_reused: int
+    bad: tuple[tuple[str, str], ...]
+
+
+SINGLE_FILES = (".npz", ".parquet")
+Rows = tuple[NDArray[np.float32], list[tuple[int, str]]]  # of a shard: rows of the good images in order, place and why of the bad ones
+
+
+def embed_images(
+    model: TrainedModel,
+    images: Images,
+    out: Path,
+    skip_bad: bool = False,
+    batch_size: int = 64,
+    shard_rows: int = SHARD_ROWS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Embedded:
+    """Embed images into the folder `out`, going on with what is there of the same.
+
+    Args:
+        model: the network.
+        images: which, in order; rows are in their order.
+        out: `images-*.npy` (n, D) float32, `images-labels.npy` where classes are known, `items.parquet` (path and label of each row) and
+            `manifest.json`, which comes last. `bad.csv` lists what could not be embedded.
+        skip_bad: leave out what is no image; else all are looked at, and the bad ones end it.
+        batch_size: images that go through the network at a time.
+        shard_rows: images of a shard.
+        progress: called with (images done, images in all).
+
+    Raises:
+        ConfigError: `out` holds something else.
+        DataError: bad images, and they are not to be left out.
+        StoreError: `out` cannot be written.
+    """
+    starts = range(0, len(images), shard_rows)
+    names = [f"{ROLE}-{number:05d}-of-{len(starts):05d}.npy" for number in range(len(starts))]
+    try:
+        _take_up(out, _plan(model, images, shard_rows))
+        num_reused = 0
+        for start, name in zip(starts, names, strict=True):
+            places = range(start, min(start + shard_rows, len(images)))
+            if (out / name).is_file() and not _bad_of(out, name).exists():
+                num_reused += len(places)
+            else:
+                _write_shard(out, name, embed_places(model, images, places, batch_size))
+            if progress is not None:
+                progress(places.stop, len(images))
+        bad = [(place, why) for name in names if _bad_of(out, name).exists() for place, why in json.loads(_bad_of(out, name).read_text())]
+        told = tuple((images.names[place], why) for place, why in bad)
+        _tell_bad(out, told)
+        if bad and (not skip_bad or len(bad) == len(images)):
+            raise DataError(_said(told, len(images), out))
+        left_out = {place for place, _ in bad}
+        _finish(out, images, [place for place in range(len(images)) if place not in left_out], names, model.num_dimensions)
+    except OSError as error:
+        raise StoreError(f"{out}: embeddings cannot be written ({error.strerror or error}); free space or name another place") from None
+    return Embedded(len(images) - len(bad), num_reused, told)
+
+
+def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
+    """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`; all rows are in memory at once) or
+    `.parquet` (columns `name`, `embedding`, `label`; a row group a shard). Of a file the shards lie beside it until it is whole.
+
+    Raises:
+        As `embed_images`, whose options are taken.
+    """
+    if out.suffix not in SINGLE_FILES:
+        return embed_images(model, images, out, **options)
+    folder = out.with_name(f"{out.name}.shards")
+    found = embed_images(model, images, folder, **options)
+    beside = out.with_name(f".{out.name}-{os.getpid()}{out.suffix}")
+    try:
+        (_join_npz if out.suffix == ".npz" else _join_parquet)(folder, beside, model.identity)
+        beside.replace(out)
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise StoreError(f"{out}: cannot be written ({error.strerror or error}); its shards are in {folder}") from None
+    return found
+
+
+def _join_npz(folder: Path, path: Path, identity: str) -> None:
+    items = pq.read_table(folder / ITEMS_FILE)
+    rows = np.concatenate([np.load(folder / name) for name in json.loads((folder / MANIFEST_FILE).read_text())[ROLE]["shards"]])
+    arrays: dict[str, Any] = {"embeddings": rows, "names": np.array(items["path"].to_pylist()), "model_identity": np.array(identity)}
+    if "label" in items.column_names:
+        arrays["labels"] = np.array(items["label"].to_pylist())
+    np.savez(path, **arrays)
+
+
+def _join_parquet(folder: Path, path: Path, identity: str) -> None:
+    items = pq.read_table(folder / ITEMS_FILE).rename_columns({"path": "name"})
+    entry, start = json.loads((folder / MANIFEST_FILE).read_text())[ROLE], 0
+    embedding = pa.field("embedding", pa.list_(pa.float32(), entry["dimensions"]))
+    schema = items.schema.append(embedding).with_metadata({"model_identity": identity})
+    with pq.ParquetWriter(path, schema) as file:
+        for name in entry["shards"]:
+            rows = np.load(folder / name)
+            if not len(rows):
+                continue  # all of them were bad
+            column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), entry["dimensions"])
+            file.write_table(items.slice(start, len(rows)).append_column(embedding, column).cast(schema))
+            start += len(rows)
+
+
+def embed_places(model: TrainedModel, images: Images, places: range, batch_size: int) -> Rows:
+    """The images at some places of the list: while one batch is in the network the next one is read and decoded by threads."""
+    rows: list[NDArray[np.float32]] = []
+    bad: list[tuple[int, str]] = []
+    for batch in _decoded(model, images, places, batch_size):
+        bad += [(place, found) for place, found in batch if isinstance(found, str)]
+        views = [found for _, found in batch if not isinstance(found, str)]
+        rows += [model.embed_views(views)] if views else []
+    return np.concatenate(rows) if rows else np.empty((0, model.num_dimensions), np.float32), bad
+
+
+def _decoded(model: TrainedModel, images: Images, places: range, batch_size: int) -> Iterator[list[tuple[int, Tensor | str]]]:
+    def view(place: int) -> Tensor | str:
+        try:
+            return model.view(images.read(place), images.boxes[place] if images.boxes is not None else None)
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+        except DmlError as error:
+            return str(error).removeprefix("image: ")
+
+    with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1)), "decode") as pool:
+        waiting: list[list[tuple[int, Future[Tensor | str]]]] = []
+        for start in range(places.start, places.stop, batch_size):
+            waiting.append([(place, pool.submit(view, place)) for place in range(start, min(start + batch_size, places.stop))])
+            if len(waiting) > 1:
+                yield [(place, future.result()) for place, future in waiting.pop(0)]
+        yield from ([(place, future.result()) for place, future in batch] for batch in waiting)
+
+
+def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any]:
+    """What the folder is of: another plan is other embeddings."""
+    listed = json.dumps([images.names, images.classes, images.boxes])
+    of = {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest(), "shard_rows": shard_rows}
+    graph = model.description.graph
+    how = "" if graph is None else f"{graph.format} {graph.precision}"
+    return {"model": model.identity, "exported_as": how, "title": model.title, "metric": model.metric, **of}
+
+
+def _take_up(out: Path, plan: dict[str, Any]) -> None:
+    """Begin the folder, or go on with it.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    path = out / PLAN_FILE
+    if path.is_file():
+        if json.loads(path.read_text()) != plan:
+            raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: there already, and not begun by dml embed; name another folder")
+    write_whole(path, json.dumps(plan, indent=1))
+
+
+def _bad_of(out: Path, shard: str) -> Path:
+    return out / f".{shard}.bad.json"
+
+
+def _write_shard(out: Path, name: str, found: Rows) -> None:
+    """The shard, after what says which images it lacks: cut between the two, it is made again."""
+    rows, bad = found
+    if bad:
+        write_whole(_bad_of(out, name), json.dumps(bad))
+    _save(out / name, rows)
+    if not bad:
+        _bad_of(out, name).unlink(missing_ok=True)
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    beside = path.with_name(f".{path.name}-{os.getpid()}")
+    with beside.open("wb") as file:
+        np.save(file, array)
+    beside.replace(path)
+
+
+def _finish(out: Path, images: Images, places: list[int], shards: list[str], num_dimensions: int) -> None:
+    """Labels, items and, last, the manifest."""
+    entry: dict[str, Any] = {"rows": len(places), "dimensions": num_dimensions, "shards": shards}
+    columns = {"path": pa.array([images.names[place] for place in places])}
+    if images.classes is not None:
+        classes = [images.classes[place] for place in places]
+        _save(out / f"{ROLE}-labels.npy", np.array(classes))
+        entry["labels"] = f"{ROLE}-labels.npy"
+        columns["label"] = pa.array(classes)
+    beside = out / f".{ITEMS_FILE}-{os.getpid()}"
+    pq.write_table(pa.table(columns), beside)
+    beside.replace(out / ITEMS_FILE)
+    write_whole(out / MANIFEST_FILE, json.dumps({ROLE: entry}, indent=1))
+
+
+def _tell_bad(out: Path, bad: tuple[tuple[str, str], ...]) -> None:
+    if not bad:
+        (out / BAD_FILE).unlink(missing_ok=True)
+        return
+    text = io.StringIO()
+    csv.writer(text).writerows([("path", "why"), *bad])
+    write_whole(out / BAD_FILE, text.getvalue())
+
+
+def _said(bad: tuple[tuple[str, str], ...], num_images: int, out: Path) -> str:
+    shown = "; ".join(f"{name}: {why}" for name, why in bad[:NUM_SHOWN]) + ("; ..." if len(bad) > NUM_SHOWN else "")
+    return f"{len(bad)} of {num_images} images are bad ({shown}); all are in {out / BAD_FILE}: mend them, or --skip-bad leaves them out"

@@ -1,0 +1,103 @@
+"""Images to embed, wherever they are: a folder, a list, an object store. Their names are read at once, their bytes when they are needed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from dml_core.data.readers.shared.own import LIST_SUFFIXES, is_image_name
+from dml_core.data.store.rows import Box
+from dml_core.errors import DataError
+from tasks.storage import Store
+
+BOX_COLUMNS = ("left", "top", "right", "bottom")
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images in their order.
+
+    Attributes:
+        names: of each, unique where the source has it so: a path relative to the source.
+        classes: of each; None where the source does not say.
+        boxes: of each; None where there are none.
+        read: the encoded bytes of the image at a place of the list; an OSError or StoreError says that it cannot be read.
+    """
+
+    names: list[str]
+    classes: list[str] | None
+    boxes: list[Box | None] | None
+    read: Callable[[int], bytes]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def find_images(source: str) -> Images:
+    """The images of a source.
+
+    Args:
+        source: a folder, with images in folders of their classes or not; a CSV or Parquet file with the column `path`, where wanted
+            `label` and a box (`left`, `top`, `right`, `bottom`); or `s3://bucket/prefix`.
+
+    Raises:
+        DataError: there are none, or the list cannot be read.
+        StoreError: the bucket cannot be read.
+    """
+    if source.startswith("s3://"):
+        found = _in_bucket(source)
+    elif Path(source).suffix in LIST_SUFFIXES:
+        found = _in_list(Path(source))
+    else:
+        found = _in_folder(Path(source))
+    if not len(found):
+        raise DataError(f"{source}: no images there (known by their names: .jpg, .png, ...)")
+    return found
+
+
+def _in_folder(folder: Path) -> Images:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
+    paths = sorted(
+        path.relative_to(folder) for path in folder.rglob("*") if is_image_name(path) and not _is_hidden(path.relative_to(folder))
+    )
+    names = [path.as_posix() for path in paths if (folder / path).is_file()]
+    return Images(names, _parents(names), None, lambda place: (folder / names[place]).read_bytes())
+
+
+def _in_bucket(address: str) -> Images:
+    store = Store(address, Path())
+    names = sorted(name for name in store.list_objects() if is_image_name(PurePosixPath(name)))
+    return Images(names, _parents(names), None, lambda place: store.read(names[place]))
+
+
+def _in_list(path: Path) -> Images:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    texts = csv.ConvertOptions(column_types={"path": pa.string(), "label": pa.string()}, strings_can_be_null=True)
+    try:
+        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=texts)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path}: not readable as a table ({str(error).splitlines()[0]})") from None
+    for column in ("path", *(["label"] if "label" in table.column_names else [])):
+        if column not in table.column_names or table[column].null_count:
+            raise DataError(f"{path}: column '{column}' is missing or has empty cells")
+    names = [str(name) for name in table["path"].to_pylist()]
+    classes = [str(name) for name in table["label"].to_pylist()] if "label" in table.column_names else None
+    boxes = None
+    if set(BOX_COLUMNS) <= set(table.column_names):
+        sides = zip(*(table[column].to_pylist() for column in BOX_COLUMNS), strict=True)
+        boxes = [None if None in found else tuple(map(float, found)) for found in sides]
+    return Images(names, classes, boxes, lambda place: (path.parent / names[place]).read_bytes())  # type: ignore[arg-type]
+
+
+def _parents(names: list[str]) -> list[str] | None:
+    """The folder that each image is in, as its class; None where some are in none."""
+    parents = [PurePosixPath(name).parent.name for name in names]
+    return parents if all(parents) else None
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

@@ -1,0 +1,107 @@
+"""Networks as graphs: the numbers of the network, for any number of images, with nothing of this package needed to run them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.data.views.transforms import scale
+from dml_core.errors import ConfigError, StoreError
+from dml_core.exported import FILES, write_graph
+from dml_core.trained import GraphFile, NetworkDescription, load_model, load_network, save_network, write_description
+from dml_core.training.loop import build_system
+from tests.conftest import MODEL, small_training
+
+CPU = torch.device("cpu")
+
+
+def network_in(folder: Path, scaling: str = "zero-one", **transform: object) -> NetworkDescription:
+    """An untrained network with BatchNorm statistics of its own, as a folder."""
+    model = {"backbone": MODEL["backbone"], "head": {"kind": "bn", "embedding_dim": 8}}
+    config = small_training(model=model, transform={"scaling": scaling} | transform)
+    system = build_system(config, 4, 0, CPU)
+    system.model(torch.rand(16, 3, 24, 24))
+    return save_network(folder, config.model_dump(mode="json"), 4, system.state_dict(), "ab" * 16)
+
+
+def exported(folder: Path, out: Path, graph_format: str, precision: str) -> GraphFile:
+    description = load_model(folder, "cpu").description
+    graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
+    out.mkdir()
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (32, 3, 24, 24), dtype=np.uint8))
+    write_graph(out, load_network(folder, description), description.transform, graph, list(pixels))
+    write_description(out, description.model_copy(update={"graph": graph}))
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("graph_format", "precision", "largest"),
+    [("onnx", "fp32", 1e-5), ("torch-export", "fp32", 1e-6), ("onnx", "fp16", 0.02), ("torch-export", "fp16", 0.02), ("onnx", "int8", 0.3)],
+)
+@pytest.mark.parametrize("scaling", ["zero-one", "bgr-caffe"])
+def test_a_graph_gives_the_network_s_rows(graph_format: str, precision: str, largest: float, scaling: str, tmp_path: Path) -> None:
+    if scaling == "bgr-caffe" and precision != "fp32":
+        pytest.skip("the order of channels is before the precision")
+    network_in(tmp_path / "kept", scaling)
+    exported(tmp_path / "kept", tmp_path / "out", graph_format, precision)
+    own, found = load_model(tmp_path / "kept", "cpu"), load_model(tmp_path / "out")
+    images = list(np.random.default_rng(0).integers(0, 256, (9, 24, 24, 3), dtype=np.uint8))
+    expected = own.embed(images)
+    for batch_size in (1, 4, 9):
+        np.testing.assert_allclose(found.embed(images, batch_size), expected, atol=largest)
+    assert (found.identity, found.num_dimensions, found.metric) == (own.identity, 8, own.metric)
+    assert np.abs(expected).max() > 0.1
+
+
+def test_a_network_without_a_size_takes_images_of_any(tmp_path: Path) -> None:
+    network_in(tmp_path / "kept", crop="none", crop_size=None, padding=0)
+    for graph_format in FILES:
+        exported(tmp_path / "kept", tmp_path / graph_format, graph_format, "fp32")
+        found, own = load_model(tmp_path / graph_format), load_model(tmp_path / "kept", "cpu")
+        for height, width in ((24, 24), (40, 33)):
+            images = list(np.random.default_rng(0).integers(0, 256, (3, height, width, 3), dtype=np.uint8))
+            np.testing.assert_allclose(found.embed(images), own.embed(images), atol=1e-5)
+
+
+def test_onnx_alone_runs_the_file_with_scaling_in_it(tmp_path: Path) -> None:
+    network_in(tmp_path / "kept", "bgr-caffe")
+    exported(tmp_path / "kept", tmp_path / "out", "onnx", "fp32")
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 24, 24, 3), dtype=np.uint8)
+    np.save(tmp_path / "pixels.npy", pixels)
+    code = f"""
+import numpy, onnxruntime, sys
+session = onnxruntime.InferenceSession({str(tmp_path / "out" / "network.onnx")!r})
+(rows,) = session.run(None, {{"pixels": numpy.load({str(tmp_path / "pixels.npy")!r})}})
+numpy.save({str(tmp_path / "rows.npy")!r}, rows)
+assert not {{"torch", "dml_core"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    description = load_model(tmp_path / "kept", "cpu").description
+    bgr = torch.from_numpy(pixels[..., ::-1].copy()).permute(0, 3, 1, 2).float() - torch.tensor([104.0, 117.0, 128.0])[:, None, None]
+    expected = load_network(tmp_path / "kept", description).embed(bgr).detach().numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), expected, atol=1e-5)
+
+
+def test_exporting_leaves_nothing_of_the_tracer_behind(tmp_path: Path) -> None:
+    network_in(tmp_path / "kept", "minus-one-one")
+    exported(tmp_path / "kept", tmp_path / "out", "torch-export", "fp32")
+    assert scale(torch.zeros((1, 3, 1, 1), dtype=torch.uint8), "minus-one-one").flatten().tolist() == [-1, -1, -1]
+
+
+def test_what_cannot_be_exported_or_opened_is_one_line(tmp_path: Path) -> None:
+    network_in(tmp_path / "kept")
+    with pytest.raises(ConfigError, match="int8 is of ONNX"):
+        exported(tmp_path / "kept", tmp_path / "out", "torch-export", "int8")
+    (tmp_path / "out" / "network.json").write_text(
+        json.dumps(
+            json.loads((tmp_path / "kept" / "network.json").read_text())
+            | {"graph": {"format": "onnx", "name": "network.onnx", "precision": "fp32"}}
+        )
+    )
+    (tmp_path / "out" / "network.onnx").write_bytes(b"nonsense")
+    with pytest.raises(StoreError, match=r"network\.onnx: not the exported network"):
+        load_model(tmp_path / "out")
