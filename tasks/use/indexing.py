@@ -191,7 +191,7 @@ def _rows_of_parquet(path: Path) -> Iterator[tuple[Any, Any, Any]]:
     if missing:
         raise EvaluationError(f"{path}: has no column '{missing[0]}'; {WRITTEN_BY}")
     for batch in parquet.ParquetFile(path).iter_batches(
-        NUM_ROWS_AT_ONCE, [name for name in columns if name in ("embedding", "name", "label")]
+        NUM_ROWS_AT_ONCE, columns=[name for name in columns if name in ("embedding", "name", "label")]
     ):
         names = batch["name"].to_pylist()
         values = batch["embedding"].flatten().to_numpy(zero_copy_only=False)

@@ -24,7 +24,9 @@ from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
 from tasks.use.models import resolve_model
 from tasks.use.searching import search_images, search_page
 from tasks.use.sources import find_images
+from tests.tasks.use.conftest import OPTIONS
 
+NUM_IMAGES = 4 * OPTIONS["images_per_class"] + 1
 SCRIPT = "<script>alert(1)<&'\".jpg"
 
 
@@ -72,9 +74,9 @@ def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: Trained
     assert "alert(1)<&'" not in page
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
     pictures = re.findall(r"<img[^>]*>", page)
-    assert len(pictures) >= 49 * 8
+    assert len(pictures) >= NUM_IMAGES * 8
     assert all(" alt=" in picture for picture in pictures)
-    assert page.count("<section") == 49
+    assert page.count("<section") == NUM_IMAGES
 
 
 def test_another_model_is_refused(index: Index, project: Project, images: Path) -> None:
@@ -93,7 +95,7 @@ def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedMode
         build_index(tmp_path / "index", batches_of_images(model, found, 160), model.identity)
     assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
     bad: list[str] = []
-    assert build_index(tmp_path / "index", batches_of_images(model, found, 160, bad), model.identity).num_items == 49
+    assert build_index(tmp_path / "index", batches_of_images(model, found, 160, bad), model.identity).num_items == NUM_IMAGES
     assert [line.partition(":")[0] for line in bad] == ["bad.jpg", "gone.jpg"]
 
 
@@ -112,7 +114,7 @@ def test_embeddings_make_the_index_that_their_images_make(
     made = build_index(tmp_path / "index", embeddings.batches(), embeddings.model_identity)
     assert made.model_identity == model.identity
     np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-6)
-    assert [*map(made.item, range(49))] == [*map(index.item, range(49))]
+    assert [*map(made.item, range(NUM_IMAGES))] == [*map(index.item, range(NUM_IMAGES))]
     with pytest.raises(ConfigError, match="do not compare"):
         add_items(index.folder, embeddings.batches(), "f" * 32)
 
@@ -150,14 +152,14 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     folder, page = tmp_path / "index", tmp_path / "page.html"
     built = dml("index", "own/good/0", images, "-o", folder, "--approximate", "auto")
     assert built.exit_code == 0, built.output
-    assert "49 items of 8 dimensions, by cosine" in built.stdout
+    assert f"{NUM_IMAGES} items of " in built.stdout
     assert "nothing need be missed" in built.stdout
     assert isinstance(dml("index", "own/good/0", images, "-o", folder).exception, ConfigError)
     query = next(path for path in images.rglob("*.jpg") if path.name != SCRIPT and "/." not in str(path))
     found = dml("search", folder, query, "-k", 3, "--html", page, "--json")
     assert found.exit_code == 0, found.output
     values = json.loads(found.stdout)
-    assert values["index"] == {"kind": "exact", "metric": "cosine", "items": 49, "recalls": None}
+    assert values["index"] == {"kind": "exact", "metric": "cosine", "items": NUM_IMAGES, "recalls": None}
     assert [hit["rank"] for hit in values["answers"][0]["found"]] == [1, 2, 3]
     assert values["answers"][0]["found"][0]["score"] == pytest.approx(1, abs=1e-5)
     assert page.read_text().startswith("<!doctype html>")
@@ -165,11 +167,11 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert query.name in table.stdout
     assert "exact: nothing is missed" in table.stdout
     name = values["answers"][0]["found"][0]["name"]
-    assert "48 items" in dml("index", "remove", folder, name).stdout
+    assert f"{NUM_IMAGES - 1} items" in dml("index", "remove", folder, name).stdout
     lone = tmp_path / "lone"
     (lone / Path(name).parent).mkdir(parents=True)
     shutil.copy(images / name, lone / name)
-    assert "49 items" in dml("index", "add", folder, lone).stdout
-    assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == 49
+    assert f"{NUM_IMAGES} items" in dml("index", "add", folder, lone).stdout
+    assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == NUM_IMAGES
     assert isinstance(dml("search", folder, query, "--model", "own/good/1").exception, ConfigError)
     assert "Build, change and show" in dml("index", "--help").stdout
