@@ -16,6 +16,7 @@ from dml_core.trained import GraphFile, NetworkDescription, load_model, load_net
 from dml_core.training.loop import build_system
 from tests.conftest import MODEL, small_training
 
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 
 
@@ -40,7 +41,13 @@ def exported(folder: Path, out: Path, graph_format: str, precision: str) -> Grap
 
 @pytest.mark.parametrize(
     ("graph_format", "precision", "largest"),
-    [("onnx", "fp32", 1e-5), ("torch-export", "fp32", 1e-6), ("onnx", "fp16", 0.02), ("torch-export", "fp16", 0.02), ("onnx", "int8", 0.3)],
+    [
+        ("onnx", "fp32", 1e-5),
+        ("torch-export", "fp32", 1e-6),
+        ("onnx", "int8", 0.3),
+        pytest.param("onnx", "fp16", 0.02, marks=pytest.mark.proof),
+        pytest.param("torch-export", "fp16", 0.02, marks=pytest.mark.proof),
+    ],
 )
 @pytest.mark.parametrize("scaling", ["zero-one", "bgr-caffe"])
 def test_a_graph_gives_the_network_s_rows(graph_format: str, precision: str, largest: float, scaling: str, tmp_path: Path) -> None:
@@ -57,6 +64,7 @@ def test_a_graph_gives_the_network_s_rows(graph_format: str, precision: str, lar
     assert np.abs(expected).max() > 0.1
 
 
+@pytest.mark.proof
 def test_a_network_without_a_size_takes_images_of_any(tmp_path: Path) -> None:
     network_in(tmp_path / "kept", crop="none", crop_size=None, padding=0)
     for graph_format in FILES:

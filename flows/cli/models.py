@@ -113,23 +113,28 @@ def embed(
 ) -> None:
     """Embed any images with a trained network.
 
-    What is written is what `dml evaluate --embeddings` reads. The same command goes on after an interruption.
+    What is written is what `dml evaluate --embeddings` reads. The same command goes on after an interruption. Where a Ray cluster is set
+    (RAY_ADDRESS) its nodes read and embed.
     """
+    import os
     import time
 
+    project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs none
     from dml_core.trained import load_model
-    from tasks.use.embed import embed_to
+    from tasks.use.embed import OnCluster, embed_to
     from tasks.use.models import resolve_model
     from tasks.use.sources import find_images
 
     images = find_images(source)
-    network = load_model(resolve_model(model))
+    folder = resolve_model(model, project)
+    network = load_model(folder)
+    cluster = OnCluster(folder, batch_size) if "RAY_ADDRESS" in os.environ else None
     began = time.monotonic()
 
     def tell(done: int, of: int) -> None:
         print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell)
+    found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
     reused = f", {found.num_reused:,} of them of an earlier run" if found.num_reused else ""
     print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} numbers by {network.title or network.identity}{reused}")
     if found.bad:

@@ -154,7 +154,7 @@ class Registry:
         with told_as_tracking_error(self.uri):
             for run in self._runs(tag, value):
                 model_id = find_model(self._client, run)
-                if model_id is not None and run.data.tags.get(PUBLISHED_TAG) == "true":
+                if model_id is not None:
                     return self._logged(run, model_id)
         return None
 
@@ -180,8 +180,11 @@ class Registry:
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
 
     def _runs(self, tag: str, value: str) -> list[Any]:
+        """Whole runs: of one that is just being published `find_model` would take the model for broken."""
         experiments = self._client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
-        return all_runs(self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}'")
+        return all_runs(
+            self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}' and tags.`{PUBLISHED_TAG}` = 'true'"
+        )
 
     # ------------------------------------------------------------ versions
 

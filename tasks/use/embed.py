@@ -11,6 +11,8 @@ import io
 import json
 import os
 import shutil
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import ConfigError, DataError, DmlError, StoreError
-from dml_core.trained import TrainedModel
+from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.use.sources import Images
@@ -53,6 +55,8 @@ class Embedded:
 SINGLE_FILES = (".npz", ".parquet")
 Rows = tuple[NDArray[np.float32], list[tuple[int, str]]]  # of a shard: rows of the good images in order, place and why of the bad ones
 
+Spread = Callable[[Images, list[range]], Iterator[Rows]]
+
 
 def embed_images(
     model: TrainedModel,
@@ -62,6 +66,7 @@ def embed_images(
     batch_size: int = 64,
     shard_rows: int = SHARD_ROWS,
     progress: Callable[[int, int], None] | None = None,
+    spread: Spread | None = None,
 ) -> Embedded:
     """Embed images into the folder `out`, going on with what is there of the same.
 
@@ -74,6 +79,7 @@ def embed_images(
         batch_size: images that go through the network at a time.
         shard_rows: images of a shard.
         progress: called with (images done, images in all).
+        spread: does the shards elsewhere; None in this process.
 
     Raises:
         ConfigError: `out` holds something else.
@@ -84,15 +90,15 @@ def embed_images(
     names = [f"{ROLE}-{number:05d}-of-{len(starts):05d}.npy" for number in range(len(starts))]
     try:
         _take_up(out, _plan(model, images, shard_rows))
-        num_reused = 0
-        for start, name in zip(starts, names, strict=True):
-            places = range(start, min(start + shard_rows, len(images)))
-            if (out / name).is_file() and not _bad_of(out, name).exists():
-                num_reused += len(places)
-            else:
-                _write_shard(out, name, embed_places(model, images, places, batch_size))
+        shards = {name: range(start, min(start + shard_rows, len(images))) for start, name in zip(starts, names, strict=True)}
+        to_do = {name: places for name, places in shards.items() if not (out / name).is_file() or _bad_of(out, name).exists()}
+        num_reused = num_done = len(images) - sum(map(len, to_do.values()))
+        here = (embed_places(model, images, places, batch_size) for places in to_do.values())
+        for name, found in zip(to_do, here if spread is None else spread(images, list(to_do.values())), strict=True):
+            _write_shard(out, name, found)
+            num_done += len(to_do[name])
             if progress is not None:
-                progress(places.stop, len(images))
+                progress(num_done, len(images))
         bad = [(place, why) for name in names if _bad_of(out, name).exists() for place, why in json.loads(_bad_of(out, name).read_text())]
         told = tuple((images.names[place], why) for place, why in bad)
         _tell_bad(out, told)
@@ -159,6 +165,45 @@ def embed_places(model: TrainedModel, images: Images, places: range, batch_size:
         views = [found for _, found in batch if not isinstance(found, str)]
         rows += [model.embed_views(views)] if views else []
     return np.concatenate(rows) if rows else np.empty((0, model.num_dimensions), np.float32), bad
+
+
+@dataclass(frozen=True)
+class OnCluster:
+    """The shards as parts of work for a Ray cluster: its nodes read the images, so they have to be where every node sees them.
+
+    Attributes:
+        folder: of the network, whose files are sent.
+        batch_size: images that go through it at a time.
+    """
+
+    folder: Path
+    batch_size: int = 64
+
+    def __call__(self, images: Images, shards: list[range]) -> Iterator[Rows]:
+        """Rows of each shard, in order."""
+        from tasks.workers.spread import spread
+
+        files = {path.name: path.read_bytes() for path in sorted(self.folder.iterdir()) if path.is_file()}
+        return spread(_embed_there, (files, images, self.batch_size), shards)
+
+
+def _embed_there(shared: tuple[dict[str, bytes], Images, int], places: range) -> Rows:
+    """One shard, in whatever process this is; the network stays with the process."""
+    files, images, batch_size = shared
+    if images.root is not None and not images.root.is_dir():
+        raise DataError(
+            f"{images.root} is not there on {socket.gethostname()}; on a cluster the images are in S3 or on a shared file system"
+        )
+    key = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files.values())).digest()
+    if key not in _opened:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, data in files.items():
+                (Path(folder) / name).write_bytes(data)
+            _opened[key] = load_model(folder)
+    return embed_places(_opened[key], images, places, batch_size)
+
+
+_opened: dict[bytes, TrainedModel] = {}
 
 
 def _decoded(model: TrainedModel, images: Images, places: range, batch_size: int) -> Iterator[list[tuple[int, Tensor | str]]]:

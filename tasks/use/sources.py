@@ -20,12 +20,14 @@ class Images:
         names: of each, unique where the source has it so: a path relative to the source.
         classes: of each; None where the source does not say.
         boxes: of each; None where there are none.
+        root: the folder below which they are; None of an object store.
         read: the encoded bytes of the image at a place of the list; an OSError or StoreError says that it cannot be read.
     """
 
     names: list[str]
     classes: list[str] | None
     boxes: list[Box | None] | None
+    root: Path | None
     read: Callable[[int], bytes]
 
     def __len__(self) -> int:
@@ -61,13 +63,13 @@ def _in_folder(folder: Path) -> Images:
         path.relative_to(folder) for path in folder.rglob("*") if is_image_name(path) and not _is_hidden(path.relative_to(folder))
     )
     names = [path.as_posix() for path in paths if (folder / path).is_file()]
-    return Images(names, _parents(names), None, lambda place: (folder / names[place]).read_bytes())
+    return Images(names, _parents(names), None, folder.absolute(), lambda place: (folder.absolute() / names[place]).read_bytes())
 
 
 def _in_bucket(address: str) -> Images:
-    store = Store(address, Path())
-    names = sorted(name for name in store.list_objects() if is_image_name(PurePosixPath(name)))
-    return Images(names, _parents(names), None, lambda place: store.read(names[place]))
+    store = Store(address, Path())  # a client is made where it is first used: this one may be sent to other machines
+    names = sorted(name for name in Store(address, Path()).list_objects() if is_image_name(PurePosixPath(name)))
+    return Images(names, _parents(names), None, None, lambda place: store.read(names[place]))
 
 
 def _in_list(path: Path) -> Images:
@@ -86,11 +88,11 @@ def _in_list(path: Path) -> Images:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
     names = [str(name) for name in table["path"].to_pylist()]
     classes = [str(name) for name in table["label"].to_pylist()] if "label" in table.column_names else None
-    boxes = None
+    boxes, root = None, path.absolute().parent
     if set(BOX_COLUMNS) <= set(table.column_names):
         sides = zip(*(table[column].to_pylist() for column in BOX_COLUMNS), strict=True)
         boxes = [None if None in found else tuple(map(float, found)) for found in sides]
-    return Images(names, classes, boxes, lambda place: (path.parent / names[place]).read_bytes())  # type: ignore[arg-type]
+    return Images(names, classes, boxes, root, lambda place: (root / names[place]).read_bytes())  # type: ignore[arg-type]
 
 
 def _parents(names: list[str]) -> list[str] | None:

@@ -341,19 +341,25 @@ def start_ray(scale: ScaleSpec) -> Placement:
     import ray
 
     if not ray.is_initialized():
-        _connect(os.environ.get("RAY_ADDRESS", "local"))
+        connect(os.environ.get("RAY_ADDRESS", "local"))
     return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
-def _connect(address: str, attempts: int = 2) -> None:
-    """Ray gives a node 30 seconds to start, which a machine that is busy with other things may miss; a second attempt finds it warm."""
+def connect(address: str, attempts: int = 2) -> None:
+    """Connect to Ray, or start it here where the address is "local".
+
+    Ray gives a node 30 seconds to start, which a machine that is busy with other things may miss; a second attempt finds it warm.
+
+    Raises:
+        TrainingError: it does not start or answer.
+    """
     import ray
 
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # Ray raises plain ones
         if attempts > 1:
-            return _connect(address, attempts - 1)
+            return connect(address, attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {address}"
         raise TrainingError(f"{where} did not start or does not answer: {_first_line(error)}") from error
     if address == "local":

@@ -41,7 +41,21 @@ def change(project: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["report"], ["data"], ["data", "prepare"]]
+    "command",
+    [
+        [],
+        ["reproduce"],
+        ["run"],
+        ["compare"],
+        ["evaluate"],
+        ["sync"],
+        ["ui"],
+        ["report"],
+        ["data"],
+        ["data", "prepare"],
+        ["models", "promote"],
+        ["embed"],
+    ],
 )
 def test_help_says_what_a_command_does(command: list[str], tmp_path: Path) -> None:
     shown = dml(*command, "--help", cwd=tmp_path)
@@ -68,7 +82,7 @@ def test_the_version_and_a_misspelt_verb() -> None:
         assert f"Did you mean '{near}'?" in refused_verb.stderr
 
 
-@pytest.mark.parametrize("group", [[], ["data"], ["tables"]])
+@pytest.mark.parametrize("group", [[], ["data"], ["tables"], ["models"]])
 def test_the_help_says_whole_sentences(group: list[str]) -> None:
     shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown

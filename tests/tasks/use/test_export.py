@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from dml_core import load_model
@@ -14,6 +15,8 @@ from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
 from tasks.use.export import MEASURED_FILE, export
 from tasks.use.models import find_run
+
+pytestmark = pytest.mark.slow
 
 
 def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Path) -> None:
@@ -39,7 +42,9 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     found = export(project, "own/good/1", "onnx", "int8", out)
     assert found.largest_difference > 1e-4
     assert abs(found.recall_at_1 - found.recall_at_1_of_run) < 0.1
-    assert found.num_bytes < found.num_bytes_of_run
+    kinds = [tensor.data_type for tensor in onnx.load(out / "network.onnx").graph.initializer if len(tensor.dims) == 4]
+    assert kinds
+    assert set(kinds) == {onnx.TensorProto.INT8}  # every convolution's weights
     assert sorted(path.name for path in out.iterdir()) == [MEASURED_FILE, "network.json", "network.onnx"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

@@ -1,8 +1,12 @@
 """The registry's gate, on a real MLflow: a worse network is refused with the interval, and there is one champion."""
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 from mlflow import MlflowClient
 
 from dml_core import load_model
@@ -169,8 +174,40 @@ def promote_at_once(project: Project, uri: str, folder: Path) -> None:
     assert champion.number == ("3" if last.startswith("better") else "2")
 
 
+@pytest.mark.proof
 def test_two_promotions_at_once_leave_one_champion(fresh: Project, tmp_path: Path) -> None:
     promote_at_once(fresh, fresh.tracking_uri, tmp_path)
+
+
+@pytest.mark.proof
+def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Project, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = [
+        "--backend-store-uri",
+        fresh.tracking_uri,
+        "--registry-store-uri",
+        fresh.tracking_uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = [sys.executable, "-m", "mlflow", "server", *where, "--workers", "2"]  # two processes: no lock of one of them helps
+    server = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{address}/health", timeout=5).ok:
+                    break
+            time.sleep(0.5)
+        promote_at_once(fresh, address, tmp_path)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
 
 
 def test_equal_networks_are_not_better() -> None:
