@@ -6,7 +6,7 @@ sample of the queries, ties at the k-th distance counting as found. MAP@R and th
 Shapes: N gallery items, Q queries, S sampled queries, D dimensions, k neighbours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import faiss
@@ -83,20 +83,22 @@ def evaluate_approximately(
         raise EvaluationError("no query has a sample of its class in the gallery, so nothing can be found; check the labels")
     k = min(config.recall_at[-1], len(codes_N) - is_self)
     origin_D = origin(load_points(gallery[0], config.metric))
-    index = _build(gallery, len(codes_N), origin_D, config.metric, approximation)
+    index = build(gallery, len(codes_N), origin_D, config.metric, approximation)
     sample = np.sort(np.random.default_rng(0).permutation(scored)[: approximation.num_sampled_queries])
     found, sampled_rows = [], []
     for shard, first in _numbered(query_shards):
         points = load_points(shard, config.metric)
         if points.raw.shape[1] != index.d:
             raise EvaluationError(f"embeddings of {points.raw.shape[1]} and {index.d} dimensions cannot be compared")
-        found += [_search(index, centred(points, origin_D), first if is_self else None, k)]
+        own = np.arange(first, first + len(points)) if is_self else None
+        found += [search_others(index.search, centred(points, origin_D), own, k)]
         sampled_rows += [points.raw[sample[(sample >= first) & (sample < first + len(points))] - first]]
     found_Qk = np.concatenate(found)
     is_hit_Sk = (codes_N[found_Qk[scored]] == codes_Q[scored, None]) & (found_Qk[scored] >= 0)
     values: dict[str, float | int] = {f"recall@{n}": float(is_hit_Sk[:, :n].any(axis=1).mean()) for n in config.recall_at}
     asked = as_points(np.concatenate(sampled_rows), config.metric)
-    values |= _index_recall(gallery, asked, sample if is_self else None, found_Qk[sample], config.recall_at)
+    of_sample = {n: found_Qk[sample, :n] for n in config.recall_at}
+    values |= index_recall(gallery, asked, sample if is_self else None, of_sample)
     counts = {"num_queries": len(codes_Q), "num_queries_without_positive": len(codes_Q) - len(scored)}
     return values | counts | {"is_approximate": 1, "num_sampled_queries": len(sample)}
 
@@ -107,7 +109,7 @@ def _numbered(shards: Sequence[EmbeddingShard]) -> Iterator[tuple[EmbeddingShard
     return zip(shards, firsts, strict=False)
 
 
-def _build(
+def build(
     gallery: Sequence[EmbeddingShard], num_items: int, origin_D: NDArray[np.float64], metric: Metric, approximation: ApproximateConfig
 ) -> Any:
     """The index, trained on an evenly spaced part of the gallery and filled shard by shard."""
@@ -130,13 +132,17 @@ def _build(
     return index
 
 
-def _search(index: Any, rows_QD: NDArray[np.float32], first: int | None, k: int) -> NDArray[np.int64]:
-    """The k items found for each query, (Q, k), -1 where fewer are; not itself, where the queries are the items from `first` on."""
-    if first is None:
-        found_Qk: NDArray[np.int64] = index.search(rows_QD, k)[1]
-        return found_Qk
-    found_Qm = index.search(rows_QD, k + 1)[1]
-    is_self_Qm = found_Qm == np.arange(first, first + len(found_Qm))[:, None]
+def search_others(
+    search: Callable[[NDArray[np.float32], int], tuple[Any, NDArray[np.int64]]],
+    rows_QD: NDArray[np.float32],
+    self_index_Q: NDArray[np.int64] | None,
+    k: int,
+) -> NDArray[np.int64]:
+    """The k items that `search` finds for each query, (Q, k), -1 where fewer; not itself, where queries are the items `self_index_Q`."""
+    if self_index_Q is None:
+        return search(rows_QD, k)[1]
+    found_Qm = search(rows_QD, k + 1)[1]
+    is_self_Qm = found_Qm == self_index_Q[:, None]
     return np.take_along_axis(found_Qm, np.argsort(is_self_Qm, axis=1, kind="stable")[:, :k], axis=1)
 
 
@@ -150,27 +156,33 @@ def _inverted_lists(num_dimensions: int, num_items: int, approximation: Approxim
     return faiss.IndexIVFPQ(quantiser, num_dimensions, num_lists, approximation.num_code_bytes, 8)
 
 
-def _index_recall(
-    gallery: Sequence[EmbeddingShard],
-    asked: Points,
-    self_index_S: NDArray[np.int64] | None,
-    found_Sk: NDArray[np.int64],
-    recall_at: tuple[int, ...],
+def index_recall(
+    gallery: Sequence[EmbeddingShard], asked: Points, self_index_S: NDArray[np.int64] | None, found: Mapping[int, NDArray[np.int64]]
 ) -> dict[str, float]:
-    """Share of the exact nearest n that are among the first n found, for each n."""
-    num_found = found_Sk.shape[1]
-    found_similarities_Sk = np.full(found_Sk.shape, -np.inf)
-    nearest_Sk = np.empty((len(found_Sk), 0))
+    """Share of the exact nearest n that are among those found, for each n.
+
+    Args:
+        gallery: all items.
+        asked: the sampled queries.
+        self_index_S: which items they are themselves, where they are.
+        found: n -> what was found for it, (S, n), narrower where there are not as many items, -1 for none.
+    """
+    widths = [found_Sn.shape[1] for found_Sn in found.values()]
+    found_Sm = np.concatenate(list(found.values()), axis=1)
+    found_similarities_Sm = np.full(found_Sm.shape, -np.inf)
+    nearest_Sk = np.empty((len(found_Sm), 0))
     for shard, first in _numbered(gallery):
         points = load_points(shard, asked.metric)
-        num_wanted = min(len(points), num_found + (self_index_S is not None))
+        num_wanted = min(len(points), max(widths) + (self_index_S is not None))
         indices, similarities = nearest(points.raw, asked.raw, num_wanted, exclude_self=False, metric=asked.metric)
         if self_index_S is not None:
             similarities[indices + first == self_index_S[:, None]] = -np.inf
-        nearest_Sk = -np.sort(-np.concatenate([nearest_Sk, similarities], axis=1), axis=1)[:, :num_found]
-        rows, columns = np.nonzero((found_Sk >= first) & (found_Sk < first + len(points)))
-        distances = squared_distances(points, found_Sk[rows, columns] - first, asked, rows)
-        found_similarities_Sk[rows, columns] = as_similarities(distances, asked.metric)
+        nearest_Sk = -np.sort(-np.concatenate([nearest_Sk, similarities], axis=1), axis=1)[:, : max(widths)]
+        rows, columns = np.nonzero((found_Sm >= first) & (found_Sm < first + len(points)))
+        distances = squared_distances(points, found_Sm[rows, columns] - first, asked, rows)
+        found_similarities_Sm[rows, columns] = as_similarities(distances, asked.metric)
+    parts = np.split(found_similarities_Sm, np.cumsum(widths)[:-1], axis=1)
     return {
-        f"index_recall@{n}": float((found_similarities_Sk[:, :n] >= nearest_Sk[:, min(n, num_found) - 1, None]).mean()) for n in recall_at
+        f"index_recall@{n}": float((part_Sn >= nearest_Sk[:, part_Sn.shape[1] - 1, None]).mean())
+        for n, part_Sn in zip(found, parts, strict=True)
     }

@@ -67,10 +67,10 @@ def test_index_recall_worked_out_by_hand() -> None:
     gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in parts]
     asked = as_points(np.array([[0.0], [10]]), "euclidean")
     found = np.array([[3, 4], [4, -1]])
-    recalls = module._index_recall(gallery, asked, np.array([0, 5]), found, (1, 2, 3))
+    recalls = module.index_recall(gallery, asked, np.array([0, 5]), {n: found[:, :n] for n in (1, 2, 3)})
     assert recalls == {"index_recall@1": 1, "index_recall@2": 1 / 2, "index_recall@3": 1 / 2}
     # As queries that are no items of the gallery each is its own nearest, and neither was found.
-    assert module._index_recall(gallery, asked, None, found, (1, 2)) == {"index_recall@1": 0, "index_recall@2": 1 / 2}
+    assert module.index_recall(gallery, asked, None, {n: found[:, :n] for n in (1, 2)}) == {"index_recall@1": 0, "index_recall@2": 1 / 2}
 
 
 def test_an_index_is_trained_on_an_evenly_spaced_part_and_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_an_index_is_trained_on_an_evenly_spaced_part_and_filled_in_order(monkey
     monkeypatch.setattr(module, "NUM_ROWS_AT_ONCE", 7)
     points = (np.arange(127) + 1000 * (np.arange(127) % 2)).astype(np.float32)[:, None]
     gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in np.split(points, [50])]
-    index = module._build(gallery, 127, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat"))
+    index = module.build(gallery, 127, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat"))
     assert index.quantizer.reconstruct(0).tolist() == [63]
     assert index.search(points, 1)[1][:, 0].tolist() == list(range(127))
     assert index.ntotal == 127
@@ -135,11 +135,11 @@ def test_queries_of_unknown_classes_are_refused() -> None:
 def test_what_is_found_stays_in_order_when_a_query_itself_is_left_out() -> None:
     """60 neighbours of each item of a line, which are all that an index of one list has to find."""
     points = np.cumsum(np.random.default_rng(0).random(80))[:, None].astype(np.float32)
-    index = module._build(
+    index = module.build(
         [EmbeddingShard(lambda: points, np.zeros(80, int))], 80, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat")
     )
     order = np.argsort(np.abs(points - points.T), axis=1)[:, 1:61]
-    np.testing.assert_array_equal(module._search(index, points, 0, 60), order)
+    np.testing.assert_array_equal(module.search_others(index.search, points, np.arange(80), 60), order)
 
 
 def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:

@@ -1,0 +1,150 @@
+"""How fast is one query of an index beside bare FAISS in the same run, and how much memory does it take?
+
+    python benchmarks/search.py --dimensions 64                                    # a million items, exact
+    python benchmarks/search.py --dimensions 512 --kind exact --kind ivf --folder /tmp/indexes   # built once, kept there
+
+The peer is FAISS's own index of the same items, whole in memory: IndexFlatIP beside an exact one, else the very index that ours holds.
+Ours and the peer take turns query by query. A search of ours is all that `Index.search` does: checking the query, bringing it to unit
+length, searching, and for approximate ones the true scores. The embeddings are drawn: Gaussian classes of ten items each on average.
+Memory is what belongs to the process alone; the pages of mapped files are the system's cache, which processes share and which is given
+up where memory is short, and are shown beside it.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from dml_core.index.index import Index, read_approximate
+from dml_core.index.items import Item
+from dml_core.index.layout import INFO_FILE
+from dml_core.index.writing import Batch, build_index
+
+NUM_ROWS_AT_ONCE = 50_000
+WIDTH = 0.9  # of a class: many of an item's nearest are of other classes
+K = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=1_000_000)
+    parser.add_argument("--dimensions", type=int, default=64)
+    parser.add_argument("--kind", action="append", choices=["exact", "ivf", "pq", "hnsw"], help="repeat for several; exact if left out")
+    parser.add_argument("--queries", type=int, default=100)
+    parser.add_argument("--folder", type=Path, help="where indexes are kept; those that are there are not built again")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    arguments = parser.parse_args()
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(f"FAISS {faiss.__version__}, {faiss.omp_get_max_threads()} threads, load {load}")
+    with tempfile.TemporaryDirectory() as made:
+        results = []
+        for kind in arguments.kind or ["exact"]:
+            folder = (arguments.folder or Path(made)) / f"{arguments.items}-{arguments.dimensions}-{kind}"
+            build(folder, arguments.items, arguments.dimensions, kind)
+            if not arguments.build_only:
+                results.append(measure(folder, arguments.queries))
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def drawn(num_items: int, num_dimensions: int, num_classes: int, seed: int) -> Iterator[NDArray[np.float32]]:
+    """Embeddings block by block; the classes are those of every seed."""
+    centres_CD = np.random.default_rng(0).standard_normal((num_classes, num_dimensions), dtype=np.float32)
+    generator = np.random.default_rng([seed, 1])
+    for start in range(0, num_items, NUM_ROWS_AT_ONCE):
+        rows_ND = centres_CD[generator.integers(0, num_classes, min(NUM_ROWS_AT_ONCE, num_items - start))]
+        rows_ND += np.float32(WIDTH) * generator.standard_normal(rows_ND.shape, dtype=np.float32)
+        yield rows_ND
+
+
+def build(folder: Path, num_items: int, num_dimensions: int, kind: str) -> None:
+    if (folder / INFO_FILE).is_file():
+        return
+    rows = drawn(num_items, num_dimensions, max(1, num_items // 10), seed=0)
+    batches = (
+        Batch(rows_ND, [Item(f"{number}-{row}.jpg", f"class {row % 100}") for row in range(len(rows_ND))])
+        for number, rows_ND in enumerate(rows)
+    )
+    start = time.perf_counter()
+    build_index(folder, batches, "0" * 32, approximate=None if kind == "exact" else kind)
+    print(f"{kind}, {num_items:,} items of {num_dimensions} dimensions: built in {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def measure(folder: Path, num_queries: int) -> dict[str, Any]:
+    before = memory()
+    start = time.perf_counter()
+    index = Index.open(folder)
+    opening = time.perf_counter() - start
+    opened = memory()
+    queries_QD = next(drawn(num_queries, index.num_dimensions, max(1, index.num_items // 10), seed=1))
+    index.search(queries_QD[:1], K)
+    searched = memory()
+    peer, normalised_QD = peer_of(index), queries_QD / np.linalg.norm(queries_QD, axis=1, keepdims=True)
+    with_peer = memory()
+    for search in (index.search, peer.search):  # both warm: what is mapped is in memory, threads are started
+        search(normalised_QD[: max(1, num_queries // 10)], K)
+    ours, theirs = [], []
+    for number in range(num_queries):
+        ours.append(seconds(index.search, queries_QD[number : number + 1]))
+        theirs.append(seconds(peer.search, normalised_QD[number : number + 1]))
+    result = {
+        "kind": index.kind,
+        "items": index.num_items,
+        "dimensions": index.num_dimensions,
+        "opening_ms": 1e3 * opening,
+        "ours_p50_ms": 1e3 * float(np.quantile(ours, 0.5)),
+        "ours_p95_ms": 1e3 * float(np.quantile(ours, 0.95)),
+        "faiss_p50_ms": 1e3 * float(np.quantile(theirs, 0.5)),
+        "faiss_p95_ms": 1e3 * float(np.quantile(theirs, 0.95)),
+        "ratio_p50": float(np.quantile(ours, 0.5) / np.quantile(theirs, 0.5)),
+        "opened_mib": opened["RssAnon"] - before["RssAnon"],
+        "searched_mib": searched["RssAnon"] - before["RssAnon"],
+        "mapped_mib": searched["RssFile"] - before["RssFile"],
+        "faiss_mib": with_peer["RssAnon"] - searched["RssAnon"],
+        "disk_mib": index.nbytes / 2**20,
+        "recalls": None if index.info.found is None else index.info.found.recalls,
+    }
+    print(
+        f"{result['kind']}, {result['items']:,} items of {result['dimensions']} dimensions, one query for {K}:\n"
+        f"  ours p50 {result['ours_p50_ms']:.2f} ms, p95 {result['ours_p95_ms']:.2f} ms;"
+        f" bare FAISS p50 {result['faiss_p50_ms']:.2f} ms, p95 {result['faiss_p95_ms']:.2f} ms; ratio of p50 {result['ratio_p50']:.3f}\n"
+        f"  opened in {result['opening_ms']:.1f} ms; memory of its own {result['opened_mib']:.0f} MiB when opened,"
+        f" {result['searched_mib']:.0f} MiB after a search, which mapped {result['mapped_mib']:.0f} MiB;"
+        f" FAISS {result['faiss_mib']:.0f} MiB; files {result['disk_mib']:.0f} MiB\n"
+        f"  {'exact' if index.info.found is None else index.info.found}",
+        flush=True,
+    )
+    return result
+
+
+def peer_of(index: Index) -> Any:
+    """FAISS's index of the same items, in memory."""
+    if index.kind != "exact":
+        return read_approximate(index.info.approximate(index.folder), mapped=False)
+    peer = faiss.IndexFlatIP(index.num_dimensions)
+    peer.add(np.asarray(index.vectors_ND))
+    return peer
+
+
+def seconds(search: Callable[[Any, int], Any], row_1D: NDArray[np.float32]) -> float:
+    start = time.perf_counter()
+    search(row_1D, K)
+    return time.perf_counter() - start
+
+
+def memory() -> dict[str, int]:
+    """MiB that belong to this process alone (RssAnon), and of mapped files (RssFile)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith("Rss")}
+
+
+if __name__ == "__main__":
+    main()

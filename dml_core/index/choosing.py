@@ -1,0 +1,62 @@
+"""Which kind of index suits a number of items, and with which settings. Light to import but for FAISS's settings.
+
+An exact search reads every vector for each query: some 10 GB a second on a core. Lists of whole vectors (ivf) are faster by as much as
+they look into less, and take as much space again; compressed ones (pq) are for what memory cannot hold. A graph (hnsw) finds most in
+the least time, but is built slowly, and anew whenever something is removed: it is chosen by hand.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+from dml_core.errors import ConfigError
+from dml_core.evaluation.approximate import ApproximateConfig
+from dml_core.index.layout import Kind
+
+EXACT_BYTES = 2**28  # of vectors: some 25 ms a query
+WHOLE_BYTES = 2**33
+FAISS_NAMES: dict[str, Literal["ivf_flat", "ivf_pq", "hnsw"]] = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
+CHOICES = (*FAISS_NAMES, "auto")
+NUM_CODE_BYTES = 64  # of a compressed vector at most
+
+
+class Chosen(NamedTuple):
+    """A kind of index, its settings where it is approximate, and why, where nobody asked for it."""
+
+    kind: Kind
+    approximation: ApproximateConfig | None
+    reason: str | None
+
+
+def choose(asked: str | None, num_items: int, num_dimensions: int) -> Chosen:
+    """The kind that was asked for: None is exact, "auto" goes by size.
+
+    Raises:
+        ConfigError: no such kind.
+    """
+    if asked is not None and asked not in CHOICES:
+        raise ConfigError(f"--approximate {asked}: expected one of {', '.join(CHOICES)}")
+    kind, reason = _by_size(num_items, num_dimensions) if asked == "auto" else (asked or "exact", None)
+    known = next(name for name in get_args(Kind) if name == kind)
+    return Chosen(known, None if kind == "exact" else settings(kind, num_items, num_dimensions), reason)
+
+
+def _by_size(num_items: int, num_dimensions: int) -> tuple[str, str]:
+    num_bytes = 4 * num_items * num_dimensions
+    size = f"{num_items:,} items of {num_dimensions} dimensions are {num_bytes / 2**20:,.0f} MiB"
+    if num_bytes <= EXACT_BYTES:
+        return "exact", f"{size}, which an exact search reads in at most some 30 ms: nothing need be missed"
+    if num_bytes <= WHOLE_BYTES:
+        return "ivf", f"{size}, too many to read for each query ({EXACT_BYTES >> 20} MiB) and few enough to be kept whole in lists"
+    return (
+        "pq",
+        f"{size}, too many to be kept whole in lists ({WHOLE_BYTES >> 20:,} MiB): compressed, and put in order by the whole vectors",
+    )
+
+
+def settings(kind: str, num_items: int, num_dimensions: int) -> ApproximateConfig:
+    """Settings that suit the size: about sqrt(N) lists, of which a sixteenth is looked into, and at least 8."""
+    num_lists = 1 << num_items.bit_length() // 2
+    most = min(NUM_CODE_BYTES, max(1, num_dimensions // 2))
+    num_code_bytes = next(number for number in range(most, 0, -1) if num_dimensions % number == 0)
+    return ApproximateConfig(
+        index=FAISS_NAMES[kind], num_lists=num_lists, num_probes=max(8, num_lists // 16), num_code_bytes=num_code_bytes
+    )

@@ -1,0 +1,193 @@
+"""An index as it is searched: opened by mapping its files into memory, so that a million items are there at once and processes share them.
+
+    index = Index.open(Path("birds.index"))
+    scores_Qk, positions_Qk = index.search(model.embed(["bird.jpg"]), k=10)
+    index.item(positions_Qk[0, 0]).name
+
+Shapes: N items, Q queries, D dimensions, k neighbours, m candidates.
+"""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dml_core.errors import ConfigError, StoreError
+from dml_core.evaluation.config import Metric
+from dml_core.evaluation.geometry import as_points, as_similarities, centred
+from dml_core.evaluation.inputs import checked_embeddings
+from dml_core.index.items import Item, Items
+from dml_core.index.layout import IndexInfo, Kind, read_info
+
+NUM_CANDIDATES = 8  # of compressed vectors, for each neighbour that is wanted: the whole vectors put them in order
+NUM_ATTEMPTS = 5
+
+
+class Index:
+    """An index of a folder. Several threads may search it; a change of the folder is seen by those that open it afterwards.
+
+    Args:
+        folder: of the index.
+        info: its `index.json`.
+
+    Raises:
+        StoreError: damaged.
+    """
+
+    def __init__(self, folder: Path, info: IndexInfo) -> None:
+        self.folder = folder
+        self.info = info
+        self.vectors_ND = _mapped(info.vectors(folder), info.num_items, info.num_dimensions)
+        self.items = Items(info.items(folder))
+        if len(self.items) != info.num_items:
+            raise StoreError(f"{info.items(folder)}: {len(self.items)} items where {info.num_items} are expected; build the index anew")
+        self._approximate: Any = None if info.kind == "exact" else read_approximate(info.approximate(folder), mapped=True)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Index":
+        """The index of a folder.
+
+        Raises:
+            ConfigError: no index there.
+            StoreError: damaged.
+        """
+        for _ in range(NUM_ATTEMPTS - 1):
+            try:
+                return cls(folder, read_info(folder))
+            except FileNotFoundError:
+                continue  # changed between reading what it is and opening its files
+        try:
+            return cls(folder, read_info(folder))
+        except FileNotFoundError as error:
+            raise StoreError(f"{error.filename or folder}: a file of the index is missing; build the index anew") from None
+
+    @property
+    def model_identity(self) -> str:
+        """Of the train step that made the network of the embeddings."""
+        return self.info.model_identity
+
+    @property
+    def num_items(self) -> int:
+        """N."""
+        return self.info.num_items
+
+    @property
+    def num_dimensions(self) -> int:
+        """D."""
+        return self.info.num_dimensions
+
+    @property
+    def metric(self) -> Metric:
+        """What "nearer" means."""
+        return self.info.metric
+
+    @property
+    def kind(self) -> Kind:
+        """Exact, or how it approximates."""
+        return self.info.kind
+
+    def check_model(self, identity: str) -> None:
+        """Refuse embeddings of another model.
+
+        Raises:
+            ConfigError: of another.
+        """
+        if identity != self.model_identity:
+            called = f" ({self.info.model_source})" if self.info.model_source else ""
+            raise ConfigError(
+                f"{self.folder}: of model {self.model_identity}{called}; embeddings of model {identity} do not compare with it;"
+                " use its own model, or build an index with this one"
+            )
+
+    def search(self, embeddings: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The nearest items of each query, nearest first.
+
+        An approximate index may miss some of them (`info.found` says how many), but gives k all the same, and their true scores.
+
+        Args:
+            embeddings: (Q, D), of the index's own model; of any length where the metric is cosine.
+            k: how many; fewer where the index has fewer items.
+
+        Returns:
+            scores (Q, k): cosines, or negative distances where the metric is Euclidean; positions (Q, k).
+
+        Raises:
+            EvaluationError: embeddings that cannot be compared.
+            ConfigError: of another number of dimensions, or a k below 1.
+        """
+        rows_QD = self._comparable(embeddings)
+        if k < 1:
+            raise ConfigError(f"k = {k} neighbours were asked for; ask for 1 or more")
+        k = min(k, self.num_items)
+        if self._approximate is None:
+            return self._exactly(rows_QD, k)
+        scores_Qk, positions_Qk = self.approximately(rows_QD, k)
+        short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists that were looked into had fewer
+        if len(short):
+            scores_Qk[short], positions_Qk[short] = self._exactly(rows_QD[short], k)
+        return scores_Qk, positions_Qk
+
+    def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """What the approximate index alone finds of rows that are as the vectors are kept: -1 at the end where that is fewer than k."""
+        num_candidates = min(NUM_CANDIDATES * k, self.num_items) if self.kind == "pq" else k
+        return self._in_order(rows_QD, self._approximate.search(rows_QD, num_candidates)[1], k)
+
+    def item(self, position: int) -> Item:
+        """What is known of the item at a position."""
+        return self.items[int(position)]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        paths = (self.info.vectors(self.folder), self.info.items(self.folder), self.info.approximate(self.folder))
+        return sum(path.stat().st_size for path in paths if path.exists())
+
+    def _comparable(self, embeddings: ArrayLike) -> NDArray[np.float32]:
+        """Checked, and as the vectors are kept."""
+        points = as_points(checked_embeddings(embeddings, "queries"), self.metric)
+        if points.raw.shape[1] != self.num_dimensions:
+            raise ConfigError(f"{self.folder}: of {self.num_dimensions} dimensions, and the queries have {points.raw.shape[1]}")
+        return centred(points, np.zeros(self.num_dimensions))
+
+    def _exactly(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """By FAISS's own brute force over the mapped vectors, which are not copied."""
+        kind = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
+        values_Qk, positions_Qk = faiss.knn(rows_QD, self.vectors_ND, k, metric=kind)
+        return values_Qk if self.metric == "cosine" else as_similarities(values_Qk, self.metric), positions_Qk
+
+    def _in_order(self, rows_QD: NDArray[np.float32], found_Qm: NDArray[np.int64], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """The nearest k of each query's candidates by their whole vectors; where fewer were found, -1 at the end."""
+        scores_Qm = np.full(found_Qm.shape, -np.inf, dtype=np.float32)
+        for scores_m, found_m, row_D in zip(scores_Qm, found_Qm, rows_QD, strict=True):
+            is_found_m = found_m >= 0
+            vectors_mD = self.vectors_ND[found_m[is_found_m]]
+            if self.metric == "cosine":
+                scores_m[is_found_m] = vectors_mD @ row_D
+            else:
+                scores_m[is_found_m] = -np.linalg.norm(vectors_mD - row_D, axis=1)
+        order_Qk = np.argsort(-scores_Qm, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(scores_Qm, order_Qk, axis=1), np.take_along_axis(found_Qm, order_Qk, axis=1)
+
+
+def read_approximate(path: Path, mapped: bool) -> Any:
+    """FAISS's index of a file, mapped or in memory; mapped, it cannot be changed.
+
+    Raises:
+        FileNotFoundError: no such file.
+        StoreError: damaged.
+    """
+    path.stat()
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise StoreError(f"{path}: damaged ({str(error).splitlines()[0][-120:]}); build the index anew") from None
+
+
+def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float32]:
+    expected = 4 * num_rows * num_dimensions
+    if path.stat().st_size != expected:
+        raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; build the index anew")
+    return np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions))

@@ -1,0 +1,233 @@
+"""Verbs that find images: `index` builds and changes indexes, `search` looks for images in one."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dml_core.errors import ConfigError
+from flows.cli.app import app, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dml_core.index.index import Index
+    from dml_core.index.writing import Batch
+    from dml_core.trained import TrainedModel
+    from tasks.use.searching import Answer
+
+
+class BuildByDefault(TyperGroup):
+    """The verbs of indexes: `dml index MODEL SOURCE -o INDEX` builds one, as `dml index build` does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, with the verb `build` put in front where there is none."""
+        named = not args or args[0] in self.commands or args[0] == "--help"
+        return super().parse_args(ctx, args if named else ["build", *args])
+
+
+index_app = typer.Typer(
+    cls=BuildByDefault, help="Build, change and show indexes of images: dml index MODEL SOURCE -o INDEX.", no_args_is_help=True
+)
+app.add_typer(index_app, name="index")
+
+Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
+Source = Annotated[
+    str, typer.Argument(help="A folder of images, a list of them (CSV, Parquet), s3://bucket/prefix, or what dml embed wrote.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them; else the first ends it.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="The index's model, where it cannot be found by its identity.")]
+Images = Annotated[Path | None, typer.Option("--images", help="Of embeddings: the folder that their names are in, for thumbnails.")]
+Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer side of the pictures that are kept; 0 keeps none.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@index_app.command()
+def build(
+    model: Annotated[str, typer.Argument(help="A run as dataset/variant, an identity, a folder, or models:/name@alias.")],
+    source: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the index, to be made.")],
+    approximate: Annotated[
+        str | None, typer.Option(metavar="ivf|pq|hnsw|auto", help="Miss a little and be faster; exact if left out.")
+    ] = None,
+    images: Images = None,
+    thumbnail: Pixels = 160,
+    skip_bad: SkipBad = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an index that is there.")] = False,
+) -> None:
+    """Build an index of images; the default verb."""
+    from dml_core.index.writing import build_index
+
+    trained = _open_model(model)
+    print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
+    bad: list[str] | None = [] if skip_bad else None
+    identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
+    if identity != trained.identity:
+        raise ConfigError(
+            f"{source}: embeddings of model {identity}, and {trained.identity} was named; name their own model, or embed anew"
+        )
+    index = build_index(output, batches, identity, trained.metric, approximate, model, force)
+    _tell_bad(bad)
+    _print_index(index)
+
+
+@index_app.command()
+def add(
+    folder: Folder,
+    source: Source,
+    model: ModelOption = None,
+    images: Images = None,
+    thumbnail: Pixels = 160,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Add images to an index, by the model that it was made with."""
+    from dml_core.index.index import Index
+    from dml_core.index.writing import add_items
+
+    index = Index.open(folder)
+    bad: list[str] | None = [] if skip_bad else None
+    identity, batches = _batches(source, lambda: _model_of(index, model), images, thumbnail, bad)
+    changed = add_items(folder, batches, identity)
+    _tell_bad(bad)
+    _print_index(changed)
+
+
+@index_app.command()
+def remove(
+    folder: Folder,
+    names: Annotated[list[str], typer.Argument(help="Names of items, as dml search shows them.")],
+) -> None:
+    """Remove items from an index by their names."""
+    from dml_core.index.writing import remove_items
+
+    _print_index(remove_items(folder, names))
+
+
+@index_app.command()
+def show(folder: Folder, as_json: AsJson = False) -> None:
+    """Show what an index is: size, model, and what an approximate one misses."""
+    from dml_core.index.index import Index
+
+    index = Index.open(folder)
+    if as_json:
+        print(index.info.model_dump_json(indent=1))
+    else:
+        _print_index(index)
+
+
+@app.command()
+def search(
+    folder: Folder,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images to look for; a folder stands for all of its images.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with the pictures to this file.")] = None,
+    as_json: AsJson = False,
+    model: ModelOption = None,
+) -> None:
+    """Find the images of an index that are nearest to others.
+
+    A table in the terminal; --html writes a page.
+    """
+    from dml_core.index.index import Index
+    from tasks.use.searching import search_images
+
+    index = Index.open(folder)
+    answers = search_images(index, _model_of(index, model), images, k)
+    if html is not None:
+        _write_page(html, index, answers)
+    if as_json:
+        import json
+
+        approximate = None if index.info.found is None else index.info.found.recalls
+        described = {"kind": index.kind, "metric": index.metric, "items": index.num_items, "recalls": approximate}
+        print(json.dumps({"index": described, "answers": [answer.as_values() for answer in answers]}, indent=1))
+    elif html is None:
+        _print_answers(index, answers)
+
+
+def _batches(
+    source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
+) -> "tuple[str, Iterator[Batch]]":
+    """What a source has, with the identity of the model that its embeddings are of; `model` is asked for where there are only images."""
+    from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
+    from tasks.use.sources import find_images
+
+    if is_embeddings(Path(source)):
+        embeddings = Embeddings(Path(source), images, pixels)
+        return embeddings.model_identity, embeddings.batches()
+    if images is not None:
+        raise ConfigError(f"--images is of embeddings, and {source} has images of its own; leave it out")
+    found = find_images(source)
+    trained = model()
+    return trained.identity, batches_of_images(trained, found, pixels, bad)
+
+
+def _tell_bad(bad: list[str] | None) -> None:
+    for line in bad or []:
+        print(f"left out: {line}", file=sys.stderr)
+
+
+def _open_model(text: str) -> "TrainedModel":
+    from dml_core.trained import load_model
+    from tasks.use.models import resolve_model
+
+    return load_model(resolve_model(text))
+
+
+def _model_of(index: "Index", named: str | None) -> "TrainedModel":
+    """The model that was named, or the index's own, found by its identity or by what it was called.
+
+    Raises:
+        ConfigError: another model than the index's, or it is not here.
+    """
+    if named is not None:
+        trained = _open_model(named)
+        index.check_model(trained.identity)
+        return trained
+    for text in (index.model_identity, index.info.model_source):
+        try:
+            trained = _open_model(text or "")
+        except ConfigError:
+            continue
+        if trained.identity == index.model_identity:
+            return trained
+    called = f" ({index.info.model_source})" if index.info.model_source else ""
+    raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} is not here; name where it is with --model")
+
+
+def _print_index(index: "Index") -> None:
+    from tasks.use.searching import describe
+
+    print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
+    for line in describe(index):
+        print(f"  {line}")
+
+
+def _write_page(path: Path, index: "Index", answers: "list[Answer]") -> None:
+    from dml_core.errors import StoreError
+    from tasks.files import write_whole
+    from tasks.use.searching import search_page
+
+    try:
+        write_whole(path, search_page(index, answers))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+    print(f"page: {path}", file=sys.stderr)
+
+
+def _print_answers(index: "Index", answers: "list[Answer]") -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tasks.use.searching import kind_line
+
+    for answer in answers:
+        print(f"{answer.name}:")
+        shown = Table("", "cosine" if index.metric == "cosine" else "distance", "class", "name")
+        for hit in answer.hits:
+            score = f"{hit.score:.4f}" if index.metric == "cosine" else f"{-hit.score:.4g}"
+            shown.add_row(str(hit.rank), score, escape(hit.item.class_name or ""), escape(hit.item.name))
+        print_table(shown)
+    print(kind_line(index))

@@ -1,0 +1,24 @@
+"""The benchmark of the search, with few items: every kind beside bare FAISS, in a process as a person starts it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+SIZE = ["--items", "1500", "--dimensions", "16", "--queries", "5"]
+
+
+def test_every_kind_is_measured_beside_faiss(tmp_path: Path) -> None:
+    kinds = [f"--kind={kind}" for kind in ("exact", "ivf", "pq", "hnsw")]
+    command = [sys.executable, "benchmarks/search.py", *SIZE, *kinds, "--folder", str(tmp_path / "kept"), "--json", str(tmp_path / "found")]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("built in") == 4
+    found = json.loads((tmp_path / "found").read_text())
+    assert [result["kind"] for result in found] == ["exact", "ivf", "pq", "hnsw"]
+    assert all(result["ours_p50_ms"] > 0 and result["faiss_p50_ms"] > 0 and result["items"] == 1500 for result in found)
+    assert found[0]["recalls"] is None
+    assert found[3]["recalls"]["10"] > 0.9

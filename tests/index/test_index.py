@@ -1,0 +1,400 @@
+"""Indexes: what is found against numpy's sort, what changes, what is refused, and what is left of one that was interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dml_core.errors import ConfigError, EvaluationError, StoreError
+from dml_core.evaluation.config import Metric
+from dml_core.index import writing
+from dml_core.index.choosing import choose
+from dml_core.index.index import Index
+from dml_core.index.items import Item
+from dml_core.index.layout import INFO_FILE, read_info
+from dml_core.index.writing import Batch, add_items, build_index, remove_items
+from tests.conftest import ROOT
+
+MODEL = "0" * 32
+KINDS = ["ivf", "pq", "hnsw"]
+
+
+def rows(num_items: int = 1200, num_dimensions: int = 16, seed: int = 0) -> NDArray[np.float32]:
+    """Forty heaps, of lengths other than 1."""
+    generator = np.random.default_rng(seed)
+    centres = generator.standard_normal((40, num_dimensions))
+    return (centres[generator.integers(0, 40, num_items)] + 0.5 * generator.standard_normal((num_items, num_dimensions))).astype(np.float32)
+
+
+def batches(embeddings: NDArray[Any], first: int = 0, size: int = 500) -> list[Batch]:
+    items = [Item(f"{first + number}.png", f"class {number % 7}", bytes([number % 256])) for number in range(len(embeddings))]
+    return [Batch(embeddings[start : start + size], items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def built(folder: Path, embeddings: NDArray[Any], approximate: str | None = None, metric: Metric = "cosine") -> Index:
+    return build_index(folder, batches(embeddings), MODEL, metric, approximate, "own/good")
+
+
+def by_hand(embeddings: NDArray[Any], queries: NDArray[Any], metric: Metric) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Every score in float64, sorted."""
+    items, asked = embeddings.astype(np.float64), queries.astype(np.float64)
+    if metric == "cosine":
+        items /= np.linalg.norm(items, axis=1, keepdims=True)
+        asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+        scores = asked @ items.T
+    else:
+        scores = -np.linalg.norm(asked[:, None] - items, axis=2)
+    order = np.argsort(-scores, axis=1)
+    return np.take_along_axis(scores, order, axis=1), order
+
+
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("num_queries", [1, 50])  # FAISS multiplies matrices from some 20 on
+def test_an_exact_index_finds_what_sorting_all_scores_finds(tmp_path: Path, metric: Metric, num_queries: int) -> None:
+    embeddings, queries = rows(), rows(num_queries, seed=1)
+    built(tmp_path / "index", embeddings, metric=metric)
+    index = Index.open(tmp_path / "index")
+    scores, positions = index.search(queries, 10)
+    expected, order = by_hand(embeddings, queries, metric)
+    np.testing.assert_array_equal(positions, order[:, :10])
+    np.testing.assert_allclose(scores, expected[:, :10], atol=2e-6 if metric == "cosine" else 1e-3)
+    assert (index.num_items, index.num_dimensions, index.metric, index.kind) == (1200, 16, metric, "exact")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+def test_an_approximate_index_gives_true_scores_in_order_and_says_what_it_misses(tmp_path: Path, kind: str, metric: Metric) -> None:
+    embeddings, queries = rows(), rows(200, seed=1)
+    index = built(tmp_path / "index", embeddings, kind, metric)
+    scores, positions = index.search(queries, 10)
+    expected, order = by_hand(embeddings, queries, metric)
+    all_scores = np.take_along_axis(expected, np.argsort(order, axis=1), axis=1)
+    np.testing.assert_allclose(scores, np.take_along_axis(all_scores, positions, axis=1), atol=1e-5)
+    assert (np.diff(scores, axis=1) <= 0).all()
+    assert all(len(set(found)) == 10 for found in positions.tolist())
+    found = index.info.found
+    assert found is not None
+    assert found.num_queries == 500
+    recall = np.mean([len(set(mine) & set(exact)) / 10 for mine, exact in zip(positions.tolist(), order[:, :10].tolist(), strict=True)])
+    # Other queries, which the index has never seen, find as much of their neighbours as its own items are said to.
+    assert found.recalls[10] == pytest.approx(recall, abs=0.05)
+    assert found.recalls[1] > 0.7
+
+
+def test_what_is_missed_is_measured_and_not_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One list of many is looked into: the share of the exact neighbours that is found, counted by hand for the same items."""
+    settings = writing.choose("ivf", 1200, 16)
+    assert settings.approximation is not None
+    poor = settings._replace(approximation=settings.approximation.model_copy(update={"num_lists": 18, "num_probes": 1}))
+    monkeypatch.setattr(writing, "choose", lambda *_: poor)
+    index = built(tmp_path / "index", rows(), "ivf")
+    found = index.info.found
+    assert found is not None
+    sample = np.sort(np.random.default_rng(found.seed).permutation(1200)[:500])
+    _, order = by_hand(rows(), rows()[sample], "cosine")
+    alone = faiss.read_index(str(index.info.approximate(index.folder)))
+    for k, recall in found.recalls.items():
+        _, positions = alone.search(np.asarray(index.vectors_ND[sample]), k + 1)
+        hits = [
+            len({p for p in mine if p != own} & set([p for p in exact if p != own][:k])) / k
+            for own, mine, exact in zip(sample.tolist(), positions.tolist(), order.tolist(), strict=True)
+        ]
+        assert recall == pytest.approx(np.mean(hits), abs=1e-9)
+    assert found.recalls[100] < found.recalls[10] < 0.95
+    assert str(found).startswith(f"finds {100 * found.recalls[1]:.1f} % @1, ")
+    assert Index.open(tmp_path / "index").info.found == found
+
+
+def test_k_results_even_where_the_lists_have_fewer(tmp_path: Path) -> None:
+    embeddings = rows(3000)
+    index = built(tmp_path / "index", embeddings, "ivf")
+    scores, positions = index.search(embeddings[:3], 2990)
+    assert (positions >= 0).all()
+    assert np.isfinite(scores).all()
+    assert index.search(embeddings[:3], 10**6)[1].shape == (3, 3000)
+
+
+def test_items_keep_their_place(tmp_path: Path) -> None:
+    index = built(tmp_path / "index", rows())
+    assert index.item(0) == Item("0.png", "class 0", b"\x00")
+    assert index.item(1199) == Item("1199.png", "class 2", bytes([1199 % 256]))
+    assert [index.item(position).name for position in (499, 500, 999, 1000)] == ["499.png", "500.png", "999.png", "1000.png"]
+    with pytest.raises(IndexError):
+        index.item(1200)
+    bare = build_index(tmp_path / "bare", [Batch(rows(2), [Item("a"), Item("b")])], MODEL)
+    assert bare.item(1) == Item("b", None, None)
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_added_and_removed_is_as_built_at_once(tmp_path: Path, kind: str | None) -> None:
+    embeddings, queries = rows(), rows(100, seed=1)
+    built(tmp_path / "index", embeddings[:900], kind)
+    added = add_items(tmp_path / "index", batches(embeddings[900:], first=900), MODEL)
+    assert added.num_items == 1200
+    everything = built(tmp_path / "whole", embeddings, kind)
+    np.testing.assert_array_equal(added.vectors_ND, everything.vectors_ND)
+    assert agreement(added, everything, queries) > (0.999 if kind is None else 0.9)
+    gone = [f"{number}.png" for number in range(0, 1200, 3)]
+    kept = np.arange(1200) % 3 != 0
+    fewer = remove_items(tmp_path / "index", gone)
+    assert fewer.items.names() == [f"{number}.png" for number in range(1200) if number % 3]
+    rebuilt = build_index(
+        tmp_path / "fewer", [Batch(embeddings[kept], [everything.item(p) for p in np.flatnonzero(kept)])], MODEL, "cosine", kind
+    )
+    np.testing.assert_array_equal(fewer.vectors_ND, rebuilt.vectors_ND)
+    assert agreement(fewer, rebuilt, queries) > (0.999 if kind is None else 0.9)
+    assert (fewer.info.found is None) == (kind is None)
+    assert len(list((tmp_path / "index").iterdir())) == (4 if kind is None else 5)  # nothing of the older ones is left
+
+
+def agreement(left: Index, right: Index, queries: NDArray[Any]) -> float:
+    found = [index.search(queries, 10)[1].tolist() for index in (left, right)]
+    names = [[[index.item(p).name for p in row] for row in rows] for index, rows in zip((left, right), found, strict=True)]
+    return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(*names, strict=True)]))
+
+
+def test_an_open_index_goes_on_while_it_is_changed(tmp_path: Path) -> None:
+    embeddings = rows()
+    index = built(tmp_path / "index", embeddings, "ivf")
+    before = index.search(embeddings[:5], 10)
+    remove_items(tmp_path / "index", ["0.png", "7.png"])
+    np.testing.assert_array_equal(index.search(embeddings[:5], 10)[1], before[1])
+    assert index.item(0).name == "0.png"
+    assert Index.open(tmp_path / "index").item(0).name == "1.png"
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    built(tmp_path / "index", rows())
+    said = r"^.*index: of model 0{32} \(own/good\); embeddings of model f{32} do not compare with it; use its own model, .*$"
+    with pytest.raises(ConfigError, match=said):
+        add_items(tmp_path / "index", batches(rows()), "f" * 32)
+    Index.open(tmp_path / "index").check_model(MODEL)
+    assert Index.open(tmp_path / "index").num_items == 1200
+
+
+@pytest.mark.parametrize(
+    ("queries", "k", "said"),
+    [
+        (np.ones((1, 7), np.float32), 3, "of 16 dimensions, and the queries have 7"),
+        (np.zeros((1, 16), np.float32), 3, "zero embeddings"),
+        (np.full((1, 16), np.nan, np.float32), 3, "NaN"),
+        (np.ones((1, 16), np.float32), 0, "ask for 1 or more"),
+        (np.ones(16, np.float32), 3, "shape"),
+    ],
+)
+def test_queries_that_cannot_be_searched(tmp_path: Path, queries: NDArray[Any], k: int, said: str) -> None:
+    index = built(tmp_path / "index", rows(50))
+    with pytest.raises((ConfigError, EvaluationError), match=said):
+        index.search(queries, k)
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "names", "said"),
+    [
+        (rows(2), ["a", "a"], "two images are named a"),
+        (rows(2), ["a"], "2 embeddings for 1 images"),
+        (np.zeros((2, 16), np.float32), ["a", "b"], "zero embeddings"),
+        (rows(0), [], "nothing to index"),
+    ],
+)
+def test_what_cannot_be_indexed_leaves_nothing(tmp_path: Path, embeddings: NDArray[Any], names: list[str], said: str) -> None:
+    with pytest.raises((ConfigError, EvaluationError), match=said):
+        build_index(tmp_path / "index", [Batch(embeddings, [Item(name) for name in names])], MODEL)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
+    built(tmp_path / "index", rows(20))  # and nothing is in the way of another attempt
+
+
+def test_a_place_that_is_taken(tmp_path: Path) -> None:
+    built(tmp_path / "index", rows(20))
+    with pytest.raises(ConfigError, match="has an index already"):
+        built(tmp_path / "index", rows(30))
+    assert build_index(tmp_path / "index", batches(rows(30)), MODEL, replace=True).num_items == 30
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match=r"not empty \(thesis.tex\)"):
+        build_index(tmp_path / "other", batches(rows(30)), MODEL, replace=True)
+    with pytest.raises(StoreError, match="cannot be written"):
+        built(tmp_path / "other" / "thesis.tex" / "index", rows(3))
+
+
+def test_changes_that_are_refused_change_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    built(folder, rows(20))
+    before = sorted(path.name for path in folder.iterdir())
+    with pytest.raises(ConfigError, match=r"has no item named 20\.png, 21\.png, 22\.png and 1 more; nothing was removed"):
+        remove_items(folder, ["0.png", *(f"{number}.png" for number in range(20, 24))])
+    with pytest.raises(ConfigError, match="nothing would be left"):
+        remove_items(folder, [f"{number}.png" for number in range(20)])
+    with pytest.raises(ConfigError, match=r"has an item named 0\.png already"):
+        add_items(folder, batches(rows(3)), MODEL)
+    with pytest.raises(ConfigError, match="beside some of 16"):
+        add_items(folder, [Batch(rows(2, 8), [Item("a"), Item("b")])], MODEL)
+    with pytest.raises(ConfigError, match="nothing to add"):
+        add_items(folder, [], MODEL)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    for change in (lambda: remove_items(tmp_path / "none", ["a"]), lambda: add_items(tmp_path / "none", [], MODEL)):
+        with pytest.raises(ConfigError, match="no index there; build one"):
+            change()
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("kind", [None, "ivf"])
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_damage_is_noticed_on_opening(tmp_path: Path, kind: str | None, damage: str) -> None:
+    folder = tmp_path / "index"
+    built(folder, rows(300), kind)
+    info = read_info(folder)
+    for path in (info.vectors(folder), info.items(folder), *([info.approximate(folder)] if kind else []), folder / INFO_FILE):
+        content = path.read_bytes()
+        if damage == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        else:
+            path.unlink()
+        with pytest.raises((StoreError, ConfigError), match=r"^[^\n]*(build the index anew|no index there)[^\n]*$"):
+            Index.open(folder)
+        path.write_bytes(content)
+    Index.open(folder)
+
+
+def test_too_few_to_compress(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="from 256 items at least, and there are 50"):
+        built(tmp_path / "index", rows(50), "pq")
+
+
+def test_the_kind_goes_by_size() -> None:
+    assert choose(None, 10**9, 512) == ("exact", None, None)
+    kinds = {size: choose("auto", *size) for size in [(1000, 64), (1_000_000, 64), (1_000_000, 512), (20_000_000, 512)]}
+    assert [chosen.kind for chosen in kinds.values()] == ["exact", "exact", "ivf", "pq"]
+    assert all(chosen.reason for chosen in kinds.values())
+    assert choose("hnsw", 10, 64).reason is None
+    approximation = choose("ivf", 1_000_000, 512).approximation
+    assert approximation is not None
+    assert (approximation.num_lists, approximation.num_probes) == (1024, 64)
+    for num_dimensions in (1, 2, 10, 64, 97, 300, 512):
+        approximation = choose("pq", 10_000, num_dimensions).approximation
+        assert approximation is not None
+        assert num_dimensions % approximation.num_code_bytes == 0
+    with pytest.raises(ConfigError, match="expected one of ivf, pq, hnsw, auto"):
+        choose("annoy", 10, 64)
+
+
+# ---------------------------------------------------------------- interrupted, and several at once
+
+
+SLOW = """
+    import sys, time
+    from pathlib import Path
+    import numpy as np
+    from dml_core.index import layout, writing
+    from dml_core.index.items import Item
+    def stop(*arguments):
+        print("here", flush=True)
+        time.sleep(60)
+    moment, change, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    if moment == "writing":
+        writing._finish = stop
+    elif moment == "before":
+        layout.Path.replace = stop
+    elif moment == "after":
+        layout.sweep = stop
+    rows = np.random.default_rng(3).standard_normal((50, 16)).astype(np.float32)
+    if change == "add":
+        writing.add_items(folder, [writing.Batch(rows, [Item(f"new {n}") for n in range(50)])], "0" * 32)
+    else:
+        writing.remove_items(folder, [f"{n}.png" for n in range(100)])
+"""
+
+
+@pytest.mark.parametrize("change", ["add", "remove"])
+@pytest.mark.parametrize("moment", ["writing", "before", "after"])
+def test_killed_in_the_middle_it_is_the_old_index_or_the_new(tmp_path: Path, moment: str, change: str) -> None:
+    folder = tmp_path / "index"
+    old = built(folder, rows(300), "ivf")
+    queries = rows(20, seed=1)
+    before = old.search(queries, 10)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SLOW), moment, change, str(folder)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.kill(process.pid, signal.SIGKILL)
+    index = Index.open(folder)
+    if moment == "after":
+        assert index.num_items == (350 if change == "add" else 200)
+    else:
+        assert index.info == old.info
+        np.testing.assert_array_equal(index.search(queries, 10)[1], before[1])
+    # The next change removes what the killed one left.
+    names = [index.item(0).name]
+    after = remove_items(folder, names)
+    assert after.num_items == index.num_items - 1
+    assert len(list(folder.iterdir())) == 5
+
+
+def test_two_that_add_at_once_both_have_added(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    built(folder, rows(300))
+    threads = [threading.Thread(target=add_items, args=(folder, batches(rows(50, seed=n), first=1000 * n), MODEL)) for n in (1, 2, 3)]
+    sizes: list[int] = []
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        sizes.append(Index.open(folder).num_items)  # those who open it meanwhile find a whole one
+        time.sleep(0.001)
+    assert Index.open(folder).num_items == 450
+    assert set(sizes) <= {300, 350, 400, 450}
+
+
+def test_opening_reads_no_vectors(tmp_path: Path) -> None:
+    """300 MB of vectors, made as a hole in a file, are open in the memory of nothing."""
+    build_index(tmp_path / "index", [Batch(rows(2, 512), [Item("a"), Item("b")])], MODEL)
+    folder = tmp_path / "index"
+    info = read_info(folder)
+    count = 150_000
+    with info.vectors(folder).open("r+b") as file:
+        file.truncate(4 * 512 * count)
+    from dml_core.index.items import writing_items
+
+    with writing_items(info.items(folder)) as items:
+        items.add([Item(f"{number}") for number in range(count)])
+    (folder / INFO_FILE).write_text(info.model_copy(update={"num_items": count}).model_dump_json())
+    before = anonymous_bytes()
+    start = time.perf_counter()
+    index = Index.open(folder)
+    assert index.item(count - 1).name == f"{count - 1}"
+    assert time.perf_counter() - start < 1  # not a measurement: it takes milliseconds
+    assert index.search(np.asarray(index.vectors_ND[:1]), 2)[1][0, 0] == 0
+    assert anonymous_bytes() - before < 60e6
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that is no file's."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+def test_exact_search_is_faisss_own(tmp_path: Path) -> None:
+    """The same scores to the bit as IndexFlatIP over the same rows."""
+    embeddings = rows()
+    index = built(tmp_path / "index", embeddings)
+    peer = faiss.IndexFlatIP(16)
+    peer.add(np.asarray(index.vectors_ND))
+    queries = np.asarray(index.vectors_ND[:30])
+    scores, positions = index.search(queries, 5)
+    expected, order = peer.search(queries, 5)
+    np.testing.assert_array_equal(positions, order)
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
