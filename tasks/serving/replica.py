@@ -10,7 +10,7 @@ Shapes: N images, D embedding dimensions, k neighbours.
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import faiss
@@ -43,7 +43,7 @@ class Answer:
     Attributes:
         embeddings: float32 (N, D); None where a search was asked for.
         hits: for each image, nearest first; empty where embeddings were asked for.
-        refused: why one of the images could not be decoded; the rest is empty then.
+        refused: why one of the images could not be decoded or embedded; the rest is empty then.
         batch_sizes: of the batches that began with an image of this request.
     """
 
@@ -66,6 +66,7 @@ class _Found:
     row: NDArray[np.float32]
     scores: NDArray[np.float32] | None = None
     positions: NDArray[np.int64] | None = None
+    refused: str | None = None
     batch_size: int | None = None  # said by the first image of a batch
 
 
@@ -116,6 +117,9 @@ class Replica:
                 raise view
             asked.append(_Asked(view, k))
         found: list[_Found] = await asyncio.gather(*(self._in_batches(one) for one in asked))
+        for number, one in enumerate(found, 1):
+            if one.refused is not None:
+                return Answer(refused=f"image {number}: {one.refused}")
         batch_sizes = tuple(one.batch_size for one in found if one.batch_size is not None)
         if k == 0:
             return Answer(embeddings=np.stack([one.row for one in found]), batch_sizes=batch_sizes)
@@ -128,18 +132,15 @@ class Replica:
     def _compute(self, asked: list[_Asked]) -> list[_Found]:
         """Embed what has gathered, and search for those that want neighbours, all at once."""
         rows_ND = self._model.embed_views([one.view for one in asked])
-        searching = [place for place, one in enumerate(asked) if one.k > 0]
-        if self._index is None or not searching:
-            return [_Found(row_D, batch_size=len(asked) if place == 0 else None) for place, row_D in enumerate(rows_ND)]
-        scores, positions = self._index.search(rows_ND[searching], max(asked[place].k for place in searching))
-        found = []
-        for place, (one, row_D) in enumerate(zip(asked, rows_ND, strict=True)):
-            size = len(asked) if place == 0 else None
-            if one.k == 0:
-                found.append(_Found(row_D, batch_size=size))
-            else:
-                row = searching.index(place)
-                found.append(_Found(row_D, scores[row, : one.k], positions[row, : one.k], size))
+        has_angles = self._model.metric == "cosine"
+        found = [_Found(row_D, refused=_why_not(row_D, has_angles and one.k > 0)) for one, row_D in zip(asked, rows_ND, strict=True)]
+        found[0] = replace(found[0], batch_size=len(asked))
+        searching = [place for place, one in enumerate(asked) if one.k > 0 and found[place].refused is None]
+        if self._index is not None and searching:
+            scores, positions = self._index.search(rows_ND[searching], max(asked[place].k for place in searching))
+            for row, place in enumerate(searching):
+                k = asked[place].k
+                found[place] = replace(found[place], scores=scores[row, :k], positions=positions[row, :k])
         return found
 
     def _hits(self, found: _Found, with_thumbnails: bool) -> tuple[Hit, ...]:
@@ -151,3 +152,11 @@ class Replica:
             item = self._index.item(position)
             hits.append(Hit(position, score, item.name, item.class_name, item.thumbnail if with_thumbnails else None))
         return tuple(hits)
+
+
+def _why_not(row_D: NDArray[np.float32], needs_direction: bool) -> str | None:
+    """Why an embedding is of no use: one such image must not fail the others of its batch."""
+    square = float(np.dot(row_D, row_D))
+    if not np.isfinite(square):
+        return "the network gives it no finite embedding"
+    return "the network gives it an embedding of zeros, which is near to nothing" if needs_direction and square == 0 else None
