@@ -51,7 +51,8 @@ def dml(
     """Reproduce, compare and serve deep metric learning systems."""
 
 
-SUPERVISED = {"reproduce", "run", "tune"}
+SUPERVISED = {"reproduce", "run", "serve", "tune"}
+SERVE_GRACE_SECONDS = 8.0  # for the requests that are worked on
 PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
 
 
@@ -86,6 +87,8 @@ def _supervised() -> "Path | None":
 
     try:
         state = find_project().state
+        if sys.argv[1] == "serve":
+            return supervise(state / "logs", SERVE_GRACE_SECONDS, "the same command starts it again")
         return supervise(state / "logs")
     except ConfigError:
         return None

@@ -30,7 +30,7 @@ PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def supervise(logs: Path) -> Path:
+def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Path:
     """Fork. The child returns, with the log file that its standard error below Python goes to; the parent stands by and then exits.
 
     Its exit code is the flow's; 128 + the signal (130 after Ctrl-C, 143 after SIGTERM) when it was interrupted; 2 when the flow's process
@@ -38,6 +38,8 @@ def supervise(logs: Path) -> Path:
 
     Args:
         logs: folder of log files; made where it is missing.
+        grace_seconds: that the child has after a signal to end by itself; none for what is whole at any moment.
+        go_on: what a person is told of an end that came early.
 
     Raises:
         OSError: the log file cannot be written.
@@ -59,7 +61,7 @@ def supervise(logs: Path) -> Path:
         threading.Thread(target=_end_with_the_parent, args=(ours,), name="supervisor-watch", daemon=True).start()
         return log
     os.close(ours)
-    sys.exit(_stand_by(child, asked, log))
+    sys.exit(_stand_by(child, asked, log, grace_seconds, go_on))
 
 
 def _adopt_orphans() -> None:
@@ -68,16 +70,16 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _stand_by(child: int, asked: set[signal.Signals], log: Path) -> int:
+def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: float, go_on: str) -> int:
     """Wait for the flow's end or for a signal; then end what is left, say what a person has to know, and return the exit code."""
     code: int | None = None
     while code is None:
         number = signal.sigwait(asked | {signal.SIGCHLD})
         code = _reap(child)
         if code is None and number != signal.SIGCHLD:
-            _end_flow(child)
+            _end_flow(child, grace_seconds)
             _end_descendants()
-            _say(f"interrupted; {GO_ON}")
+            _say(f"interrupted; {go_on}")
             _drop_if_empty(log)
             return 128 + number
     _end_descendants()
@@ -85,7 +87,7 @@ def _stand_by(child: int, asked: set[signal.Signals], log: Path) -> int:
         return 1
     if code < 0 or code not in (0, 2):
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended of itself (exit code {code})"
-        _say(f"error: the flow's process {how}; {GO_ON}; what was said last is in {log}")
+        _say(f"error: the flow's process {how}; {go_on}; what was said last is in {log}")
         return 2
     _drop_if_empty(log) if code else log.unlink(missing_ok=True)
     return code
@@ -101,11 +103,12 @@ def _reap(child: int) -> int | None:
     return code
 
 
-def _end_flow(child: int) -> None:
+def _end_flow(child: int, grace_seconds: float) -> None:
     """End the flow's process. Where a Prefect server keeps its record, it has a moment to tell that it was interrupted."""
-    if "PREFECT_API_URL" in os.environ:
+    grace_seconds = grace_seconds or (GRACE_SECONDS if "PREFECT_API_URL" in os.environ else 0.0)
+    if grace_seconds:
         os.kill(child, signal.SIGTERM)
-        until = time.monotonic() + GRACE_SECONDS
+        until = time.monotonic() + grace_seconds
         while time.monotonic() < until:
             if _reap(child) is not None:
                 return

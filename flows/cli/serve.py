@@ -1,0 +1,102 @@
+"""`dml serve`: a trained network, or an index, behind HTTP."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.app import app
+
+if TYPE_CHECKING:
+    from dml_core.index.index import Index
+    from tasks.environment import Project
+
+TOKEN = "DML_SERVE_TOKEN"
+
+
+@app.command()
+def serve(
+    what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="An index's folder, or a model as `dml models` names it.")],
+    host: Annotated[str, typer.Option(help="Where to listen; anything but this machine's loopback requires a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8321,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network; one for each GPU, or one.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images that go through the network together, at most.")] = 32,
+    model: Annotated[str | None, typer.Option(help="The model of an index, where it is not where it was when the index was built.")] = None,
+    token_env: Annotated[str, typer.Option(help="The environment variable with the token that requests must carry.")] = TOKEN,
+) -> None:
+    """Answer over HTTP: embed images, search an index with them, and a page to drop an image on.
+
+    Ends with Ctrl-C.
+    """
+    from dml_core.errors import ConfigError
+    from flows.cli.app import open_project
+
+    if token_env != TOKEN and not os.environ.get(token_env):
+        raise ConfigError(f"{token_env}: not in the environment; put the token there")
+    _run(open_project(), what, model, host, port, replicas, batch, os.environ.get(token_env) or None)
+
+
+def _run(
+    project: "Project", what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None
+) -> None:
+    """Find what is to be served, and serve it.
+
+    Raises:
+        DmlError: it is not there, or cannot be served so.
+    """
+    from dml_core.trained import read_description
+    from tasks.serving.front import Served
+    from tasks.serving.service import Setting, run_service
+
+    index = _open_index(Path(what))
+    folder = _find_model(project, what, model, index)
+    description = read_description(folder)
+    num_items = index.num_items if index is not None else None
+    identity = index.model_identity if index is not None else description.identity or ""
+    setting = Setting(
+        model=folder,
+        index=index.folder if index is not None else None,
+        served=Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items),
+        host=host,
+        port=port,
+        replicas=replicas,
+        max_batch=batch,
+        token=token,
+    )
+    about = f"an index of {num_items} images" if num_items is not None else "embeddings alone, no index"
+    print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
+    run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
+
+
+def _open_index(folder: Path) -> "Index | None":
+    """The index of a folder; None where what is named is none."""
+    from dml_core.index.index import Index
+    from dml_core.index.layout import INFO_FILE
+
+    return Index.open(folder) if (folder / INFO_FILE).is_file() else None
+
+
+def _find_model(project: "Project", what: str, model: str | None, index: "Index | None") -> Path:
+    """The folder of the network: the one named, or that of the index by its identity, or by what it was called then.
+
+    Raises:
+        ConfigError: not there, or not the index's.
+    """
+    from contextlib import suppress
+
+    from dml_core.errors import ConfigError
+    from dml_core.trained import load_model
+    from tasks.use.models import resolve_model
+
+    if index is None:
+        return resolve_model(model or what, project)
+    named = [model] if model is not None else [text for text in (index.model_identity, index.info.model_source) if text]
+    folder = None
+    for text in named[:-1]:
+        with suppress(ConfigError):
+            folder = resolve_model(text, project)
+            break
+    folder = folder or resolve_model(named[-1], project)
+    index.check_model(load_model(folder, "cpu").identity)
+    return folder

@@ -1,0 +1,162 @@
+"""What a replica of the service does: decode, embed in batches, search.
+
+Images are decoded in threads (the decoders let go of Python's lock), each as it comes, so that the network never waits for a large
+file of another request and a damaged one never reaches a batch. Images of different requests go through the network together: while it
+works the next batch gathers, and where nobody waits an image goes alone and at once.
+
+Shapes: N images, D embedding dimensions, k neighbours.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from ray import serve
+from torch import Tensor
+
+from dml_core.errors import DataError
+from dml_core.index.index import Index
+from dml_core.trained import load_model
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An item that was found; `score` is larger the nearer it is."""
+
+    position: int
+    score: float
+    name: str
+    class_name: str | None
+    thumbnail: bytes | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a request's images.
+
+    Attributes:
+        embeddings: float32 (N, D); None where a search was asked for.
+        hits: for each image, nearest first; empty where embeddings were asked for.
+        refused: why one of the images could not be decoded or embedded; the rest is empty then.
+        batch_sizes: of the batches that began with an image of this request.
+    """
+
+    embeddings: NDArray[np.float32] | None = None
+    hits: tuple[tuple[Hit, ...], ...] = ()
+    refused: str | None = None
+    batch_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One image in a batch; k is 0 for its embedding alone."""
+
+    view: Tensor
+    k: int
+
+
+@dataclass(frozen=True)
+class _Found:
+    row: NDArray[np.float32]
+    scores: NDArray[np.float32] | None = None
+    positions: NDArray[np.int64] | None = None
+    refused: str | None = None
+    batch_size: int | None = None  # said by the first image of a batch
+
+
+class Replica:
+    """One copy of the network, with the index mapped into memory.
+
+    Args:
+        model: folder of the network.
+        index: folder of the index, or None.
+        num_threads: of the network, the search and the decoding each.
+        max_batch: images that go through the network together, at most.
+    """
+
+    def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int) -> None:
+        torch.set_num_threads(num_threads)
+        faiss.omp_set_num_threads(num_threads)
+        self._model = load_model(model)
+        self._index = Index.open(Path(index)) if index is not None else None
+        if self._index is not None:
+            self._index.check_model(self._model.identity)
+        self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
+        self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._in_batches.set_max_batch_size(max_batch)
+        self._compute([_Asked(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # what is made at the first use is made now
+
+    async def check(self) -> bool:
+        """That it answers."""
+        return True
+
+    async def answer(self, images: Sequence[bytes], k: int, with_thumbnails: bool) -> Answer:
+        """Embed a request's images, or find each one's neighbours.
+
+        Args:
+            images: encoded files, checked against the limits.
+            k: neighbours of each; 0 for the embeddings.
+            with_thumbnails: whether hits carry their pictures.
+        """
+        loop = asyncio.get_running_loop()
+        decoding = [
+            loop.run_in_executor(self._decoders, self._model.view, data, None, f"image {number}") for number, data in enumerate(images, 1)
+        ]
+        views = await asyncio.gather(*decoding, return_exceptions=True)
+        asked = []
+        for view in views:
+            if isinstance(view, DataError):
+                return Answer(refused=str(view))
+            if isinstance(view, BaseException):
+                raise view
+            asked.append(_Asked(view, k))
+        found: list[_Found] = await asyncio.gather(*(self._in_batches(one) for one in asked))
+        for number, one in enumerate(found, 1):
+            if one.refused is not None:
+                return Answer(refused=f"image {number}: {one.refused}")
+        batch_sizes = tuple(one.batch_size for one in found if one.batch_size is not None)
+        if k == 0:
+            return Answer(embeddings=np.stack([one.row for one in found]), batch_sizes=batch_sizes)
+        return Answer(hits=tuple(self._hits(one, with_thumbnails) for one in found), batch_sizes=batch_sizes)
+
+    @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.0)  # type: ignore[untyped-decorator]
+    async def _in_batches(self, asked: list[_Asked]) -> list[_Found]:
+        return await asyncio.get_running_loop().run_in_executor(self._computer, self._compute, asked)
+
+    def _compute(self, asked: list[_Asked]) -> list[_Found]:
+        """Embed what has gathered, and search for those that want neighbours, all at once."""
+        rows_ND = self._model.embed_views([one.view for one in asked])
+        has_angles = self._model.metric == "cosine"
+        found = [_Found(row_D, refused=_why_not(row_D, has_angles and one.k > 0)) for one, row_D in zip(asked, rows_ND, strict=True)]
+        found[0] = replace(found[0], batch_size=len(asked))
+        searching = [place for place, one in enumerate(asked) if one.k > 0 and found[place].refused is None]
+        if self._index is not None and searching:
+            scores, positions = self._index.search(rows_ND[searching], max(asked[place].k for place in searching))
+            for row, place in enumerate(searching):
+                k = asked[place].k
+                found[place] = replace(found[place], scores=scores[row, :k], positions=positions[row, :k])
+        return found
+
+    def _hits(self, found: _Found, with_thumbnails: bool) -> tuple[Hit, ...]:
+        assert self._index is not None
+        assert found.scores is not None
+        assert found.positions is not None
+        hits = []
+        for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
+            item = self._index.item(position)
+            hits.append(Hit(position, score, item.name, item.class_name, item.thumbnail if with_thumbnails else None))
+        return tuple(hits)
+
+
+def _why_not(row_D: NDArray[np.float32], needs_direction: bool) -> str | None:
+    """Why an embedding is of no use: one such image must not fail the others of its batch."""
+    square = float(np.dot(row_D, row_D))
+    if not np.isfinite(square):
+        return "the network gives it no finite embedding"
+    return "the network gives it an embedding of zeros, which is near to nothing" if needs_direction and square == 0 else None

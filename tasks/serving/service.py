@@ -1,0 +1,246 @@
+"""The service's processes: replicas on Ray Serve, and before them one HTTP server in this process; started, watched over and ended.
+
+Replicas are Ray Serve's: how many there are, which of them gets a request, that one that dies is started anew. The HTTP server is ours
+(uvicorn with FastAPI), because Serve's proxy takes in bodies without a bound before anything of ours is asked, and has no bound on the
+time that headers take. It speaks to the replicas through Serve's handle.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import ray
+import uvicorn
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.schema import LoggingConfig
+
+from dml_core.errors import ConfigError, DmlError
+from tasks.serving.front import Served, make_app
+from tasks.serving.guard import Guard, Measures, PatientProtocol
+from tasks.serving.limits import Limits, RefusedError
+from tasks.serving.replica import Answer, Hit, Replica
+
+NUM_ATTEMPTS = 5
+AGAIN_SECONDS = 0.2
+CHECK_SECONDS = 5.0
+DRAIN_SECONDS = 5  # for requests that are worked on when the service is ended
+SHORTEST_TOKEN = 16
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class ServiceError(DmlError):
+    """The service cannot be started."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a service is run.
+
+    Attributes:
+        model: folder of the network.
+        index: folder of the index, or None.
+        served: what clients are told of the two.
+        host, port: where it listens; port 0 is any that is free.
+        replicas: copies of the network; None is one for each GPU, or one.
+        max_batch: images that go through the network together, at most; 1 is no batching.
+        token: that requests have to carry, or None.
+        limits: of a request.
+    """
+
+    model: Path
+    index: Path | None
+    served: Served
+    host: str = "127.0.0.1"
+    port: int = 8321
+    replicas: int | None = None
+    max_batch: int = 32
+    token: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def run_service(setting: Setting, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, and leave nothing running.
+
+    Args:
+        setting: what is served, and how.
+        say: told in one line where it listens, once it answers.
+
+    Raises:
+        ConfigError: listening elsewhere without a token, or at a port that is taken.
+        ServiceError: Ray or the replicas do not start.
+    """
+    listener = listen(setting)
+    with listener:
+        address = os.environ.get("RAY_ADDRESS", "local")
+        name = f"dml-serve-{os.getpid()}"
+        try:
+            backend = _start_replicas(setting, address, name)
+            asyncio.run(_answer(setting, backend, listener, say))
+        finally:
+            if ray.is_initialized():
+                if address != "local":
+                    with suppress(Exception):
+                        serve.delete(name)
+                ray.shutdown()
+
+
+def listen(setting: Setting) -> socket.socket:
+    """The socket that clients will come to; nobody is answered yet.
+
+    Raises:
+        ConfigError: it would be open to others without a token, or cannot be had.
+    """
+    if setting.token is not None and len(setting.token) < SHORTEST_TOKEN:
+        raise ConfigError(f"the token has {len(setting.token)} letters; one of at least {SHORTEST_TOKEN} is required")
+    try:
+        family, _, _, _, place = socket.getaddrinfo(setting.host, setting.port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError, OverflowError):
+        raise ConfigError(f"--host {setting.host} --port {setting.port}: no address of this machine") from None
+    if setting.token is None and not ip_address(place[0]).is_loopback:
+        raise ConfigError(
+            f"--host {setting.host}: other machines could reach this; put a token into the environment first (--token-env says where)"
+        )
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(256)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"{setting.host}:{setting.port}: cannot listen there ({error.strerror}); choose another --port") from None
+    return listener
+
+
+def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
+    """Ray, where none is connected, and the replicas on it.
+
+    Raises:
+        ServiceError: they do not start.
+    """
+    for logger in ("ray", "ray.serve"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+        resources = ray.cluster_resources()
+        num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
+        num_replicas = setting.replicas or max(1, num_gpus)
+        deployment = serve.deployment(Replica).options(
+            num_replicas=num_replicas,
+            max_ongoing_requests=setting.limits.requests,
+            health_check_period_s=2,
+            graceful_shutdown_timeout_s=DRAIN_SECONDS,
+            ray_actor_options={"num_cpus": min(1.0, num_cores / (num_replicas + 1)), "num_gpus": min(1.0, num_gpus / num_replicas)},
+            logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
+        )
+        application = deployment.bind(
+            str(setting.model.absolute()),
+            str(setting.index.absolute()) if setting.index is not None else None,
+            max(1, num_cores // num_replicas),
+            setting.max_batch,
+        )
+        serve.start(proxy_location="Disabled")
+        handle = serve.run(application, name=name, route_prefix=None)
+    except Exception as error:  # Ray and Serve raise plain ones
+        line = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), type(error).__name__)
+        raise ServiceError(f"the replicas did not start: {line.strip()}") from error
+    return Replicas(handle, setting.limits)
+
+
+class Replicas:
+    """The replicas, asked through Serve's handle. A request whose replica dies goes to another: nothing that they do is done twice."""
+
+    def __init__(self, handle: Any, limits: Limits) -> None:
+        self._handle = handle
+        self._limits = limits
+        self.measures = Measures()
+
+    async def embed(self, images: list[bytes]) -> Any:
+        """Embeddings, float32 (N, D).
+
+        Raises:
+            RefusedError: one cannot be decoded (422), or nobody answers in time (503).
+        """
+        return (await self._answer(images, 0, False)).embeddings
+
+    async def search(self, images: list[bytes], k: int, with_thumbnails: bool) -> tuple[tuple[Hit, ...], ...]:
+        """For each image its neighbours, nearest first.
+
+        Raises:
+            RefusedError: as `embed`.
+        """
+        return (await self._answer(images, k, with_thumbnails)).hits
+
+    async def check(self) -> bool:
+        """Whether a replica answers."""
+        try:
+            return bool(await asyncio.wait_for(self._handle.check.remote(), CHECK_SECONDS))
+        except (TimeoutError, RayActorError, DeploymentUnavailableError):
+            return False
+
+    async def _answer(self, images: list[bytes], k: int, with_thumbnails: bool) -> Answer:
+        try:
+            async with asyncio.timeout(self._limits.answer_seconds):
+                answer = await self._ask(images, k, with_thumbnails)
+        except TimeoutError:
+            raise RefusedError(503, f"no answer within {self._limits.answer_seconds:g} s; ask again later") from None
+        if answer.refused is not None:
+            raise RefusedError(422, answer.refused)
+        self.measures.images.inc(len(images))
+        for size in answer.batch_sizes:
+            self.measures.batches.observe(size)
+        return answer
+
+    async def _ask(self, images: list[bytes], k: int, with_thumbnails: bool) -> Answer:
+        for _ in range(NUM_ATTEMPTS):
+            try:
+                answer: Answer = await self._handle.answer.remote(images, k, with_thumbnails)
+                return answer
+            except RayActorError:
+                self.measures.retries.inc()
+                await asyncio.sleep(AGAIN_SECONDS)
+            except (BackPressureError, DeploymentUnavailableError):
+                break
+        raise RefusedError(503, "no replica takes this at the moment; ask again")
+
+
+async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, say: Callable[[str], None]) -> None:
+    """Answer clients until a signal comes."""
+    app = make_app(setting.served, backend, setting.limits, backend.measures)
+    hosts = None if setting.token is not None else LOCAL_NAMES | {setting.host}
+    PatientProtocol.head_seconds = setting.limits.head_seconds
+    config = uvicorn.Config(
+        Guard(app, setting.limits, setting.token, hosts, backend.measures),
+        http=PatientProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    server = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+    ending = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ending.set)
+    serving = loop.create_task(server._serve([listener]))  # not `serve`, which takes the signals and raises them again at the end
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    host, port = listener.getsockname()[:2]
+    say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    await ending.wait()
+    server.should_exit = True
+    await serving

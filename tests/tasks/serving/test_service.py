@@ -1,0 +1,126 @@
+"""How the service starts, what of it can be reached, what the death of a replica costs, and that nothing is left at the end."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import ROOT
+from tests.tasks.serving.conftest import Made, Service, wait_until
+
+
+def refused(made: Made, *arguments: str, **environment: str) -> str:
+    """What `dml serve` says when it refuses to start."""
+    run = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "serve", *arguments],
+        cwd=made.project,
+        env={name: value for name, value in os.environ.items() if not name.startswith("DML_")} | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.count("\n") == 1, run.stderr
+    return run.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_what_it_refuses_to_start_with(made: Made) -> None:
+    index = str(made.index)
+    assert "put a token" in refused(made, index, "--host", "0.0.0.0")
+    assert "put a token" in refused(made, index, "--host", "::")
+    assert "at least 16" in refused(made, index, "--host", "0.0.0.0", DML_SERVE_TOKEN="short")
+    assert "MY_TOKEN" in refused(made, index, "--token-env", "MY_TOKEN")
+    assert "no address" in refused(made, index, "--host", "nowhere.invalid")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "choose another --port" in refused(made, index, "--port", str(taken.getsockname()[1]))
+    assert "names no trained network" in refused(made, "nothing-there")
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_nothing_listens_but_on_loopback(service: Service) -> None:
+    found = []
+    for process in [psutil.Process(service.process.pid), *service.descendants()]:
+        try:
+            found += [connection for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN]
+        except psutil.NoSuchProcess:
+            continue
+    assert service.port in {connection.laddr.port for connection in found}
+    assert {connection.laddr.ip for connection in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_what_was_begun_answered_and_nothing_left(
+    made: Made, start: Callable[..., Service], number: signal.Signals
+) -> None:
+    """What was begun is answered first."""
+    service = start(str(made.index))
+    processes = [psutil.Process(service.process.pid), *service.descendants()]
+    statuses: list[int] = []
+    data = [("image", made.files[0].read_bytes())] * 60
+    asking = threading.Thread(target=lambda: statuses.append(httpx.post(f"{service.url}/v1/search", files=data, timeout=60).status_code))
+    asking.start()
+    time.sleep(0.05)
+    code, said = service.end(number)
+    asking.join()
+    assert statuses == [200]
+    assert code == 128 + number
+    assert said == "interrupted; the same command starts it again\n"
+    _, left = psutil.wait_procs(processes, timeout=5)
+    assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.proof
+def test_a_replica_killed_under_load_loses_no_request(made: Made, start: Callable[..., Service]) -> None:
+    """Eight clients ask without a pause; one of two replicas is killed, later the other; every request is answered, and rightly."""
+    service = start(str(made.index), "--replicas", "2")
+    data = made.files[0].read_bytes()
+    expected = made.load().embed([data])[0].tolist()
+    answers: list[tuple[int, Any]] = []
+    ending = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(base_url=service.url, timeout=90) as client:
+            while not ending.is_set():
+                response = client.post("/v1/embed", files={"image": data})
+                answers.append((response.status_code, response.json()))
+
+    clients = [threading.Thread(target=ask) for _ in range(8)]
+    for client in clients:
+        client.start()
+    time.sleep(3)
+    first, second = service.replicas()
+    num_before = len(answers)
+    first.send_signal(signal.SIGKILL)
+    time.sleep(3)
+    num_with_one = len(answers) - num_before
+    assert wait_until(lambda: len(service.replicas()) == 2, 60)
+    time.sleep(5)
+    second.send_signal(signal.SIGKILL)
+    time.sleep(5)
+    ending.set()
+    for client in clients:
+        client.join()
+    assert num_before > 0
+    assert num_with_one > 0
+    assert [answer for status, answer in answers if status != 200] == []
+    assert all(abs(value - wanted) < 1e-5 for _, answer in answers for value, wanted in zip(answer["embeddings"][0], expected, strict=True))
+    metrics = service.client.get("/metrics").text
+    print(len(answers), "answers;", next(line for line in metrics.splitlines() if line.startswith("dml_retries_total")))
+    service.end()
