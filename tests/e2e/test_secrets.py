@@ -151,8 +151,9 @@ def test_no_file_has_a_secret_but_those_that_keep_them(story: Story) -> None:
     files = [path for folder in (story.project.root, run) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 500
     for path in files:
-        if names := story.has_secret(path.read_bytes()):
-            found[path] = names
+        with suppress(FileNotFoundError):  # the servers are up, and remove what they no longer need
+            if names := story.has_secret(path.read_bytes()):
+                found[path] = names
     assert {path for path in found if path.name not in KEPT} == set(), found
     assert found, "those that keep them are among what was searched"
     for path in found:
