@@ -41,7 +41,8 @@ def change(project: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["report"], ["data"], ["data", "prepare"]]
+    "command",
+    [[], ["reproduce"], ["run"], ["compare"], ["evaluate"], ["sync"], ["ui"], ["report"], ["look"], ["data"], ["data", "prepare"]],
 )
 def test_help_says_what_a_command_does(command: list[str], tmp_path: Path) -> None:
     shown = dml(*command, "--help", cwd=tmp_path)
