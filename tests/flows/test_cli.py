@@ -51,6 +51,7 @@ def change(project: Path, **changes: object) -> None:
         ["sync"],
         ["ui"],
         ["report"],
+        ["look"],
         ["data"],
         ["data", "prepare"],
         ["models", "promote"],

@@ -99,12 +99,13 @@ def write_look(project: Project, chosen: Chosen, reference: str | None, folder: 
     if folder.exists() and not (folder.is_dir() and ((folder / ITEMS).is_file() or not any(folder.iterdir()))):
         raise ConfigError(f"{folder}: there is something else; choose a new or empty folder with -o, or one that dml look made")
     runs, images = _see_all(project, chosen, method, say)
-    beside = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    place = folder.resolve()  # "." has no name
+    beside = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
         beside.mkdir(parents=True)
         _write_all(chosen, reference, runs, images, method, beside, say)
-        shutil.rmtree(folder, ignore_errors=True)
-        beside.replace(folder)
+        shutil.rmtree(place, ignore_errors=True)
+        beside.replace(place)
     except OSError as error:
         raise StoreError(f"{folder}: pages cannot be written ({error.strerror or error}); free space or choose another folder") from None
     finally:

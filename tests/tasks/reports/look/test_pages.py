@@ -221,7 +221,9 @@ def test_of_more_images_than_fit_queries_are_sampled_and_counts_are_of_all(
         assert "4 of 108 queries can be chosen here" in html.text
 
 
-def test_writing_again_takes_the_place_of_the_pages_and_of_nothing_else(made: Made, tmp_path: Path) -> None:
+def test_writing_again_takes_the_place_of_the_pages_and_of_nothing_else(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project, params = made
     folder = tmp_path / "pages"
     write_look(project, choose(project, params, "photos"), None, folder, "pca", quiet)
@@ -236,6 +238,9 @@ def test_writing_again_takes_the_place_of_the_pages_and_of_nothing_else(made: Ma
     ]
     assert list(tmp_path.iterdir()) == [folder]
     (tmp_path / "own").mkdir()
+    monkeypatch.chdir(folder)
+    write_look(project, choose(project, params, "photos/softmax"), None, Path(), "pca", quiet)
+    assert (folder / "index.html").is_file()
     (tmp_path / "own" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="there is something else"):
         write_look(project, choose(project, params, "photos/softmax"), None, tmp_path / "own", "pca", quiet)
