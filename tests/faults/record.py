@@ -41,7 +41,7 @@ trained again (there is a checkpoint after each). What was not so stands below t
 `dml sync` delivered it. The seconds are from the strike until the run was past the place where it was struck, the start of a second command
 included, on a machine of two cores that others used too (the record has the load).
 
-Not in the matrix: PostgreSQL and Prefect's worker, which only the stack has (`docs/stack.md`). A network that is away is below, between hosts.
+Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has (`docs/stack.md`). The network is below, between hosts.
 """
 
 
