@@ -21,7 +21,7 @@ reproduce: .venv/.done ## prepare the embedded dataset, run the standing compari
 test: .venv/.done ## run all tests but the proofs
 	@$(PYTEST) -m "not proof"
 
-proofs: .venv/.done ## what takes minutes each: all tables, every way of damage, shells, nodes and servers that are killed; an hour
+proofs: .venv/.done ## what takes minutes each: all tables, every way of damage, shells, nodes and servers that are killed; an hour, and two for tests/faults
 	@$(PYTEST) -m proof
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run

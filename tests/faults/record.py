@@ -40,6 +40,8 @@ trained again (there is a checkpoint after each). What was not so stands below t
 **by itself**: the same command went on. **again**: the same command was started again. **sync**: the run ended well without MLflow, and
 `dml sync` delivered it. The seconds are from the strike until the run was past the place where it was struck, the start of a second command
 included, on a machine of two cores that others used too (the record has the load).
+
+Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has (`docs/stack.md`). The network is below, between hosts.
 """
 
 
@@ -90,7 +92,7 @@ def page(facts: dict[str, Any]) -> str:
     lines += ["| what dies, how | " + " | ".join(PLACES.values()) + " |", "|---|" + "---|" * len(WHEN)]
     for victim, how in dict.fromkeys((cell.victim, cell.how) for cell in MATRIX):
         row = [[cell for cell in MATRIX if (cell.victim, cell.how, cell.when) == (victim, how, when)] for when in WHEN]
-        lines.append(f"| {victim}, {how} | " + " | ".join(" ".join(short(cells, cell) for cell in of) for of in row) + " |")
+        lines.append(f"| {victim}, {how} | " + " | ".join("; ".join(short(cells, cell) for cell in of) for of in row) + " |")
     lines += ["", "## What falls short", ""]
     short_of = [f"- {name}: {'; '.join(fact['falls_short'])}" for name, fact in sorted(cells.items()) if fact["falls_short"]]
     lines += short_of or ["Nothing of what was run."]
