@@ -16,9 +16,9 @@ def list_(
     dataset: Annotated[str | None, typer.Argument(help="Of this dataset alone.")] = None,
     every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not the best of each variant.")] = False,
 ) -> None:
-    """List what is trained, best first, and what MLflow's registry leads to.
+    """List what is trained, best first.
 
-    Scores are per cent, of the test classes.
+    Scores are per cent, of the test classes. Below is what MLflow's registry leads to.
     """
     project = open_project()
     from rich.table import Table
@@ -61,10 +61,10 @@ def promote(
     force: Annotated[bool, typer.Option("--force", help="Whatever the comparison says; needs --reason.")] = False,
     reason: Annotated[str | None, typer.Option(help="Why it is forced; kept with the version and in its card.")] = None,
 ) -> None:
-    """Make a run's network the champion of MLflow's registry, if it is better than the present one.
+    """Make a network the champion, if it is better.
 
-    Better is told by the 95 % interval of the difference in Recall@1, paired by the classes of the same test images. A model card goes
-    with it.
+    The champion is the version of MLflow's registered model that the alias leads to. Better is told by the 95 % interval of the difference
+    in Recall@1, paired by the classes of the same test images. A model card goes with it.
     """
     project = open_project()
     from dml_core.errors import ConfigError
@@ -83,9 +83,9 @@ def export(
     graph_format: Annotated[str, typer.Option("--format", help="onnx or torch-export.")] = "onnx",
     precision: Annotated[str, typer.Option(help="fp32, fp16 or int8 (ONNX alone).")] = "fp32",
 ) -> None:
-    """Write a network as a graph that other programs run, and measure what it costs.
+    """Write a network as a graph, and measure it.
 
-    Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
+    Other programs run it. Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
     """
     project = open_project()
     from tasks.use.export import MEASURED_FILE
