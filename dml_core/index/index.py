@@ -132,8 +132,10 @@ class Index:
 
     def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """What the approximate index alone finds of rows that are as the vectors are kept: -1 at the end where that is fewer than k."""
-        num_candidates = min(NUM_CANDIDATES * k, self.num_items) if self.kind == "pq" else k
-        return self._in_order(rows_QD, self._approximate.search(rows_QD, num_candidates)[1], k)
+        if self.kind != "pq":  # of whole vectors, so the distances are true ones
+            distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)
+            return as_similarities(distances_Qk, self.metric), positions_Qk
+        return self._in_order(rows_QD, self._approximate.search(rows_QD, min(NUM_CANDIDATES * k, self.num_items))[1], k)
 
     def item(self, position: int) -> Item:
         """What is known of the item at a position."""
@@ -190,4 +192,4 @@ def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float3
     expected = 4 * num_rows * num_dimensions
     if path.stat().st_size != expected:
         raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; build the index anew")
-    return np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions))
+    return np.asarray(np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions)))  # a plain array costs less to index
