@@ -72,7 +72,7 @@ class Guard:
         self._token = token
         self._hosts = hosts
         self._measures = measures
-        self._num_open = self._num_held_bytes = 0
+        self._num_working = self._num_held_bytes = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -80,12 +80,11 @@ class Guard:
         begun = time.perf_counter()
         response = _Response(send)
         body = bytearray()
-        self._num_open += 1
         self._measures.open.inc()
         try:
             self._check(scope)
             await self._read(scope, receive, body)
-            await self._app(scope, _replay(body, receive), response)
+            await self._work(scope, _replay(body, receive), response)
         except RefusedError as refused:
             await response.refuse(refused, None if _expects_continue(scope) else receive)
         except _GoneError:
@@ -96,7 +95,6 @@ class Guard:
             await response.refuse(RefusedError(500, "an error of the service; its log says more"), None)
         finally:
             self._num_held_bytes -= len(body)
-            self._num_open -= 1
             self._measures.open.dec()
             path = scope["path"] if scope["path"] in KNOWN_PATHS else "other"
             self._measures.requests.labels(path, response.status).inc()
@@ -115,11 +113,23 @@ class Guard:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token.encode()):
                 raise RefusedError(401, "a token is required: send it as the header Authorization: Bearer TOKEN")
-        if self._num_open > self._limits.requests:
-            raise RefusedError(503, "too many requests at a time; ask again in a moment")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._limits.body_bytes:
             raise RefusedError(413, f"a body of {int(length)} bytes; at most {self._limits.body_bytes} are taken")
+
+    async def _work(self, scope: MutableMapping[str, Any], receive: Receive, response: Send) -> None:
+        """Have the application answer. Only now does a request count: those that are still being sent keep nobody out.
+
+        Raises:
+            RefusedError: as many are worked on as may be.
+        """
+        if self._num_working >= self._limits.requests:
+            raise RefusedError(503, "too many requests at a time; ask again in a moment")
+        self._num_working += 1
+        try:
+            await self._app(scope, receive, response)
+        finally:
+            self._num_working -= 1
 
     async def _read(self, scope: MutableMapping[str, Any], receive: Receive, body: bytearray) -> None:
         """Read the whole body.

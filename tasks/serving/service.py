@@ -147,6 +147,7 @@ def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
             str(setting.index.absolute()) if setting.index is not None else None,
             max(1, num_cores // num_replicas),
             setting.max_batch,
+            address == "local",
         )
         serve.start(proxy_location="Disabled")
         handle = serve.run(application, name=name, route_prefix=None)

@@ -71,7 +71,7 @@ function take(chosen) {
   query.src = URL.createObjectURL(chosen);
   query.alt = "your image";
   query.hidden = false;
-  prompt.textContent = chosen.name || "pasted image";
+  prompt.replaceChildren(chosen.name || "pasted image", element("br", ""), element("strong", "", "Choose another"));
   search();
 }
 

@@ -224,8 +224,8 @@ def test_a_bad_client_is_given_up(service: Service, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_slow_clients_do_not_keep_others_waiting(service: Service) -> None:
-    """Two hundred that have begun a body and send no more; the service answers a good request as it did before."""
-    slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(200)]
+    """More than may be worked on at a time that have begun a body and send no more; the service answers a good request as it did before."""
+    slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(LIMITS.requests + 50)]
     for connection in slow:
         connection.sendall(b"POST /v1/search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{")
     for _ in range(5):
