@@ -28,9 +28,7 @@ class BuildByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else ["build", *args])
 
 
-index_app = typer.Typer(
-    cls=BuildByDefault, help="Build, change and show indexes of images: dml index MODEL SOURCE -o INDEX.", no_args_is_help=True
-)
+index_app = typer.Typer(cls=BuildByDefault, help="Build and show indexes: dml index MODEL SOURCE -o INDEX.", no_args_is_help=True)
 app.add_typer(index_app, name="index")
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]

@@ -25,7 +25,7 @@ def serve(
     model: Annotated[str | None, typer.Option(help="The model of an index, where it is not where it was when the index was built.")] = None,
     token_env: Annotated[str, typer.Option(help="The environment variable with the token that requests must carry.")] = TOKEN,
 ) -> None:
-    """Answer over HTTP: embed images, search an index with them, and a page to drop an image on.
+    """Embed and search over HTTP, with a page to drop an image on.
 
     Ends with Ctrl-C.
     """

@@ -41,7 +41,7 @@ def gc(
     delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this it is listed.")] = False,
     days: Annotated[float, typer.Option(help="What was touched in so many days stays.")] = 7.0,
 ) -> None:
-    """List what of the store nothing refers to any more, or remove it.
+    """List what the store no longer needs, or remove it.
 
     Referred to is what a table, MLflow, the outbox or today's parameters would use again, and what that was made of.
     """
