@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket: str) -> None:

@@ -95,6 +95,7 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -
     assert list((project.root / "state/mlartifacts").rglob("table91.html")), "MLflow has the page with the table's parent run"
 
 
+@pytest.mark.proof
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
     printed = project.run("dml", "reproduce", "softtriple/table9[23]", "project/tiny", "--seeds", "3")
     assert "6 of 15 runs to train" in printed  # those of the rows that no table has run yet, once for both
@@ -128,6 +129,7 @@ def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be
     assert "What can be told" in (project.root / "results/site/softtriple/table92.html").read_text()
 
 
+@pytest.mark.proof
 def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_dataset(project: Project) -> None:
     """Run by the test before this one, in the same flow as tables of a paper."""
     kept = json.loads(json.loads((project.root / "state/tables/project/tiny.json").read_text())["record"])

@@ -166,6 +166,7 @@ def test_choosing_the_best_by_the_data_without_the_correction_over_pairs_would_b
 
 
 @pytest.mark.slow
+@pytest.mark.proof
 def test_coarse_scores_of_few_seeds_are_not_told_apart_by_an_accident_of_equal_differences() -> None:
     """Shares of 50 queries: two differences are often the very same, which is no sign that they never vary."""
     rng = np.random.default_rng(6)

@@ -29,6 +29,8 @@ def test_every_kind_and_alpha_has_its_metric() -> None:
     assert {"gradient_norm_easy_0.25", "gradient_norm_hard_64"} <= set(drawn_gradients.METRICS)
 
 
+@pytest.mark.slow
+@pytest.mark.proof
 def test_centres_merge_with_the_regulariser_alone_and_by_the_seed_alone() -> None:
     counts = []
     for global_seed in (0, 1):

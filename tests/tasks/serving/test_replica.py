@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dml_core.index.index import Index
-from dml_core.trained import WEIGHTS_FILE
+from dml_core.trained import WEIGHTS_FILE, read_description, write_description
 from tasks.serving.replica import Replica, _Asked
 from tests.tasks.serving.conftest import Made
 
@@ -30,6 +30,7 @@ def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made:
     shutil.copytree(made.model, tmp_path / "model")
     weights = tmp_path / "model" / WEIGHTS_FILE
     torch.save({name: torch.zeros_like(value) for name, value in torch.load(weights).items()}, weights)
+    write_description(weights.parent, read_description(weights.parent))
     replica = Replica(str(tmp_path / "model"), str(made.index), 1, 32)
     view = made.load().view(made.files[0])
     embedded, searched = replica._compute([_Asked(view, 0), _Asked(view, 3)])

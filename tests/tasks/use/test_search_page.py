@@ -1,6 +1,7 @@
 """The page of what was found, in headless Chromium as wide as a phone and a desk: keys, names that would be markup, nothing cut off."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from dml_core.index.index import Index
 from dml_core.index.items import Item
@@ -91,7 +92,7 @@ def test_it_is_used_by_keyboard_and_nothing_is_cut_off_or_run(browser: Any, page
     assert page.locator("dialog").bounding_box()["width"] <= width
     page.keyboard.press("Escape")
     assert not page.locator("dialog").is_visible()
-    page.wait_for_function("document.activeElement.ariaLabel?.includes('f.jpg')")  # where one was, the focus is again
+    expect(page.locator(":focus")).to_have_attribute("aria-label", re.compile("f.jpg"))  # where one was, the focus is again
     page.locator("#query-2 ol button").nth(2).click()
     assert page.locator("dialog").is_visible()
     page.locator("#close").click()

@@ -85,7 +85,7 @@ def stop_a_loader() -> None:
     [
         ("killed", signal_to("RayTrainWorker", signal.SIGKILL), 60.0),
         pytest.param("terminated", signal_to("RayTrainWorker", signal.SIGTERM), 60.0, marks=pytest.mark.proof),
-        ("stopped", signal_to("RayTrainWorker", signal.SIGSTOP), 60.0 + 60 * HANG_MINUTES),
+        pytest.param("stopped", signal_to("RayTrainWorker", signal.SIGSTOP), 60.0 + 60 * HANG_MINUTES, marks=pytest.mark.proof),
         pytest.param("waiting", stop_a_loader, 60.0 + 60 * HANG_MINUTES, marks=pytest.mark.proof),
         pytest.param("boardless", signal_to("ray::Board", signal.SIGKILL), 60.0, marks=pytest.mark.proof),
     ],

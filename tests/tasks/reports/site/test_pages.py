@@ -219,6 +219,7 @@ def test_with_a_server_a_run_links_to_its_page_there(
     assert links == ["http://tracking.example:5000/#/runs/abc"]
 
 
+@pytest.mark.proof
 def test_a_page_of_many_pictures_stays_small(made: "tuple[Project, Params]", tmp_path: Path) -> None:
     project, params = made
     store = tmp_path / "store"
