@@ -9,6 +9,7 @@ talks to MLflow: what the one creates, the next one finds.
 import json
 import logging
 import time
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -65,6 +66,7 @@ class Tracker:
         self._artifacts = state / "mlartifacts"
         self._store = store
         self._lock = state / "mlflow.lock"
+        self._sent: dict[str, set[tuple[str, int]]] = {}  # run -> names and steps of the points that `log_epochs` knows to be there
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -138,8 +140,15 @@ class Tracker:
             TrackingError: MLflow does not take them.
         """
         with alone(self._lock), told_as_tracking_error(self.uri):
-            points = [(f"epoch/{name}", value, epoch) for epoch, metrics in epochs.items() for name, value in metrics.items()]
-            self._log_points(run_id, points)
+            sent = self._sent.pop(run_id, None)  # gone where this call fails: what MLflow took of it is asked for anew
+            if sent is None:
+                sent = self._points_of(run_id, self._client.get_run(run_id).data.metrics)
+            now, points = (
+                int(time.time() * 1000),
+                {(f"epoch/{name}", n): value for n, means in epochs.items() for name, value in means.items()},
+            )
+            self._log_metrics(run_id, [Metric(name, value, now, n) for (name, n), value in points.items() if (name, n) not in sent])
+            self._sent[run_id] = sent | points.keys()
 
     def published(self, comparison: str) -> frozenset[str]:
         """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""
@@ -216,11 +225,12 @@ class Tracker:
     def _log_points(self, run_id: str, points: list[tuple[str, float, int]]) -> None:
         """Log metrics at their steps; points that are there already, streamed or from a publish that broke off, are left out."""
         now, names = int(time.time() * 1000), {name for name, _, _ in points}
-        there = {
-            name: {metric.step for metric in self._client.get_metric_history(run_id, name)}
-            for name in names & self._client.get_run(run_id).data.metrics.keys()
-        }
-        self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if step not in there.get(name, ())])
+        there = self._points_of(run_id, names & self._client.get_run(run_id).data.metrics.keys())
+        self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in there])
+
+    def _points_of(self, run_id: str, names: Iterable[str]) -> set[tuple[str, int]]:
+        """Names and steps of the points of a run's metrics."""
+        return {(name, metric.step) for name in names for metric in self._client.get_metric_history(run_id, name)}
 
     def _log_scores(self, run_id: str, report: RunReport, lineage: Dataset, model_id: str | None) -> None:
         """The final scores, linked to the model and the dataset."""
