@@ -3,26 +3,21 @@
 One story in order, on one stack: each test goes on from the one before it.
 """
 
-import json
 import shutil
 import time
-import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import psutil
-import psycopg2
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
 
-from tasks.environment import stack_environment
-from tasks.stack.life import processes_of
 from tasks.stack.settings import run_folder
-from tests.e2e.conftest import ROOT, Project, make_project
+from tests.e2e.conftest import Project
+from tests.e2e.stacks import ask, chosen, in_postgres, mlflow_runs, processes, project_with_stack, slots, stack_up, stored, told
+from tests.faults.record import keep_stack_fact
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
@@ -33,69 +28,19 @@ EPOCHS = 150
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, from nothing; ended afterwards, whatever happened."""
-    project = make_project(tmp_path_factory.mktemp("stack") / "project", ("untrained", "softtriple"))
-    shutil.copytree(ROOT / "infra", project.root / "infra")
-    project.commit("infra")
-    try:
-        print(project.run("dml", "stack", "up"))
+    project = project_with_stack(tmp_path_factory.mktemp("stack") / "project", ("untrained", "softtriple"))
+    with stack_up(project):
         quarterly = deployment_of(project, "dataset-change")  # must not come between the others
         for schedule in quarterly["schedules"]:
             ask(project, f"deployments/{quarterly['id']}/schedules/{schedule['id']}", method="DELETE")
         yield project
-    finally:
-        project.run("dml", "stack", "down")
-
-
-def told(project: Project) -> dict[str, str]:
-    return stack_environment(project.root / "state")
-
-
-def chosen(project: Project) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((project.root / "state" / "stack" / "chosen.json").read_text())
-    return found
-
-
-def ask(project: Project, path: str, body: object = None, method: str = "POST") -> Any:
-    url = f"{told(project)['PREFECT_API_URL']}/{path}"
-    request = urllib.request.Request(url, json.dumps(body or {}).encode(), {"Content-Type": "application/json"}, method=method)
-    with urllib.request.urlopen(request) as answer:
-        return json.loads(answer.read() or b"null")
-
-
-def in_postgres(project: Project, database: str, query: str) -> list[tuple[Any, ...]]:
-    of = chosen(project)
-    connection = psycopg2.connect(
-        host="127.0.0.1", port=of["ports"]["postgres"], user="dml", password=of["secrets"]["postgres"], dbname=database
-    )
-    with connection, connection.cursor() as cursor:
-        cursor.execute(query)
-        return cursor.fetchall()
-
-
-def processes(project: Project) -> list[psutil.Process]:
-    state = project.root / "state"
-    return processes_of(state / "stack", run_folder(state))
-
-
-def stored(project: Project) -> dict[str, str]:
-    """The names of all objects in the stack's bucket, with their ETags, which are hashes of their bytes."""
-    settings = told(project)
-    bucket = boto3.client(
-        "s3",
-        endpoint_url=settings["AWS_ENDPOINT_URL"],
-        aws_access_key_id=settings["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=settings["AWS_SECRET_ACCESS_KEY"],
-        region_name="us-east-1",
-    )
-    pages = bucket.get_paginator("list_objects_v2").paginate(Bucket="dml")
-    return {entry["Key"]: entry["ETag"] for page in pages for entry in page.get("Contents", [])}
 
 
 def test_it_is_up_on_the_loopback_alone_and_a_second_up_changes_nothing(stacked: Project) -> None:
     before = {process.pid for process in processes(stacked)}
     assert len(before) >= 8
     listening = {
-        connection.laddr.ip
+        connection.laddr.ip.removeprefix("::ffff:")  # IPv4 on a socket that takes both
         for process in processes(stacked)
         for connection in process.net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
@@ -131,8 +76,8 @@ def deployment_of(project: Project, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def schedule_soon(project: Project, name: str, seconds: float = 20) -> str:
-    """Have a deployment's schedule fire so soon, once, in the place of its own; the deployment's id."""
+def schedule_soon(project: Project, name: str, seconds: float = 75) -> str:
+    """Have a deployment's schedule fire so soon, once, in the place of its own; its id. The server looks for what to schedule each minute."""
     deployment = deployment_of(project, name)
     for schedule in deployment["schedules"]:
         ask(project, f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
@@ -165,17 +110,6 @@ def history(project: Project, run: dict[str, Any]) -> list[dict[str, Any]]:
     """The states that a flow run was in, oldest first."""
     states = ask(project, f"flow_run_states/?flow_run_id={run['id']}", method="GET")
     return sorted(states, key=lambda state: str(state["timestamp"]))
-
-
-def slots(project: Project) -> dict[str, int]:
-    """Slots of the server's limits that are taken, but for those of none."""
-    return {limit["name"]: limit["active_slots"] for limit in ask(project, "v2/concurrency_limits/filter") if limit["active_slots"]}
-
-
-def mlflow_runs(project: Project, filter_string: str = "") -> list[Run]:
-    client = MlflowClient(told(project)["MLFLOW_TRACKING_URI"])
-    experiments = [found.experiment_id for found in client.search_experiments(filter_string="name LIKE 'dml-repro/%'")]
-    return list(client.search_runs(experiments, filter_string))
 
 
 def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
@@ -218,6 +152,7 @@ def kill(project: Project, *parts: str) -> None:
 
 
 WORKER, FLOW, SERVER = "worker start --pool dml", "-m prefect.engine", "prefect server start"
+DATABASE, MLFLOW = "postgres -D", "mlflow server"
 
 
 def in_the_middle(project: Project, num_epochs: int) -> tuple[str, dict[str, Any]]:
@@ -245,43 +180,68 @@ def scores(project: Project) -> dict[str, float]:
     return {name: value for name, value in run.data.metrics.items() if name in ("recall_at_1", "map_at_r", "r_precision", "nmi")}
 
 
+def has_what_an_undisturbed_run_has(project: Project, before: Collection[str]) -> None:
+    """The one network that was not among the objects `before`, and all scores, have the bytes of the same run from its initial weights."""
+    assert len(scores(project)) == 4
+    now = stored(project)
+    (network,) = [name for name in now if name.endswith("checkpoint.pt") and name not in before and name.startswith("store/train/")]
+    left = {name: etag for name, etag in now.items() if name == network or name.endswith("metrics.json")}
+    project.run("dml", "run", "synthetic", "softtriple", "--force", PREFECT_API_URL=told(project)["PREFECT_API_URL"])
+    again = stored(project)
+    assert {name: again[name] for name in left} == left
+
+
+def end_of(project: Project, deployment: str, run: dict[str, Any], killed: datetime) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
+    """A struck run when it is over, the states that it was in, and the seconds from the strike to its end."""
+    finished = run_of(project, deployment, set(runs_of_when_back(project, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
+    seconds = (datetime.now(UTC) - killed).total_seconds()
+    states = history(project, run)
+    print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in states), f"\nkilled at {killed}")
+    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
+    return finished, states, seconds
+
+
 def test_a_run_whose_worker_and_process_are_killed_is_marked_and_taken_up_again(stacked: Project) -> None:
     before = stored(stacked)
     deployment, run = in_the_middle(stacked, EPOCHS)
     kill(stacked, WORKER, FLOW)
-    killed = datetime.now(UTC)
-    finished = run_of(stacked, deployment, set(runs_of(stacked, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
-    states = history(stacked, run)
-    print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in states), f"\nkilled at {killed}")
+    finished, states, seconds = end_of(stacked, deployment, run, killed := datetime.now(UTC))
     (crashed,) = [state for state in states if state["type"] == "CRASHED"]
     assert "no heartbeat" in crashed["message"]
-    assert datetime.fromisoformat(crashed["timestamp"]) - killed < timedelta(seconds=150)
+    marked = datetime.fromisoformat(crashed["timestamp"]) - killed
+    assert marked < timedelta(seconds=150)
     assert "AwaitingRetry" in [state["name"] for state in states]
-    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
     assert finished["run_count"] == 2
     assert slots(stacked) == {}
-    logged = ask(stacked, "logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
-    print("\n".join(line["message"] for line in logged))
-    assert len(scores(stacked)) == 4
-    # What an undisturbed run comes to: the same run from its initial weights. Networks and scores are the same bytes.
-    (step,) = [
-        name for name in stored(stacked) if name.endswith("checkpoint.pt") and name not in before and name.startswith("store/train/")
-    ]
-    left = {name: etag for name, etag in stored(stacked).items() if name == step or name.endswith("metrics.json")}
-    stacked.run("dml", "run", "synthetic", "softtriple", "--force", PREFECT_API_URL=told(stacked)["PREFECT_API_URL"])
-    again = stored(stacked)
-    assert {name: again[name] for name in left} == left
+    has_what_an_undisturbed_run_has(stacked, before)
+    keep_stack_fact(
+        "Prefect's worker and the flow's process",
+        f"marked as crashed after {marked.total_seconds():.0f} s, taken up again, ended after {seconds:.0f} s; same bytes",
+    )
 
 
 def test_a_run_goes_on_where_the_worker_and_the_server_are_killed(stacked: Project) -> None:
+    before = stored(stacked)
     deployment, run = in_the_middle(stacked, EPOCHS + 1)
     kill(stacked, WORKER, SERVER)
-    finished = run_of(stacked, deployment, set(runs_of_when_back(stacked, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
-    print("\n".join(f"{state['timestamp']} {state['name']}: {state['message']}" for state in history(stacked, run)))
-    assert finished["state"]["type"] == "COMPLETED", finished["state"]["message"]
-    assert len(scores(stacked)) == 4
+    finished, _, seconds = end_of(stacked, deployment, run, datetime.now(UTC))
+    assert finished["run_count"] == 1
     services = stacked.run("dml", "stack", "status")
     assert services.count(" up ") == 8, services
+    has_what_an_undisturbed_run_has(stacked, before)
+    keep_stack_fact("Prefect's worker and server", f"the same process went on, ended after {seconds:.0f} s; same bytes")
+
+
+def test_a_run_goes_on_where_the_database_and_mlflow_are_killed(stacked: Project) -> None:
+    before = stored(stacked)
+    deployment, run = in_the_middle(stacked, EPOCHS + 2)
+    kill(stacked, DATABASE, MLFLOW)
+    finished, _, seconds = end_of(stacked, deployment, run, datetime.now(UTC))
+    services = stacked.run("dml", "stack", "status")
+    assert services.count(" up ") == 8, services
+    has_what_an_undisturbed_run_has(stacked, before)
+    how = "the same process went on" if finished["run_count"] == 1 else "taken up again by the automation"
+    keep_stack_fact("PostgreSQL and MLflow", f"{how}, ended after {seconds:.0f} s; same bytes")
 
 
 def runs_of_when_back(project: Project, deployment: str) -> dict[str, dict[str, Any]]:
@@ -298,7 +258,7 @@ def runs_of_when_back(project: Project, deployment: str) -> dict[str, dict[str, 
 def test_the_next_run_of_the_schedule_has_the_slot_of_one_that_died(stacked: Project) -> None:
     (retry,) = ask(stacked, "automations/filter", {"automations": {"name": {"any_": ["retry-crashed-flows"]}}})
     ask(stacked, f"automations/{retry['id']}", {"enabled": False}, method="PATCH")
-    deployment, run = in_the_middle(stacked, EPOCHS + 2)
+    deployment, run = in_the_middle(stacked, EPOCHS + 3)
     kill(stacked, WORKER, FLOW, SERVER)  # the slots that the run holds are not forgotten with the server
     stacked.change(comparison={"protocol": {"num_epochs": 2}})
     known = runs_of_when_back(stacked, deployment)
@@ -314,6 +274,10 @@ def test_the_next_run_of_the_schedule_has_the_slot_of_one_that_died(stacked: Pro
     while slots(stacked) and time.monotonic() < until:
         time.sleep(1)
     assert slots(stacked) == {}, "the dead flow's workers' slots come back when their lease ends"
+    keep_stack_fact(
+        "Prefect's worker and server and the flow's process, without automatic retries",
+        "the next run of the schedule waited for the dead one to be marked, had its slot and ended well; no slot was left taken",
+    )
 
 
 def test_down_leaves_no_process_no_port_and_no_secret(stacked: Project) -> None:

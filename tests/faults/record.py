@@ -41,8 +41,9 @@ trained again (there is a checkpoint after each). What was not so stands below t
 `dml sync` delivered it. The seconds are from the strike until the run was past the place where it was struck, the start of a second command
 included, on a machine of two cores that others used too (the record has the load).
 
-Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has (`docs/stack.md`). The network is below, between hosts.
+Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has, and the network between hosts. Both are below.
 """
+STACK_HEAD = "A scheduled run, struck by kill -9 in the middle of its training (`DML_RECORD=1 pytest tests/e2e/test_stack.py`)."
 
 
 def read_facts() -> dict[str, Any]:
@@ -72,10 +73,19 @@ def keep_cell(cell: Cell, fact: dict[str, Any]) -> None:
 
 def keep_host_fact(name: str, found: str) -> None:
     """Take down what the tests with several hosts saw, where `DML_RECORD=1` asks for it."""
+    _keep_fact("hosts", name, found)
+
+
+def keep_stack_fact(name: str, found: str) -> None:
+    """Take down what the tests of the local stack saw, where `DML_RECORD=1` asks for it."""
+    _keep_fact("stack", name, found)
+
+
+def _keep_fact(section: str, name: str, found: str) -> None:
     if "DML_RECORD" not in os.environ:
         return
     facts = read_facts()
-    facts["hosts"][name] = found
+    facts.setdefault(section, {})[name] = found
     write_facts(facts)
 
 
@@ -100,6 +110,8 @@ def page(facts: dict[str, Any]) -> str:
     lines += [campaign(found) for found in facts["campaigns"]] or ["None was run."]
     lines += ["", "## Several hosts", ""]
     lines += [f"- {name}: {found}" for name, found in sorted(facts["hosts"].items())] or ["Not run."]
+    lines += ["", "## The local stack", "", STACK_HEAD, ""]
+    lines += [f"- {name}: {found}" for name, found in sorted(facts.get("stack", {}).items())] or ["Not run."]
     return "\n".join(lines) + "\n"
 
 
