@@ -1,13 +1,14 @@
 """No secret is written or shown anywhere, and nothing listens beyond this machine: a project on its stack, runs that fail, one that passes.
 
-The secrets are those of the stack (PostgreSQL's password, S3's key, Ray's token) and planted ones: MLflow's login in its address and in the
-environment, Prefect's API key. What is searched: what was printed, every file of project, state and servers, every row of both databases,
-every object in the bucket, and the command lines of all processes while something runs.
+The secrets are those of the stack (PostgreSQL's password, Ray's token) and planted ones: MLflow's login in its address and in the
+environment, Prefect's API key, the key of an S3 server of one's own, which the stack uses here. What is searched: what was printed, every
+file of project, state and servers, every row of both databases, every object in the bucket, and the command lines of all processes while
+something runs.
 """
 
 import base64
 import json
-import shutil
+import re
 import socket
 import stat
 import threading
@@ -15,18 +16,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import boto3
 import psutil
 import psycopg2
 import pytest
+from moto.server import ThreadedMotoServer
 from psycopg2 import sql
 
 from tasks.environment import stack_environment
 from tasks.stack.settings import run_folder
-from tests.e2e.conftest import ROOT, Project, make_project
+from tests.e2e.conftest import Project
+from tests.e2e.stacks import bucket, project_with_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PLANTED = {"MLflow": "planted4mlflow4password", "Prefect": "planted4prefect4key"}
+OWN_S3 = {"AWS_ACCESS_KEY_ID": "team", "AWS_SECRET_ACCESS_KEY": "planted4s3s4secret"}
 # Where the secrets of the stack are kept, until `dml stack down`: files that nobody else can read.
 KEPT = {"chosen.json", "env", "ray-token", "supervisor.conf", "postgres-password"}
 RUN = ("dml", "run", "synthetic", "softtriple")
@@ -66,7 +69,11 @@ class Story:
         self.state = project.root / "state"
         self.told = stack_environment(self.state)
         self.chosen = json.loads((self.state / "stack" / "chosen.json").read_text())
-        self.secrets = {**PLANTED, **{name: str(value) for name, value in self.chosen["secrets"].items()}}
+        self.secrets = {
+            **PLANTED,
+            "own S3": OWN_S3["AWS_SECRET_ACCESS_KEY"],
+            **{name: str(value) for name, value in self.chosen["secrets"].items()},
+        }
         self.printed = ""
         self.own = {
             "PREFECT_API_URL": self.told["PREFECT_API_URL"],  # so that what Prefect prints is allowed to have tracebacks
@@ -97,12 +104,12 @@ def closed_port() -> int:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     """A stack, runs on it that fail in several ways, one that passes while MLflow is away, and its delivery."""
-    project = make_project(tmp_path_factory.mktemp("secrets") / "project", ("softtriple",))
-    shutil.copytree(ROOT / "infra", project.root / "infra")
-    project.commit("infra")
+    project = project_with_stack(tmp_path_factory.mktemp("secrets") / "project", ("softtriple",))
+    s3 = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    s3.start()
     watcher = Watcher()
     try:
-        up = project.run("dml", "stack", "up")
+        up = project.run("dml", "stack", "up", "--s3", "http://{}:{}".format(*s3.get_host_and_port()), **OWN_S3)
         told = Story(project, watcher)
         told.printed += up
         tell(told)
@@ -110,6 +117,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield told
     finally:
         project.run("dml", "stack", "down")
+        s3.stop()
 
 
 def tell(story: Story) -> None:
@@ -179,10 +187,21 @@ def test_no_row_of_a_database_has_a_secret(story: Story) -> None:
 
 
 def test_no_object_in_the_bucket_has_a_secret(story: Story) -> None:
-    login = {name.lower(): story.told[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    client = boto3.client("s3", endpoint_url=story.told["AWS_ENDPOINT_URL"], region_name="us-east-1", **login)
+    assert story.told["AWS_SECRET_ACCESS_KEY"] == OWN_S3["AWS_SECRET_ACCESS_KEY"], "the bucket is on one's own server"
+    client = bucket(story.project)
     names = [entry["Key"] for page in client.get_paginator("list_objects_v2").paginate(Bucket="dml") for entry in page.get("Contents", [])]
     assert any(name.endswith("checkpoint.pt") for name in names)
     assert any(name.startswith("mlflow/") for name in names)
     for name in names:
         assert story.has_secret(client.get_object(Bucket="dml", Key=name)["Body"].read()) == [], name
+
+
+def test_down_leaves_the_bucket_of_ones_own_server_and_the_next_up_goes_on_from_it(story: Story) -> None:
+    client, address = bucket(story.project), story.told["AWS_ENDPOINT_URL"]
+    before = {entry["Key"] for entry in client.list_objects_v2(Bucket="dml")["Contents"]}
+    assert before
+    story.project.run("dml", "stack", "down")
+    assert {entry["Key"] for entry in client.list_objects_v2(Bucket="dml")["Contents"]} == before
+    story.project.run("dml", "stack", "up", "--s3", address, **OWN_S3)
+    printed = story.project.run(*RUN, PREFECT_API_URL=stack_environment(story.state)["PREFECT_API_URL"])
+    assert re.findall(r"^(\w+): reused$", printed, re.MULTILINE) == ["train", "embed", "evaluate"], printed

@@ -77,7 +77,7 @@ def deployment_of(project: Project, name: str) -> dict[str, Any]:
 
 
 def schedule_soon(project: Project, name: str, seconds: float = 75) -> str:
-    """Have a deployment's schedule fire so soon, once, in the place of its own; its id. The server looks for what to schedule each minute."""
+    """Have a deployment's schedule fire so soon, once, in the place of its own; its id. The server looks what to schedule each minute."""
     deployment = deployment_of(project, name)
     for schedule in deployment["schedules"]:
         ask(project, f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
