@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from tasks.stack.settings import run_folder
 from tests.e2e.conftest import Project
 from tests.e2e.stacks import ask, chosen, in_postgres, mlflow_runs, processes, project_with_stack, slots, stack_up, stored, told
+from tests.e2e.test_tables import add_tables
 from tests.faults.record import keep_stack_fact
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
@@ -29,6 +30,7 @@ EPOCHS = 150
 def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project whose stack is up, from nothing; ended afterwards, whatever happened."""
     project = project_with_stack(tmp_path_factory.mktemp("stack") / "project", ("untrained", "softtriple"))
+    add_tables(project, "table91")
     with stack_up(project):
         quarterly = deployment_of(project, "dataset-change")  # must not come between the others
         for schedule in quarterly["schedules"]:
@@ -76,14 +78,14 @@ def deployment_of(project: Project, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def schedule_soon(project: Project, name: str, seconds: float = 75) -> str:
-    """Have a deployment's schedule fire so soon, once, in the place of its own; its id. The server looks what to schedule each minute."""
+def schedule_soon(project: Project, name: str, parameters: dict[str, Any] | None = None) -> str:
+    """Have a deployment's schedule fire once, in the place of its own; its id. Each minute the server looks for what it shall schedule."""
     deployment = deployment_of(project, name)
     for schedule in deployment["schedules"]:
         ask(project, f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
-    at = datetime.now(UTC) + timedelta(seconds=seconds)
+    at = datetime.now(UTC) + timedelta(seconds=75)
     once = {"rrule": f"DTSTART:{at:%Y%m%dT%H%M%S}\nRRULE:FREQ=DAILY;COUNT=1", "timezone": "UTC"}
-    ask(project, f"deployments/{deployment['id']}/schedules", [{"active": True, "schedule": once}])
+    ask(project, f"deployments/{deployment['id']}/schedules", [{"active": True, "schedule": once, "parameters": parameters or {}}])
     return str(deployment["id"])
 
 
@@ -120,6 +122,17 @@ def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
     (parent,) = mlflow_runs(stacked, "attributes.run_name = 'comparison on synthetic'")
     client = MlflowClient(told(stacked)["MLFLOW_TRACKING_URI"])
     assert "report.md" in [file.path for file in client.list_artifacts(parent.info.run_id)]
+
+
+def test_the_weekly_schedule_fires_and_mlflow_has_the_tables_page(stacked: Project) -> None:
+    deployment = schedule_soon(stacked, "weekly", {"tables": ["softtriple/table91"]})
+    run = run_of(stacked, deployment, (), *ENDS)
+    assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
+    assert run["auto_scheduled"]
+    assert run["parameters"] == {"tables": ["softtriple/table91"], "prepared_only": True, "seeds": [0, 1, 2, 3, 4]}
+    trained = [found for found in mlflow_runs(stacked) if found.data.tags.get("mlflow.runName", "").startswith("cub200 / ")]
+    assert len(trained) == 10, "two rows with five seeds"
+    assert any(name.endswith("table91.html") for name in stored(stacked)), "the page is with the table's parent run"
 
 
 def test_a_changed_dataset_is_noticed_and_compared_anew(stacked: Project) -> None:

@@ -55,14 +55,20 @@ OWN = {
 }
 
 
+def add_tables(project: Project, *names: str) -> None:
+    """Give a project CUB-200-2011, drawn, and tables of a paper of these names, all with the same rows."""
+    raw = project.root / "data/raw/cub200"
+    materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, raw)
+    project.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
+    for name in names:
+        (project.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project that has CUB-200-2011, drawn, and three tables of a paper with the same rows, and one of the project's own."""
     made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
-    materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
-    made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
-    for name in ("table91", "table92", "table93"):
-        (made.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
+    add_tables(made, "table91", "table92", "table93")
     (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(OWN))
     return made
 
