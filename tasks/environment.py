@@ -36,6 +36,12 @@ class Project:
         """The standing comparison's parameters."""
         return self.root / "params.yaml"
 
+    @property
+    def is_tracked(self) -> bool:
+        """Whether MLflow can have anything; a database that is not there would be made by asking it."""
+        path = self.tracking_uri.removeprefix("sqlite:///")
+        return path == self.tracking_uri or Path(path).exists()
+
     def packed(self, dataset: str) -> Path:
         """Where `prepare` puts a dataset's packed store; DVC's output."""
         return self.root / "data" / "packed" / dataset

@@ -153,7 +153,7 @@ def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     """Scores that MLflow shows. A run has their identity, or outside of the standing comparison a hash of it and its comparison."""
     from tasks.tracking.reading import published_as
 
-    if project.tracking_uri.startswith("sqlite:///") and not Path(project.tracking_uri.removeprefix("sqlite:///")).exists():
+    if not project.is_tracked:
         return set()
     shown, comparisons = published_as(project.tracking_uri)
     scored = [step.identity for step in stored if step.step == "evaluate"]

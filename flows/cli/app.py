@@ -134,6 +134,7 @@ def open_project() -> "Project":
     from tasks.environment import open_project as find_and_open
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # who calls by it says in one line what came of its attempts
     project = find_and_open()
     used = stack_used(project)
     if used:

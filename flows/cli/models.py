@@ -35,15 +35,14 @@ def list_(
         size = f"{model.num_bytes / 1e6:.1f} MB"
         table.add_row(model.run, str(model.num_seeds), *scores, f"{model.num_parameters:,}", size, model.identity)
     print_table(table)
-    _print_registry(project.tracking_uri, dataset)
+    if project.is_tracked:
+        _print_registry(project.tracking_uri, dataset)
 
 
 def _print_registry(uri: str, dataset: str | None) -> None:
-    """What the registry has, where there is one."""
+    """What the registry has."""
     from rich.table import Table
 
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return
     from tasks.tracking.registered import Registry
 
     versions = Registry(uri).versions(f"dml-{dataset or ''}")

@@ -168,10 +168,12 @@ def _tell_bad(bad: list[str] | None) -> None:
 
 
 def _open_model(text: str) -> "TrainedModel":
-    from dml_core.trained import load_model
+    from dml_core.trained import DESCRIPTION_FILE, load_model
+    from flows.cli.app import open_project
     from tasks.use.models import resolve_model
 
-    return load_model(resolve_model(text))
+    project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()  # a network's own folder needs none
+    return load_model(resolve_model(text, project))
 
 
 def _model_of(index: "Index", named: str | None) -> "TrainedModel":

@@ -215,7 +215,11 @@ class Replicas:
 
 
 async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Answer clients until a signal comes."""
+    """Answer clients until a signal comes.
+
+    Raises:
+        ServiceError: the HTTP server does not start, or ends before.
+    """
     app = make_app(setting.served, backend, setting.limits, backend.measures)
     hosts = None if setting.token is not None else LOCAL_NAMES | {setting.host}
     PatientProtocol.head_seconds = setting.limits.head_seconds
@@ -240,8 +244,16 @@ async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, 
     serving = loop.create_task(server._serve([listener]))  # not `serve`, which takes the signals and raises them again at the end
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    host, port = listener.getsockname()[:2]
-    say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    await ending.wait()
+    if server.started:
+        host, port = listener.getsockname()[:2]
+        say(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    told = loop.create_task(ending.wait())
+    await asyncio.wait({serving, told}, return_when=asyncio.FIRST_COMPLETED)
+    told.cancel()
     server.should_exit = True
-    await serving
+    try:
+        await serving
+    except OSError as error:
+        raise ServiceError(f"the HTTP server cannot listen ({error.strerror or error}); start it again") from error
+    if not ending.is_set():
+        raise ServiceError("the HTTP server ended by itself; start it again")

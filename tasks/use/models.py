@@ -133,9 +133,11 @@ def network_of(project: Project, identity: str) -> Path:
     run = run_of(project, identity)
     if run is not None:
         return package(project, run)
-    from tasks.tracking.registered import Registry
+    fetched = None
+    if project.is_tracked:
+        from tasks.tracking.registered import Registry
 
-    fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
+        fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
     if fetched is None:
         raise ConfigError(f"{identity}: no trained run here has this identity; `dml models` lists those there are")
     return fetched

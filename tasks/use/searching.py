@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from dml_core.data.readers.shared.own import LIST_SUFFIXES
 from dml_core.data.store.rows import Box
@@ -139,7 +139,11 @@ def search_page(index: Index, answers: Sequence[Answer]) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("tasks.use"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=ChoiceLoader([PackageLoader("tasks.use"), PackageLoader("tasks")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {"data_uri": _data_uri, "is_sharp": _is_sharp, "base": _base}
     environment.globals |= {"said": _said, "share": _share}

@@ -328,4 +328,5 @@ def _json(data: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    return site_environment().overlay(loader=ChoiceLoader([PackageLoader("tasks.reports.look"), PackageLoader("tasks.reports.site")]))
+    packages = ("tasks.reports.look", "tasks.reports.site", "tasks")
+    return site_environment().overlay(loader=ChoiceLoader([PackageLoader(name) for name in packages]))

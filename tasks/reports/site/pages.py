@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from dml_core.evaluation.columns import recall_k
 from tasks.environment import Project, shown
@@ -141,7 +141,11 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
 def environment() -> Environment:
     """What renders pages: everything printed is escaped, and a name that is not there is an error."""
     made = Environment(
-        loader=PackageLoader("tasks.reports.site"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=ChoiceLoader([PackageLoader("tasks.reports.site"), PackageLoader("tasks")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     made.globals |= {
         "verdicts": VERDICTS,

@@ -1,5 +1,7 @@
 """How the service starts, what of it can be reached, what the death of a replica costs, and that nothing is left at the end."""
 
+import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -14,6 +16,8 @@ import httpx
 import psutil
 import pytest
 
+from tasks.serving.front import Served
+from tasks.serving.service import Replicas, ServiceError, Setting, _answer, listen
 from tests.conftest import ROOT
 from tests.tasks.serving.conftest import Made, Service, wait_until
 
@@ -47,6 +51,17 @@ def test_what_it_refuses_to_start_with(made: Made) -> None:
         taken.listen()
         assert "choose another --port" in refused(made, index, "--port", str(taken.getsockname()[1]))
     assert "names no trained network" in refused(made, "nothing-there")
+
+
+def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Made) -> None:
+    """Its socket is gone before it listens; no address is said."""
+    setting = Setting(made.model, None, Served(model="0", title="", num_dimensions=1, num_items=None))
+    listener = listen(dataclasses.replace(setting, port=0))
+    listener.close()
+    said: list[str] = []
+    with pytest.raises(ServiceError, match=r"cannot listen \(Bad file descriptor\); start it again"):
+        asyncio.run(asyncio.wait_for(_answer(setting, Replicas(None, setting.limits), listener, said.append), 10))
+    assert said == []
 
 
 @pytest.mark.slow

@@ -118,6 +118,16 @@ def test_a_run_that_mlflow_has_not_is_refused(fresh: Project) -> None:
         promote(fresh, "0" * 32)
 
 
+@pytest.mark.proof
+def test_a_registry_that_does_not_answer_is_one_line(project: Project) -> None:
+    """And not a line for every attempt besides."""
+    environment = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flows.cli", "models", "promote", "own/good/0"]
+    ran = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "error: MLflow at http://127.0.0.1:9 cannot be used: no answer\n"
+
+
 def test_a_run_is_found_by_its_training(fresh: Project) -> None:
     run = find_run(fresh, "own/good/1")
     assert promote(fresh, run.trained).version.number == "1"

@@ -1,8 +1,10 @@
 """From images to a page of what was found, by a model that was really trained; names that would be markup stay names."""
 
+import io
 import json
 import re
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from dml_core.index.index import Index
 from dml_core.index.thumbnails import picture_size
 from dml_core.index.writing import add_items, build_index
 from dml_core.trained import TrainedModel, load_model
-from flows.cli import app
+from flows.cli import app, main
 from tasks.environment import Project
 from tasks.use.embed import embed_to
 from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
@@ -175,3 +177,42 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
     assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == NUM_IMAGES
     assert isinstance(dml("search", folder, query, "--model", "own/good/1").exception, ConfigError)
     assert "Build and show" in dml("index", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("truncated.jpg", "truncated.jpg: damaged or truncated"),
+        ("missing.jpg", "missing.jpg: cannot be read (No such file or directory)"),
+        ("notes.txt", "notes.txt: not an image, or damaged"),
+        ("empty", "empty: no images there (known by their names: .jpg, .png, ...)"),
+        ("some", "some/bad.jpg: damaged or truncated"),
+    ],
+)
+def test_what_cannot_be_searched_with_is_named(
+    index: Index, project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    """In one line, exit code 2, and with nothing on standard output."""
+    monkeypatch.chdir(project.root)
+    whole = next(path for path in sorted(images.rglob("*.jpg")) if path.stat().st_size > 400).read_bytes()
+    (tmp_path / "truncated.jpg").write_bytes(whole[:300])
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "a.jpg").write_bytes(whole)
+    (tmp_path / "some" / "bad.jpg").write_bytes(whole[:300])
+    monkeypatch.setattr("sys.argv", ["dml", "search", str(index.folder), str(tmp_path / name)])
+    told, errors = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as ended, redirect_stdout(told), redirect_stderr(errors):
+        main()
+    assert ended.value.code == 2
+    assert errors.getvalue() == f"error: {tmp_path}/{said}\n"
+    assert told.getvalue() == ""
+
+
+def test_nothing_is_made_by_looking_for_a_model(project: Project, tmp_path: Path) -> None:
+    """Where MLflow has no database yet, none is made to be asked for the index's model."""
+    elsewhere = Project(project.root, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(ConfigError, match="no trained run here has this identity"):
+        resolve_model("0" * 32, elsewhere)
+    assert list(tmp_path.iterdir()) == []
