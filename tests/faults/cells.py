@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ class Outcome:
         said: its last line.
         seconds_to_recover: from the strike until the run was past the place where it was struck.
         seconds_to_end: from the strike to the run's end.
-        epochs_lost: whole epochs that were trained again; there is a checkpoint after each.
+        epochs_lost: epochs that were trained to their end more than once; there is a checkpoint after each.
         falls_short: what was not as it has to be; empty is green.
         load: of the machine, processes that wanted its cores when the cell ended.
     """
@@ -165,7 +165,12 @@ class Ground:
         """Every file that a run leaves in its store, and what MLflow has of it."""
         state = self.folder / "undisturbed"
         self.project.run("dml", *COMMAND, DML_STATE=str(state))
-        return contents(state / "store"), published(state / "mlflow.db", state / "mlartifacts")
+        store, mlflow = contents(state / "store"), published(state / "mlflow.db", state / "mlartifacts")
+        trained = [run for run in mlflow["runs"] if run["points"] and run["settings"] and run["files"] and run["status"] == "FINISHED"]
+        assert store, "nothing to compare with"
+        assert trained, "nothing to compare with"
+        assert mlflow["models"], "nothing to compare with"
+        return store, mlflow
 
     @cached_property
     def _empty_databases(self) -> Path:
@@ -361,11 +366,16 @@ class _Struck:
         return said.replace(str(self.folder), "CELL").replace(str(self.ground.folder), "GROUND")
 
     def _of_this_cell(self) -> list[psutil.Process]:
-        """Every process that was started below one of the cell's commands: each has inherited their environment."""
-        found, mark = [], f"DML_FAULT_FOLDER={self.folder}\0".encode()
+        """Every process that was started below one of the cell's commands.
+
+        Each has inherited their environment, and their working folder, which Ray's agents still show: their title lies over the first.
+        """
+        found, mark, root = [], f"DML_FAULT_FOLDER={self.folder}\0".encode(), self.ground.project.root
         for process in psutil.process_iter():
             try:
-                if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.status() != psutil.STATUS_ZOMBIE:
+                folder = Path(f"/proc/{process.pid}")
+                ours = mark in (folder / "environ").read_bytes() or (folder / "cwd").readlink() == root
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except (OSError, psutil.Error):
                 continue
@@ -395,10 +405,9 @@ class _Struck:
             self.outcome.seconds_to_recover = round(recovered - struck_at, 1)
         elif self.outcome.ended != "by itself":
             self.outcome.falls_short.append("was never past the place where it was struck")
-        epochs = [line for line in lines if line["event"] == "epoch begins"]
-        for before, after in pairwise(epochs):
-            if before["process"] != after["process"]:  # an epoch that was under way is not a whole one
-                self.outcome.epochs_lost = max(self.outcome.epochs_lost, before["epoch"] - after["epoch"])
+        times = Counter(line["epoch"] for line in lines if line["event"] == "epoch trained")
+        assert len(times) == EPOCHS, f"the trace has epochs {sorted(times)}"
+        self.outcome.epochs_lost = sum(count > 1 for count in times.values())
         if self.outcome.epochs_lost > 1:
             self.outcome.falls_short.append(f"{self.outcome.epochs_lost} epochs were trained again, with a checkpoint after each")
 

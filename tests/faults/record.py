@@ -4,12 +4,14 @@ What was run before stays in the record until it is run again; a cell that was n
 """
 
 import argparse
+import fcntl
 import json
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,15 @@ def read_facts() -> dict[str, Any]:
     return found
 
 
-def write_facts(facts: dict[str, Any]) -> None:
-    """The record, and the page of it."""
-    FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    PAGE.write_text(page(facts))
+@contextmanager
+def changed_facts() -> Iterator[dict[str, Any]]:
+    """The record, to be changed; written at the end, and its page. One process at a time: several may run cells."""
+    with Path(__file__).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        facts = read_facts()
+        yield facts
+        FACTS.write_text(json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(facts))
 
 
 def taken_down(outcome: Outcome) -> dict[str, Any]:
@@ -65,10 +72,9 @@ def taken_down(outcome: Outcome) -> dict[str, Any]:
 
 
 def keep_cell(cell: Cell, fact: dict[str, Any]) -> None:
-    """Take a cell of the matrix down; read anew, as another process may have taken down others."""
-    facts = read_facts()
-    facts["cells"][cell.name] = fact
-    write_facts(facts)
+    """Take a cell of the matrix down."""
+    with changed_facts() as facts:
+        facts["cells"][cell.name] = fact
 
 
 def keep_host_fact(name: str, found: str) -> None:
@@ -84,9 +90,8 @@ def keep_stack_fact(name: str, found: str) -> None:
 def _keep_fact(section: str, name: str, found: str) -> None:
     if "DML_RECORD" not in os.environ:
         return
-    facts = read_facts()
-    facts.setdefault(section, {})[name] = found
-    write_facts(facts)
+    with changed_facts() as facts:
+        facts.setdefault(section, {})[name] = found
 
 
 def page(facts: dict[str, Any]) -> str:
@@ -144,7 +149,7 @@ def diagonal(cell: Cell) -> int:
     return (WHEN.index(cell.when) - rows.index((cell.victim, cell.how))) % len(WHEN)
 
 
-def run_cells(cells: Iterable[Cell], minutes: float, keep: Any) -> None:
+def run_cells(cells: Iterable[Cell], minutes: float, keep: Callable[[Cell, dict[str, Any]], None]) -> None:
     """Run them one after another until the time is over, each told as it ends."""
     until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="dml-faults-") as folder:
@@ -178,9 +183,10 @@ def main() -> None:
         cells = [cell for cell in cells if cell.name not in facts["cells"] or facts["cells"][cell.name]["falls_short"]]
 
     cells.sort(key=diagonal)
-    if not asked.page:
-        run_cells(cells, asked.minutes, keep_cell)
-    write_facts(read_facts())
+    if asked.page:
+        with changed_facts():
+            return
+    run_cells(cells, asked.minutes, keep_cell)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 With `DML_FAULT_AT=<point>:<n>` and `DML_FAULT_FOLDER` set, the first process of the run that comes to the n-th pass of the point stands
 still there: it makes `hit` in the folder and waits for `go`. Who strikes is the test, which sees the file. What a run does again
-afterwards passes the point without a halt. `trace.jsonl` in the folder takes down every epoch that begins and every checkpoint in place.
+afterwards passes the point without a halt. `trace.jsonl` in the folder takes down every epoch that was trained, and who got past the point.
 
 Nothing of torch or of the project is loaded here: functions are wrapped when their module has been imported by those who need it.
 """
@@ -14,6 +14,7 @@ import importlib.machinery
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +31,8 @@ POINTS = {
 }
 LONGEST_WAIT_SECONDS = 120.0
 num_passed = 0
+nobody_stands = threading.Event()
+nobody_stands.set()
 
 
 def note(event, **facts):
@@ -47,9 +50,11 @@ def halt():
         return
     with contextlib.suppress(FileExistsError):
         (FOLDER / "hit").touch(exist_ok=False)
+        nobody_stands.clear()
         until = time.monotonic() + LONGEST_WAIT_SECONDS
         while not (FOLDER / "go").exists() and time.monotonic() < until:
             time.sleep(0.01)
+        nobody_stands.set()
 
 
 def halting(function, when):
@@ -66,22 +71,16 @@ def halting(function, when):
     return wrapped
 
 
-def tracing_epochs(train_epoch):
-    @functools.wraps(train_epoch)
-    def wrapped(run, epoch, under_way):
+def tracing(record_epoch):
+    """Around what notes an epoch's curves: its steps are done, its checkpoint is not."""
+
+    @functools.wraps(record_epoch)
+    def wrapped(run, epoch, done):
+        nobody_stands.wait()  # checkpoints are written in a thread: training goes on no further than to the next epoch's end
+        metrics = record_epoch(run, epoch, done)
         if os.environ.get("RANK", "0") == "0":
-            note("epoch begins", epoch=epoch, step=len(under_way.rows) if under_way is not None else 0)
-        return train_epoch(run, epoch, under_way)
-
-    return wrapped
-
-
-def tracing_checkpoints(save_checkpoint):
-    @functools.wraps(save_checkpoint)
-    def wrapped(folder, state):
-        path = save_checkpoint(folder, state)
-        note("checkpoint", num_epochs_done=state["num_epochs_done"])
-        return path
+            note("epoch trained", epoch=epoch)
+        return metrics
 
     return wrapped
 
@@ -95,10 +94,7 @@ def wrap(module, name, wrapper):
 
 def changes():
     """Module -> what is wrapped in it, in order."""
-    found = {
-        "dml_core.training.checkpoint": [("save_checkpoint", tracing_checkpoints)],
-        "dml_core.training.loop": [("_train_epoch", tracing_epochs)],
-    }
+    found = {"dml_core.training.loop": [("_record_epoch", tracing)]}
     if AT:
         module, name, when = POINTS[AT]
         found.setdefault(module, []).append((name, functools.partial(halting, when=when)))
