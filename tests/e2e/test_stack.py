@@ -130,6 +130,7 @@ def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
 
 
 def test_the_weekly_schedule_fires_and_mlflow_has_the_tables_page(stacked: Project) -> None:
+    stacked.run("dml", "data", "prepare", "cub200")
     deployment = schedule_soon(stacked, "weekly", {"tables": ["softtriple/table91"]})
     run = run_of(stacked, deployment, (), *ENDS)
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
