@@ -140,7 +140,7 @@ class Hosts:
             "RAY_USAGE_STATS_ENABLED": "0",
             "GLOO_SOCKET_IFNAME": "eth0",
             **patience,
-            "DML_FAULT_AT": "after-checkpoint:2",
+            "DML_FAULT_AT": "after-checkpoint",
             "DML_FAULT_FOLDER": str(PROJECT / "fault"),
         }
         store = self.add("store", 9)
@@ -197,9 +197,11 @@ class Hosts:
 
     # ------------------------------------------------------------ runs
 
-    def arm(self) -> None:
-        """Have the next run stand still after its second checkpoint."""
+    def arm(self, nth: int = 2) -> None:
+        """Have a worker of the next run stand still after its n-th checkpoint."""
         for host in self._hosts:
+            if (host.project / "fault").exists():
+                (host.project / "fault" / "nth").write_text(str(nth))
             for name in ("hit", "go"):
                 (host.project / "fault" / name).unlink(missing_ok=True)
 
