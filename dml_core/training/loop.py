@@ -405,7 +405,9 @@ def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None
 
     Raises:
         InterruptedRunError: it is; the checkpoint is in its place.
+        DmlError: the last checkpoint could not be written, or not be put into its place.
     """
+    run.writer.check()
     num_done = len(done.rows) + len(done.values)
     due, stop = run.watch.look(epoch * num_steps + num_done)
     if stop or (due and num_done < num_steps):

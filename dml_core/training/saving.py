@@ -56,11 +56,15 @@ class Writer:
         """Whether something is not written yet."""
         return any(not future.done() for future in self._begun)
 
-    def write(self, work: Callable[[], None]) -> None:
-        """Have `work` done, after all that came before it."""
+    def check(self) -> None:
+        """Raise what has failed, so that no more is trained than need be which nothing keeps."""
         for future in [future for future in self._begun if future.done()]:
             self._begun.remove(future)
             future.result()
+
+    def write(self, work: Callable[[], None]) -> None:
+        """Have `work` done, after all that came before it."""
+        self.check()
         if self._pool is None:
             work()
         else:

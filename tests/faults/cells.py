@@ -348,11 +348,12 @@ class _Struck:
         stack.callback(self.proxy.close)
         address = f"http://127.0.0.1:{self.proxy.port}"
         login = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-        self.environment |= login | {"AWS_ENDPOINT_URL": address, "DML_STORE": "s3://faults/team"}
+        self.bucket_name = f"faults-{self.folder.name}"  # moto's servers of one process have their buckets in common
+        self.environment |= login | {"AWS_ENDPOINT_URL": address, "DML_STORE": f"s3://{self.bucket_name}/team"}
         self.bucket = boto3.client(
             "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
         )
-        self.bucket.create_bucket(Bucket="faults")
+        self.bucket.create_bucket(Bucket=self.bucket_name)
 
     # ------------------------------------------------------------ what came of it
 
@@ -433,9 +434,9 @@ class _Struck:
     def _store(self) -> dict[str, bytes]:
         if self.cell.victim != "S3":
             return contents(self.state / "store")
-        names = [entry["Key"] for entry in self.bucket.list_objects_v2(Bucket="faults").get("Contents", [])]
+        names = [entry["Key"] for entry in self.bucket.list_objects_v2(Bucket=self.bucket_name).get("Contents", [])]
         steps = [name for name in names if name.split("/")[1] in ("train", "embed", "evaluate") and "/." not in name]
-        return {name.removeprefix("team/"): self.bucket.get_object(Bucket="faults", Key=name)["Body"].read() for name in steps}
+        return {name.removeprefix("team/"): self.bucket.get_object(Bucket=self.bucket_name, Key=name)["Body"].read() for name in steps}
 
 
 def _difference(found: Any, expected: Any) -> str:

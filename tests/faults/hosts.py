@@ -118,9 +118,10 @@ class Hosts:
     Args:
         folder: an empty one.
         project: what each host gets a copy of.
+        patience: settings of every host for a network that is away for a while.
     """
 
-    def __init__(self, folder: Path, project: Project) -> None:
+    def __init__(self, folder: Path, project: Project, patience: dict[str, str]) -> None:
         self._folder, self._project = folder, project
         self._switch = _namespace("--net")
         _ip(self._switch, "link", "add", "bridge", "type", "bridge")
@@ -138,8 +139,8 @@ class Hosts:
             "RAY_worker_niceness": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "GLOO_SOCKET_IFNAME": "eth0",
-            **PATIENCE,
-            "DML_FAULT_AT": "after-checkpoint:2",
+            **patience,
+            "DML_FAULT_AT": "after-checkpoint",
             "DML_FAULT_FOLDER": str(PROJECT / "fault"),
         }
         store = self.add("store", 9)
@@ -166,8 +167,13 @@ class Hosts:
 
     def add_node(self, name: str, number: int) -> Host:
         host = self.add(name, number)
-        self._ray(host, f"--address={HEAD}:{RAY_PORT}", "--num-cpus=1")
+        self.start_node(host)
         return host
+
+    def start_node(self, host: Host) -> None:
+        """Ray on a host, in the place of one that has ended: what supervises services on a machine does so."""
+        host.kill()
+        self._ray(host, f"--address={HEAD}:{RAY_PORT}", "--num-cpus=1")
 
     def _ray(self, host: Host, *words: str) -> None:
         start = [
@@ -191,9 +197,11 @@ class Hosts:
 
     # ------------------------------------------------------------ runs
 
-    def arm(self) -> None:
-        """Have the next run stand still after its second checkpoint."""
+    def arm(self, nth: int = 2) -> None:
+        """Have a worker of the next run stand still after its n-th checkpoint."""
         for host in self._hosts:
+            if (host.project / "fault").exists():
+                (host.project / "fault" / "nth").write_text(str(nth))
             for name in ("hit", "go"):
                 (host.project / "fault" / name).unlink(missing_ok=True)
 
@@ -201,11 +209,11 @@ class Hosts:
         for name in ("hit", "go"):
             (host.project / "fault" / name).touch()
 
-    def run(self, name: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start the flow on the head, with a state and a store of its own; the process and what it prints."""
+    def run(self, name: str, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
+        """Start `dml` on the head, with a state and a store of this name; the process and what it prints."""
         printed = self._folder / f"{name}.txt"
         places = {"DML_STATE": str(PROJECT / "state" / name), "DML_STORE": f"s3://hosts/{name}", "RAY_ADDRESS": f"{HEAD}:{RAY_PORT}"}
-        command = [sys.executable, "-m", "flows.cli", "run", "synthetic", "softtriple"]
+        command = [sys.executable, "-m", "flows.cli", *(words or ("run", "synthetic", "softtriple"))]
         return self.head.start(*command, environment=self.environment | places, log=printed), printed
 
     def standing(self) -> Host | None:

@@ -1,33 +1,65 @@
-"""One run over two hosts that share nothing but an S3 server: the same as on one; a host dies and another joins; the cable is out for 30 s.
+"""Runs and a comparison over two hosts that share nothing but an S3 server: the same as on one machine, whatever becomes of a host.
 
-One story in order, on one cluster.
+A host dies and another joins; the cable is out for 30 s. One story in order on each of two clusters.
 """
 
+import json
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.damage import contents
-from tests.e2e.conftest import make_project
+from tests.e2e.conftest import Project, make_project
 from tests.faults.cells import EPOCHS
-from tests.faults.hosts import Host, Hosts
+from tests.faults.hosts import PATIENCE, Host, Hosts
+from tests.faults.published import published
 from tests.faults.record import keep_host_fact
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PARTITION_SECONDS = 30.0
+VARIANTS, SEEDS = ("normalised-softmax", "softtriple"), [0, 1]
+APART = {"num_workers": 1, "concurrent_runs": 2}  # a comparison's runs: one on each host
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    folder = tmp_path_factory.mktemp("hosts")
-    (folder / "project").mkdir()
-    project = make_project(folder / "project", ("softtriple",))
-    project.change(comparison={"protocol": {"num_epochs": EPOCHS}, "datasets": {"synthetic": {"num_epochs": EPOCHS}}})
-    project.run("dml", "run", "synthetic", "softtriple", DML_STATE=str(folder / "alone"))
-    made = Hosts(folder, project)
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder = tmp_path_factory.mktemp("hosts") / "project"
+    folder.mkdir()
+    made = make_project(folder, VARIANTS)
+    changes = {"seeds": SEEDS, "protocol": {"num_epochs": EPOCHS}, "datasets": {"synthetic": {"num_epochs": EPOCHS}}}
+    made.change(comparison=changes)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(project: Project) -> dict[str, bytes]:
+    """What a run leaves on one machine with two workers."""
+    state = project.root.parent / "alone"
+    project.run("dml", "run", "synthetic", "softtriple", DML_STATE=str(state))
+    return contents(state / "store")
+
+
+@pytest.fixture(scope="module")
+def comparison_alone(project: Project) -> dict[str, Any]:
+    """What the comparison leaves on one machine: the store's files, its report's, and what is published."""
+    state, root = project.root.parent / "comparison", project.root.parent / "comparing"
+    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state"))
+    comparing = Project(root, project.environment | {"PYTHONPATH": str(root)})
+    comparing.change(scale=APART)
+    comparing.run("dml", "reproduce", "--dataset", "synthetic", DML_STATE=str(state))
+    store, reported = contents(state / "store"), contents(root / "results")
+    assert len({name.split("/")[1] for name in store if name.startswith("evaluate/")}) == 4
+    assert reported
+    return {"store": store, "reported": reported, "published": published(state / "mlflow.db", state / "mlartifacts")}
+
+
+def cluster(folder: Path, project: Project, patience: dict[str, str]) -> Iterator[Hosts]:
+    made = Hosts(folder, project, patience)
     try:
         yield made
     finally:
@@ -35,9 +67,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 @pytest.fixture(scope="module")
-def alone(hosts: Hosts) -> dict[str, bytes]:
-    """What the run leaves on one machine with two workers."""
-    return contents(hosts._folder / "alone" / "store")
+def hosts(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Hosts]:
+    yield from cluster(tmp_path_factory.mktemp("patient"), project, PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Hosts]:
+    """Hosts with Ray's and boto3's own idea of how long to wait."""
+    yield from cluster(tmp_path_factory.mktemp("impatient"), project, {})
 
 
 def ends(process: subprocess.Popen[bytes], printed: Path) -> str:
@@ -98,3 +135,56 @@ def test_a_host_is_killed_and_another_joins(hosts: Hosts, alone: dict[str, bytes
     assert hosts.left("killed") == alone
     assert list((hosts.nodes[-1].project / "state/killed/cache/data").iterdir()), "the third host trained"
     keep_host_fact("a host is killed, another joins", f"ended {seconds:.0f} s after, with the bytes of an undisturbed run")
+
+
+def test_a_comparison_loses_a_host_and_gains_another(hosts: Hosts, comparison_alone: dict[str, Any]) -> None:
+    """Four runs, two at a time, one on each host: one host is killed in its second run."""
+    Project(hosts.head.project, {}).change(scale=APART)
+    hosts.arm(nth=EPOCHS + 2)  # of a worker, which stays for run after run
+    process, printed = hosts.run("comparison", "reproduce", "--dataset", "synthetic")
+    struck = standing(hosts, process, printed)
+    began = time.monotonic()
+    struck.kill()
+    hosts.go()
+    time.sleep(5)
+    hosts.nodes.append(hosts.add_node("fourth", 5))
+    said = ends(process, printed)
+    seconds = time.monotonic() - began
+    assert "other workers take it up" in said
+    assert list((hosts.nodes[-1].project / "state/comparison/cache/data").iterdir()), "the fourth host trained"
+    assert hosts.left("comparison") == comparison_alone["store"]
+    assert contents(hosts.head.project / "results") == comparison_alone["reported"]
+    state = hosts.head.project / "state/comparison"
+    assert published(state / "mlflow.db", state / "mlartifacts") == comparison_alone["published"]
+    found = f"ended {seconds:.0f} s after; store, report and MLflow as on one machine, to the byte, nothing twice"
+    keep_host_fact("a comparison of two variants and two seeds over two hosts, one is killed in the middle, another joins", found)
+
+
+def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict[str, bytes]) -> None:
+    """With the defaults a cable that is out for 30 s costs the host; the run ends, and goes on from its checkpoint once it is back."""
+    hosts = impatient
+    hosts.arm()
+    process, printed = hosts.run("partition")
+    struck = standing(hosts, process, printed)
+    struck.unplug()
+    hosts.go()
+    time.sleep(PARTITION_SECONDS)
+    struck.plug()
+    code = process.wait(timeout=400)
+    said = printed.read_text()
+    assert code != 0, "it went on by itself: docs/hosts.md says otherwise"
+    assert "Traceback" not in said
+    hosts.start_node(struck)
+    before = time.monotonic()
+    ends(*hosts.run("partition"))
+    assert hosts.left("partition") == alone
+    again = epochs_trained(hosts, since=before)
+    assert 0 not in again, "the first epoch's checkpoint was there"
+    how = f"the first command ended with {code}; the same command trained epochs {[epoch + 1 for epoch in again]} of {EPOCHS}"
+    keep_host_fact("a partition of 30 s with the defaults", f"{how}, and ended with the bytes of an undisturbed run")
+
+
+def epochs_trained(hosts: Hosts, since: float) -> list[int]:
+    traces = [host.project / "fault" / "trace.jsonl" for host in (hosts.head, *hosts.nodes)]
+    lines = [json.loads(line) for trace in traces if trace.exists() for line in trace.read_text().splitlines()]
+    return sorted(line["epoch"] for line in lines if line["event"] == "epoch trained" and line["at"] > since)

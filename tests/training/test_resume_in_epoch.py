@@ -122,6 +122,23 @@ def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(pack
         fit(small_training(), PackedDataset(packed, "train"), 0, tmp_path, CPU, saving=Saving(in_background=True, saved=fail))
 
 
+def test_a_checkpoint_that_failed_in_the_background_ends_the_run_within_the_next_steps(packed: Path, tmp_path: Path) -> None:
+    beats: list[bool] = []
+    failed_after: list[int] = []
+
+    def fail() -> None:
+        failed_after.append(len(beats))
+        raise StoreError("the store is away")
+
+    listen(beats.append)
+    try:
+        with pytest.raises(StoreError):
+            fit(small_training(), PackedDataset(packed, "train"), 0, tmp_path, CPU, saving=Saving(in_background=True, saved=fail))
+    finally:
+        listen(lambda patience: None)
+    assert len(beats) - failed_after[0] < 5, "an epoch has five steps"
+
+
 def test_every_step_and_every_embedded_batch_beats(packed: Path, tmp_path: Path) -> None:
     beats: list[bool] = []
     listen(beats.append)

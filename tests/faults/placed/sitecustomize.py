@@ -14,7 +14,6 @@ import importlib.machinery
 import json
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -31,8 +30,6 @@ POINTS = {
 }
 LONGEST_WAIT_SECONDS = 120.0
 num_passed = 0
-nobody_stands = threading.Event()
-nobody_stands.set()
 
 
 def note(event, **facts):
@@ -42,19 +39,24 @@ def note(event, **facts):
         file.write(line)
 
 
+def nth():
+    """The pass at which to stand still; a file has it where workers are there before the test knows."""
+    with contextlib.suppress(FileNotFoundError):
+        return int((FOLDER / "nth").read_text())
+    return int(NTH or 1)
+
+
 def halt():
     """Stand still until the test says `go`, where this is the n-th pass and nobody has stood here before."""
     global num_passed
     num_passed += 1
-    if num_passed != int(NTH or 1):
+    if num_passed != nth():
         return
     with contextlib.suppress(FileExistsError):
         (FOLDER / "hit").touch(exist_ok=False)
-        nobody_stands.clear()
         until = time.monotonic() + LONGEST_WAIT_SECONDS
         while not (FOLDER / "go").exists() and time.monotonic() < until:
             time.sleep(0.01)
-        nobody_stands.set()
 
 
 def halting(function, when):
@@ -76,11 +78,23 @@ def tracing(record_epoch):
 
     @functools.wraps(record_epoch)
     def wrapped(run, epoch, done):
-        nobody_stands.wait()  # checkpoints are written in a thread: training goes on no further than to the next epoch's end
         metrics = record_epoch(run, epoch, done)
         if os.environ.get("RANK", "0") == "0":
             note("epoch trained", epoch=epoch)
         return metrics
+
+    return wrapped
+
+
+def waiting(train_step):
+    """No step begins while a checkpoint is on its way: they are written by a thread, and an epoch here takes less time than that."""
+
+    @functools.wraps(train_step)
+    def wrapped(run, *arguments):
+        while run.writer.is_behind:
+            sys.modules["dml_core.training.loop"].beat()
+            time.sleep(0.01)
+        return train_step(run, *arguments)
 
     return wrapped
 
@@ -94,7 +108,7 @@ def wrap(module, name, wrapper):
 
 def changes():
     """Module -> what is wrapped in it, in order."""
-    found = {"dml_core.training.loop": [("_record_epoch", tracing)]}
+    found = {"dml_core.training.loop": [("_record_epoch", tracing), ("_train_step", waiting)]}
     if AT:
         module, name, when = POINTS[AT]
         found.setdefault(module, []).append((name, functools.partial(halting, when=when)))
