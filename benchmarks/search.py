@@ -6,9 +6,9 @@
 The peer is FAISS's own index of the same items, whole in memory: IndexFlatIP beside an exact one, else the very index that ours holds.
 Compressed vectors have a second peer, IndexRefineFlat over the first: like ours it puts eight times as many as wanted in order by the
 whole vectors. Ours and the peers take turns query by query. A search of ours is all that `Index.search` does: checking the query, bringing
-it to unit length, searching, and for approximate ones the true scores. The embeddings are drawn: Gaussian classes of ten items each on average.
-Memory is what belongs to the process alone; the pages of mapped files are the system's cache, which processes share and which is given
-up where memory is short, and are shown beside it.
+it to unit length, searching, and for approximate ones the true scores. The embeddings are drawn: Gaussian classes of ten items each on
+average. Memory is what belongs to the process alone; the pages of mapped files are the system's cache, which processes share and which is
+given up where memory is short, and are shown beside it.
 """
 
 import argparse
