@@ -4,7 +4,7 @@
     scores_Qk, positions_Qk = index.search(model.embed(["bird.jpg"]), k=10)
     index.item(positions_Qk[0, 0]).name
 
-Shapes: N items, Q queries, D dimensions, k neighbours, m candidates.
+Shapes: N items, Q queries, D dimensions, k neighbours.
 """
 
 from functools import cached_property
@@ -45,6 +45,8 @@ class Index:
         if len(self.items) != info.num_items:
             raise StoreError(f"{info.items(folder)}: {len(self.items)} items where {info.num_items} are expected; build the index anew")
         self._approximate: Any = None if info.kind == "exact" else read_approximate(info.approximate(folder), mapped=True)
+        if info.kind == "pq":
+            self._approximate = _refined(self._approximate, self.vectors_ND)
 
     @classmethod
     def open(cls, folder: Path) -> "Index":
@@ -132,10 +134,8 @@ class Index:
 
     def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """What the approximate index alone finds of rows that are as the vectors are kept: -1 at the end where that is fewer than k."""
-        if self.kind != "pq":  # of whole vectors, so the distances are true ones
-            distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)
-            return as_similarities(distances_Qk, self.metric), positions_Qk
-        return self._in_order(rows_QD, self._approximate.search(rows_QD, min(NUM_CANDIDATES * k, self.num_items))[1], k)
+        distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)  # of whole vectors, so the distances are true ones
+        return as_similarities(distances_Qk, self.metric), positions_Qk
 
     def item(self, position: int) -> Item:
         """What is known of the item at a position."""
@@ -160,19 +160,6 @@ class Index:
         values_Qk, positions_Qk = faiss.knn(rows_QD, self.vectors_ND, k, metric=kind)
         return values_Qk if self.metric == "cosine" else as_similarities(values_Qk, self.metric), positions_Qk
 
-    def _in_order(self, rows_QD: NDArray[np.float32], found_Qm: NDArray[np.int64], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The nearest k of each query's candidates by their whole vectors; where fewer were found, -1 at the end."""
-        scores_Qm = np.full(found_Qm.shape, -np.inf, dtype=np.float32)
-        for scores_m, found_m, row_D in zip(scores_Qm, found_Qm, rows_QD, strict=True):
-            is_found_m = found_m >= 0
-            vectors_mD = self.vectors_ND[found_m[is_found_m]]
-            if self.metric == "cosine":
-                scores_m[is_found_m] = vectors_mD @ row_D
-            else:
-                scores_m[is_found_m] = -np.linalg.norm(vectors_mD - row_D, axis=1)
-        order_Qk = np.argsort(-scores_Qm, axis=1, kind="stable")[:, :k]
-        return np.take_along_axis(scores_Qm, order_Qk, axis=1), np.take_along_axis(found_Qm, order_Qk, axis=1)
-
 
 def read_approximate(path: Path, mapped: bool) -> Any:
     """FAISS's index of a file, mapped or in memory; mapped, it cannot be changed.
@@ -186,6 +173,19 @@ def read_approximate(path: Path, mapped: bool) -> Any:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
         raise StoreError(f"{path}: damaged ({str(error).splitlines()[0][-120:]}); build the index anew") from None
+
+
+def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:
+    """An index of compressed vectors whose candidates FAISS puts in order by the whole vectors, which it reads where they are."""
+    view: Any = faiss.MaybeOwnedVectorUInt8()  # its own `create_view` cannot be called from Python
+    view.is_owned = False
+    view.view_data = view.c_ptr = faiss.swig_ptr(vectors_ND.view(np.uint8))
+    view.view_size = view.c_size = vectors_ND.nbytes
+    whole = faiss.IndexFlatL2(vectors_ND.shape[1])
+    whole.codes, whole.ntotal = view, len(vectors_ND)
+    refined = faiss.IndexRefine(compressed, whole)
+    refined.k_factor = NUM_CANDIDATES
+    return refined
 
 
 def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float32]:

@@ -110,7 +110,7 @@ def listen(setting: Setting) -> socket.socket:
         raise ConfigError(
             f"--host {setting.host}: other machines could reach this; put a token into the environment first (--token-env says where)"
         )
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by the protocol asyncio knows what to send without delay
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(place)

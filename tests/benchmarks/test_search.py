@@ -20,5 +20,6 @@ def test_every_kind_is_measured_beside_faiss(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found").read_text())
     assert [result["kind"] for result in found] == ["exact", "ivf", "pq", "hnsw"]
     assert all(result["ours_p50_ms"] > 0 and result["faiss_p50_ms"] > 0 and result["items"] == 1500 for result in found)
+    assert [result["refined_p50_ms"] is not None for result in found] == [False, False, True, False]
     assert found[0]["recalls"] is None
     assert found[3]["recalls"]["10"] > 0.9

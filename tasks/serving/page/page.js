@@ -2,6 +2,7 @@
 const byId = (id) => document.getElementById(id);
 const [drop, file, query, prompt, k, token, again, status, results] =
   ["drop", "file", "query", "prompt", "k", "token", "again", "status", "results"].map(byId);
+const SMALL_PIXELS = 64; // pictures as small as that are shown with their pixels, not smoothed
 let image = null;
 let asked = 0;
 
@@ -17,11 +18,16 @@ function element(name, className, text) {
   return made;
 }
 
+function sharpen(picture) {
+  picture.classList.toggle("small", Math.max(picture.naturalWidth, picture.naturalHeight) <= SMALL_PIXELS);
+}
+
 function card(hit, rank) {
   const item = element("li", "");
   const picture = element("div", "picture", hit.thumbnail ? undefined : "no picture");
   if (hit.thumbnail) {
     const shown = element("img", "");
+    shown.addEventListener("load", () => sharpen(shown));
     shown.src = hit.thumbnail;
     shown.alt = hit.class_name || hit.name;
     picture.append(shown);
@@ -29,7 +35,11 @@ function card(hit, rank) {
   const words = element("div", "words");
   words.append(element("span", "class", hit.class_name || hit.name));
   words.append(element("span", "score", `${rank}. score ${hit.score.toFixed(3)}`));
-  if (hit.class_name) words.append(element("span", "name", hit.name));
+  if (hit.class_name) {
+    const name = element("span", "name", hit.name.split("/").pop());
+    name.title = hit.name;
+    words.append(name);
+  }
   item.append(picture, words);
   return item;
 }
@@ -75,6 +85,7 @@ function take(chosen) {
   search();
 }
 
+query.addEventListener("load", () => sharpen(query));
 query.addEventListener("error", () => { query.hidden = true; });
 file.addEventListener("change", () => take(file.files[0]));
 k.addEventListener("change", search);

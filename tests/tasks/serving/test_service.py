@@ -64,6 +64,29 @@ def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Mad
     assert said == []
 
 
+def test_answers_are_sent_without_delay(made: Made) -> None:
+    """An answer's headers and body are two pieces: without TCP_NODELAY the second waits for the client's acknowledgement, some 40 ms."""
+    found: list[int] = []
+
+    async def connect() -> None:
+        done = asyncio.Event()
+
+        async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            done.set()
+
+        setting = Setting(made.model, None, Served(model="0", title="", num_dimensions=1, num_items=None), port=0)
+        listener = listen(setting)
+        async with await asyncio.start_server(note, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            await done.wait()
+            writer.close()
+
+    asyncio.run(connect())
+    assert found[0] != 0
+
+
 @pytest.mark.slow
 @pytest.mark.proof
 def test_nothing_listens_but_on_loopback(service: Service) -> None:
