@@ -70,7 +70,10 @@ def test_nothing_of_two_hundred_runs_is_lost(tmp_path: Path) -> None:
     project = project_with_stack(tmp_path / "project", VARIANTS)
     file = project.root / "infra" / "stack.yaml"  # two nodes of four CPUs, whatever this machine has
     file.write_text(re.sub(r"--num-cpus=\{share\}", f"--num-cpus={AT_A_TIME // 2}", file.read_text()))
-    project.change(comparison={"seeds": list(range(SEEDS))}, scale={"num_workers": 1, "concurrent_runs": AT_A_TIME})
+    sampler = {"batch_size": 16, "num_classes_per_batch": 4, "num_samples_per_class": 4}
+    project.change(
+        comparison={"seeds": list(range(SEEDS)), "protocol": {"sampler": sampler}}, scale={"num_workers": 1, "concurrent_runs": AT_A_TIME}
+    )
     began = time.monotonic()
     project.run("dml", "reproduce", DML_STATE=str(tmp_path / "state"))
     one_machine = time.monotonic() - began
