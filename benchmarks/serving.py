@@ -1,6 +1,6 @@
 """How fast does the service answer, beside the same call in process?
 
-    .venv/bin/python benchmarks/serving.py --network small        (an index of a million images; 300 MB in the temporary folder)
+    .venv/bin/python benchmarks/serving.py --network small        (an index of a million images; 1.1 GB in the temporary folder)
     .venv/bin/python benchmarks/serving.py --network resnet18     (embeddings alone, images of 224 pixels)
 
 `dml serve` is started as a person starts it, with batching and without, and asked over HTTP by 1, 8 and 32 clients in a process of their

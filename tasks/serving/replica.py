@@ -13,9 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import faiss
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from ray import serve
 from torch import Tensor
@@ -76,7 +74,7 @@ class Replica:
     Args:
         model: folder of the network.
         index: folder of the index, or None.
-        num_threads: of the network, the search and the decoding each.
+        num_threads: that decode; network and search take as many as OMP_NUM_THREADS says.
         max_batch: images that go through the network together, at most.
         on_loopback: whether Ray is this machine's own, of which nothing may be reached from elsewhere.
     """
@@ -84,8 +82,6 @@ class Replica:
     def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int, on_loopback: bool = False) -> None:
         if on_loopback:
             _keep_to_loopback()
-        torch.set_num_threads(num_threads)
-        faiss.omp_set_num_threads(num_threads)
         self._model = load_model(model)
         self._index = Index.open(Path(index)) if index is not None else None
         if self._index is not None:

@@ -134,18 +134,25 @@ def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
         resources = ray.cluster_resources()
         num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         num_replicas = setting.replicas or max(1, num_gpus)
+        num_threads = max(1, num_cores // num_replicas)
+        # Ray would have OpenMP use one core, and who sets that in a program sets it for the thread that it is called from alone.
+        environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
         deployment = serve.deployment(Replica).options(
             num_replicas=num_replicas,
             max_ongoing_requests=setting.limits.requests,
             health_check_period_s=2,
             graceful_shutdown_timeout_s=DRAIN_SECONDS,
-            ray_actor_options={"num_cpus": min(1.0, num_cores / (num_replicas + 1)), "num_gpus": min(1.0, num_gpus / num_replicas)},
+            ray_actor_options={
+                "num_cpus": min(1.0, num_cores / (num_replicas + 1)),
+                "num_gpus": min(1.0, num_gpus / num_replicas),
+                "runtime_env": environment,
+            },
             logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
         )
         application = deployment.bind(
             str(setting.model.absolute()),
             str(setting.index.absolute()) if setting.index is not None else None,
-            max(1, num_cores // num_replicas),
+            num_threads,
             setting.max_batch,
             address == "local",
         )

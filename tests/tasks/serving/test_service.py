@@ -102,6 +102,14 @@ def test_nothing_listens_but_on_loopback(service: Service) -> None:
 
 @pytest.mark.slow
 @pytest.mark.proof
+def test_a_replica_computes_on_all_cores(service: Service) -> None:
+    """Ray's own value is 1, with which eight clients were answered no faster than one after another."""
+    (replica,) = service.replicas()
+    assert int(replica.environ()["OMP_NUM_THREADS"]) >= min(2, os.cpu_count() or 1)
+
+
+@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_with_what_was_begun_answered_and_nothing_left(
     made: Made, start: Callable[..., Service], number: signal.Signals
