@@ -46,8 +46,8 @@ in a real run what was trained meanwhile, at most up to the next checkpoint, is 
 `dml sync` delivered it. The seconds are from the strike until the run was past the place where it was struck, the start of a second command
 included, on a machine of two cores that others used too (the record has the load).
 
-Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has: `tests/e2e/test_stack.py` kills them there (`docs/stack.md` says
-what was seen). The network is below, between hosts.
+Not in the matrix: PostgreSQL and Prefect's worker, which the stack alone has: `tests/e2e/test_stack.py` kills them there (`docs/stack.md`
+says what was seen). The network is below, between hosts.
 """
 
 
