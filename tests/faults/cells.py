@@ -422,7 +422,7 @@ class _Struck:
         of_mlflow = self.folder / "mlflow" if self.mlflow else self.state
         there = published(of_mlflow / "mlflow.db", of_mlflow / "mlartifacts")
         if there["models"] != mlflow["models"]:
-            differ(f"models in MLflow: {there['models']} instead of {mlflow['models']}")
+            differ(f"models in MLflow differ: {_difference(there['models'], mlflow['models'])}")
         if [run["name"] for run in there["runs"]] != [run["name"] for run in mlflow["runs"]]:
             differ(f"runs in MLflow: {[run['name'] for run in there['runs']]}")
             return

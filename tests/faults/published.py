@@ -8,7 +8,7 @@ from typing import Any
 
 
 def published(database: Path, artifacts: Path) -> dict[str, Any]:
-    """Every run by its name: how it stands, settings, every point of every curve, files; and how many models there are.
+    """Every run by its name: how it stands, settings, every point of every curve, files; and every model, with its files.
 
     A list has twice what was published twice: runs of one name, points of one step, files, models.
     """
@@ -28,7 +28,8 @@ def published(database: Path, artifacts: Path) -> dict[str, Any]:
             }
             for run, name, status, stage in rows("SELECT run_uuid, name, status, lifecycle_stage FROM runs")
         ]
-        return {"runs": sorted(runs, key=lambda run: run["name"]), "models": rows("SELECT name, status FROM logged_models")}
+        models = rows("SELECT name, status FROM logged_models") + _models(artifacts)
+        return {"runs": sorted(runs, key=lambda run: run["name"]), "models": models}
 
 
 def _files(artifacts: Path, run: str) -> list[tuple[str, str]]:
@@ -38,3 +39,12 @@ def _files(artifacts: Path, run: str) -> list[tuple[str, str]]:
         for path in sorted(artifacts.glob(f"*/{run}/artifacts/**/*"))
         if path.is_file()
     ]
+
+
+def _models(artifacts: Path) -> list[tuple[str, str]]:
+    """Name and SHA-256 of every file of every model, but for what has the model's own id and time in it, which is empty."""
+    return sorted(
+        (name.partition("/artifacts/")[2], "" if path.name == "MLmodel" else hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in artifacts.glob("*/models/*/artifacts/**/*")
+        if path.is_file() and "__pycache__" not in (name := path.as_posix())
+    )
