@@ -31,6 +31,7 @@ from dml_core.index.writing import Batch, build_index
 NUM_ROWS_AT_ONCE = 50_000
 WIDTH = 0.9  # of a class: many of an item's nearest are of other classes
 K = 10
+NUM_WARM = 300  # queries that go before: together they look into every list
 
 
 def main() -> None:
@@ -92,8 +93,10 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
     with_peer = memory()
     refined = refined_peer_of(index, peer) if index.kind == "pq" else None
     searches = [index.search, peer.search, *([refined.search] if refined is not None else [])]
-    for search in searches:  # all warm: what is mapped is in memory, threads are started
-        search(normalised_QD[: max(1, num_queries // 10)], K)
+    others_QD = next(drawn(NUM_WARM, index.num_dimensions, max(1, index.num_items // 10), seed=2))
+    others_QD /= np.linalg.norm(others_QD, axis=1, keepdims=True)
+    for search in searches:  # all warm: what is mapped is in memory and in this process's tables, threads are started
+        search(others_QD, K)
     taken_SQ = np.empty((len(searches), num_queries))
     for number in range(num_queries):
         for place, search in enumerate(searches):

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from ray import serve
 from torch import Tensor
 
 from dml_core.errors import DataError
@@ -88,7 +87,9 @@ class Replica:
             self._index.check_model(self._model.identity)
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self._in_batches.set_max_batch_size(max_batch)
+        self._max_batch = max_batch
+        self._waiting: list[tuple[_Asked, asyncio.Future[_Found]]] = []
+        self._working: asyncio.Task[None] | None = None
         self._compute([_Asked(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # what is made at the first use is made now
 
     async def check(self) -> bool:
@@ -115,7 +116,7 @@ class Replica:
             if isinstance(view, BaseException):
                 raise view
             asked.append(_Asked(view, k))
-        found: list[_Found] = await asyncio.gather(*(self._in_batches(one) for one in asked))
+        found: list[_Found] = await asyncio.gather(*(self._in_a_batch(one) for one in asked))
         for number, one in enumerate(found, 1):
             if one.refused is not None:
                 return Answer(refused=f"image {number}: {one.refused}")
@@ -124,9 +125,31 @@ class Replica:
             return Answer(embeddings=np.stack([one.row for one in found]), batch_sizes=batch_sizes)
         return Answer(hits=tuple(self._hits(one, with_thumbnails) for one in found), batch_sizes=batch_sizes)
 
-    @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.0)  # type: ignore[untyped-decorator]
-    async def _in_batches(self, asked: list[_Asked]) -> list[_Found]:
-        return await asyncio.get_running_loop().run_in_executor(self._computer, self._compute, asked)
+    async def _in_a_batch(self, asked: _Asked) -> _Found:
+        """Compute one image with what else waits then. Serve's own `batch` closes a batch as it comes, before the network is free."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[_Found] = loop.create_future()
+        self._waiting.append((asked, found))
+        if self._working is None:
+            self._working = loop.create_task(self._work())
+        return await found
+
+    async def _work(self) -> None:
+        """Compute batch after batch until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+            try:
+                results = await loop.run_in_executor(self._computer, self._compute, [asked for asked, _ in batch])
+            except Exception as error:  # noqa: BLE001 - whoever waits is told, and the next batch is another's
+                for _, found in batch:
+                    if not found.done():
+                        found.set_exception(error)
+                continue
+            for (_, found), result in zip(batch, results, strict=True):
+                if not found.done():  # its request may have been given up
+                    found.set_result(result)
+        self._working = None
 
     def _compute(self, asked: list[_Asked]) -> list[_Found]:
         """Embed what has gathered, and search for those that want neighbours, all at once."""

@@ -1,14 +1,16 @@
 """A batch of a replica, without Ray: images of several requests, and one that its network can do nothing with."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from dml_core.index.index import Index
 from dml_core.trained import WEIGHTS_FILE, read_description, write_description
-from tasks.serving.replica import Replica, _Asked
+from tasks.serving.replica import Answer, Replica, _Asked
 from tests.tasks.serving.conftest import Made
 
 
@@ -24,6 +26,29 @@ def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
         positions[place, :k].tolist() if k else None for place, k in enumerate(wanted)
     ]
     assert [one.batch_size for one in found] == [5, None, None, None, None]
+
+
+def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> None:
+    """And no batch is larger than it may be; one alone goes alone; what the network fails on is told to those of its batch."""
+    replica = Replica(str(made.model), None, 2, 16)
+    data = [path.read_bytes() for path in made.files]
+
+    async def ask() -> tuple[list[Answer], Answer]:
+        together = await asyncio.gather(*(replica.answer([one], 0, False) for one in data))
+        return together, await replica.answer(data[:1], 0, False)
+
+    together, alone = asyncio.run(ask())
+    rows = np.concatenate([answer.embeddings for answer in together if answer.embeddings is not None])
+    np.testing.assert_allclose(rows, made.load().embed(data), rtol=0, atol=1e-5)
+    sizes = [size for answer in together for size in answer.batch_sizes]
+    assert sum(sizes) == len(data)
+    assert 1 < max(sizes) <= 16
+    assert len(sizes) < len(data) / 2
+    assert alone.batch_sizes == (1,)
+
+    replica._model = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        asyncio.run(replica._in_a_batch(_Asked(made.load().view(data[0]), 0)))
 
 
 def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made: Made, tmp_path: Path) -> None:
