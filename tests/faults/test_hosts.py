@@ -120,20 +120,25 @@ def test_the_cable_of_a_host_is_out_for_30_seconds(hosts: Hosts, alone: dict[str
     keep_host_fact("a partition of 30 s", f"{how}; ended {seconds:.0f} s after the cable was back, with the bytes of an undisturbed run")
 
 
-def test_a_host_is_killed_and_another_joins(hosts: Hosts, alone: dict[str, bytes]) -> None:
-    hosts.arm()
-    process, printed = hosts.run("killed")
+def seconds_without_it(hosts: Hosts, process: subprocess.Popen[bytes], printed: Path, state: str, another: str, number: int) -> float:
+    """Kill the host that stands at the place, have another join; the seconds from there until the command has ended, which used it."""
     struck = standing(hosts, process, printed)
     began = time.monotonic()
     struck.kill()
     hosts.go()
     time.sleep(5)
-    hosts.nodes.append(hosts.add_node("third", 4))
+    hosts.nodes.append(hosts.add_node(another, number))
     said = ends(process, printed)
     seconds = time.monotonic() - began
     assert "other workers take it up" in said
+    assert list((hosts.nodes[-1].project / f"state/{state}/cache/data").iterdir()), f"the {another} host trained"
+    return seconds
+
+
+def test_a_host_is_killed_and_another_joins(hosts: Hosts, alone: dict[str, bytes]) -> None:
+    hosts.arm()
+    seconds = seconds_without_it(hosts, *hosts.run("killed"), "killed", "third", 4)
     assert hosts.left("killed") == alone
-    assert list((hosts.nodes[-1].project / "state/killed/cache/data").iterdir()), "the third host trained"
     keep_host_fact("a host is killed, another joins", f"ended {seconds:.0f} s after, with the bytes of an undisturbed run")
 
 
@@ -141,17 +146,8 @@ def test_a_comparison_loses_a_host_and_gains_another(hosts: Hosts, comparison_al
     """Four runs, two at a time, one on each host: one host is killed in its second run."""
     Project(hosts.head.project, {}).change(scale=APART)
     hosts.arm(nth=EPOCHS + 2)  # of a worker, which stays for run after run
-    process, printed = hosts.run("comparison", "reproduce", "--dataset", "synthetic")
-    struck = standing(hosts, process, printed)
-    began = time.monotonic()
-    struck.kill()
-    hosts.go()
-    time.sleep(5)
-    hosts.nodes.append(hosts.add_node("fourth", 5))
-    said = ends(process, printed)
-    seconds = time.monotonic() - began
-    assert "other workers take it up" in said
-    assert list((hosts.nodes[-1].project / "state/comparison/cache/data").iterdir()), "the fourth host trained"
+    began = hosts.run("comparison", "reproduce", "--dataset", "synthetic")
+    seconds = seconds_without_it(hosts, *began, "comparison", "fourth", 5)
     assert hosts.left("comparison") == comparison_alone["store"]
     assert contents(hosts.head.project / "results") == comparison_alone["reported"]
     state = hosts.head.project / "state/comparison"
