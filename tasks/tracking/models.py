@@ -2,8 +2,12 @@
 
 import re
 import shutil
+import sys
 import tempfile
-from importlib.metadata import version
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +72,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
     training = parse(TrainingConfig, report.parameters["training"], "published run")
     dataset = open_role(Path(report.dataset.folder), "train", training.validation)
     mlflow.set_tracking_uri(uri)
-    with tempfile.TemporaryDirectory() as folder, mlflow.start_run(run_id=run_id, log_system_metrics=False):
+    with tempfile.TemporaryDirectory() as folder, _same_import_path(), mlflow.start_run(run_id=run_id, log_system_metrics=False):
         network, code = Path(folder) / "network", Path(folder) / "code"
         description = save_network(
             network,
@@ -84,7 +88,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             python_model=packaged_model.__file__,
             artifacts={"network": str(network)},
             code_paths=[str(copy_code(training.model.backbone.name, code))],
-            pip_requirements=[f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)],
+            pip_requirements=[f"{name}=={_version(name)}" for name in _requirements(training.model.backbone.name)],
             signature=ModelSignature(
                 inputs=Schema([ColSpec("binary", packaged_model.COLUMN)]),
                 outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description.embedding_dim))]),
@@ -95,6 +99,19 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             step=num_steps,
         )
     return str(info.model_id)
+
+
+@contextmanager
+def _same_import_path() -> Iterator[None]:
+    """Take back what MLflow puts before `sys.path` when it tries a model: the folder of the model's code, which is gone afterwards.
+
+    Left there, every later look for a package reads all folders of all models that this process has logged.
+    """
+    before = sys.path
+    try:
+        yield
+    finally:
+        sys.path = before
 
 
 def copy_code(backbone: str, folder: Path) -> Path:
@@ -111,6 +128,9 @@ def copy_code(backbone: str, folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     return folder / source.name
+
+
+_version = cache(metadata.version)
 
 
 def _requirements(backbone: str) -> tuple[str, ...]:

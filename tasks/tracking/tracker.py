@@ -208,12 +208,10 @@ class Tracker:
         epoch = str(report.parameters["evaluation"].get("epoch", "last"))
         digests = {"epoch": epoch, "dataset_digest": report.dataset.digest, "dvc_digest": report.dvc_digest or "none"}
         tags = {f"dml.{name}": str(value) for name, value in (report.tags | facts | digests).items() if name not in pages.SOURCE_FACTS}
-        parent = self._client.get_run(run_id).data.tags[PARENT_TAG]
-        experiment_id = self._client.get_run(run_id).info.experiment_id
+        run = self._client.get_run(run_id)
         tags[TRAINED_TAG] = report.checkpoint.identity
-        tags[pages.NOTE_TAG] = pages.describe_run(
-            report.dataset.name, report.variant, report.seed, pages.run_link(experiment_id, parent), epoch
-        )
+        parent = pages.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])
+        tags[pages.NOTE_TAG] = pages.describe_run(report.dataset.name, report.variant, report.seed, parent, epoch)
         self._set_tags(run_id, tags | _mlflow_tags(report.tags))
         source = json.dumps({"uri": report.dataset.folder})
         lineage = Dataset(
