@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ TINY = {
     "transform": {"train_resize": None, "test_resize": None, "crop": "padded", "padding": 2, "crop_size": 24, "scaling": "zero-one"},
     "num_epochs": 1,
 }
-TABLE = {
+TABLE: dict[str, Any] = {
     "title": "A table of the tests",
     "page": 1,
     "states": "Nothing.",
@@ -55,13 +56,15 @@ OWN = {
 }
 
 
-def add_tables(project: Project, *names: str) -> None:
+def add_tables(project: Project, *names: str, num_epochs: int = 1) -> None:
     """Give a project CUB-200-2011, drawn, and tables of a paper of these names, all with the same rows."""
+    trained = TABLE["rows"]["trained"] | {"training": TINY | {"num_epochs": num_epochs}}
+    table = TABLE | {"rows": TABLE["rows"] | {"trained": trained}}
     raw = project.root / "data/raw/cub200"
     materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, raw)
     project.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
     for name in names:
-        (project.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(TABLE))
+        (project.root / f"flows/tables/softtriple/{name}.yaml").write_text(yaml.safe_dump(table))
 
 
 @pytest.fixture(scope="module")

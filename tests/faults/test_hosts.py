@@ -1,4 +1,4 @@
-"""Runs and a comparison over two hosts that share nothing but an S3 server: the same as on one machine, whatever becomes of a host.
+"""A run, a comparison and a paper's table over two hosts that share only an S3 server: as on one machine, whatever becomes of a host.
 
 A host dies and another joins; the cable is out for 30 s. One story in order on each of two clusters.
 """
@@ -15,6 +15,7 @@ import pytest
 
 from tests.damage import contents
 from tests.e2e.conftest import Project, make_project
+from tests.e2e.test_tables import add_tables
 from tests.faults.cells import EPOCHS
 from tests.faults.hosts import PATIENCE, Host, Hosts
 from tests.faults.published import published
@@ -23,7 +24,9 @@ from tests.faults.record import keep_host_fact
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PARTITION_SECONDS = 30.0
 VARIANTS, SEEDS = ("normalised-softmax", "softtriple"), [0, 1]
-APART = {"num_workers": 1, "concurrent_runs": 2}  # a comparison's runs: one on each host
+APART = {"num_workers": 1, "concurrent_runs": 2}  # runs of a comparison or of a table: one on each host
+COMPARISON = ("reproduce", "--dataset", "synthetic")
+TABLE = ("reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2", "--seed", "3")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = make_project(folder, VARIANTS)
     changes = {"seeds": SEEDS, "protocol": {"num_epochs": EPOCHS}, "datasets": {"synthetic": {"num_epochs": EPOCHS}}}
     made.change(comparison=changes)
+    add_tables(made, "table91", num_epochs=EPOCHS)
     return made
 
 
@@ -44,18 +48,27 @@ def alone(project: Project) -> dict[str, bytes]:
     return contents(state / "store")
 
 
-@pytest.fixture(scope="module")
-def comparison_alone(project: Project) -> dict[str, Any]:
-    """What the comparison leaves on one machine: the store's files, its report's, and what is published."""
-    state, root = project.root.parent / "comparison", project.root.parent / "comparing"
+def without_hosts(project: Project, name: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """What four runs leave on one machine: the store's files, what is reported of them, and what is published."""
+    state, root = project.root.parent / f"{name}-state", project.root.parent / name
     shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state"))
-    comparing = Project(root, project.environment | {"PYTHONPATH": str(root)})
-    comparing.change(scale=APART)
-    comparing.run("dml", "reproduce", "--dataset", "synthetic", DML_STATE=str(state))
-    store, reported = contents(state / "store"), contents(root / "results")
-    assert len({name.split("/")[1] for name in store if name.startswith("evaluate/")}) == 4
+    alone = Project(root, project.environment | {"PYTHONPATH": str(root)})
+    alone.change(scale=APART)
+    alone.run("dml", *words, DML_STATE=str(state))
+    store, reported = contents(state / "store"), contents(root / "results") | contents(state / "reports")
+    assert len({file.split("/")[1] for file in store if file.startswith("evaluate/")}) == 4
     assert reported
     return {"store": store, "reported": reported, "published": published(state / "mlflow.db", state / "mlartifacts")}
+
+
+@pytest.fixture(scope="module")
+def comparison_alone(project: Project) -> dict[str, Any]:
+    return without_hosts(project, "comparison", COMPARISON)
+
+
+@pytest.fixture(scope="module")
+def table_alone(project: Project) -> dict[str, Any]:
+    return without_hosts(project, "table", TABLE)
 
 
 def cluster(folder: Path, project: Project, patience: dict[str, str]) -> Iterator[Hosts]:
@@ -142,18 +155,30 @@ def test_a_host_is_killed_and_another_joins(hosts: Hosts, alone: dict[str, bytes
     keep_host_fact("a host is killed, another joins", f"ended {seconds:.0f} s after, with the bytes of an undisturbed run")
 
 
-def test_a_comparison_loses_a_host_and_gains_another(hosts: Hosts, comparison_alone: dict[str, Any]) -> None:
-    """Four runs, two at a time, one on each host: one host is killed in its second run."""
-    Project(hosts.head.project, {}).change(scale=APART)
+def four_runs_with_a_death(hosts: Hosts, name: str, words: tuple[str, ...], another: str, number: int) -> tuple[dict[str, Any], float]:
+    """Four runs, two at a time, one on each host: one host is killed in its second run, another joins. What is left, and the seconds."""
+    head = hosts.head.project
+    Project(head, {}).change(scale=APART)
+    shutil.rmtree(head / "results", ignore_errors=True)
     hosts.arm(nth=EPOCHS + 2)  # of a worker, which stays for run after run
-    began = hosts.run("comparison", "reproduce", "--dataset", "synthetic")
-    seconds = seconds_without_it(hosts, *began, "comparison", "fourth", 5)
-    assert hosts.left("comparison") == comparison_alone["store"]
-    assert contents(hosts.head.project / "results") == comparison_alone["reported"]
-    state = hosts.head.project / "state/comparison"
-    assert published(state / "mlflow.db", state / "mlartifacts") == comparison_alone["published"]
+    seconds = seconds_without_it(hosts, *hosts.run(name, *words), name, another, number)
+    state = head / "state" / name
+    reported = contents(head / "results") | contents(state / "reports")
+    return {"store": hosts.left(name), "reported": reported, "published": published(state / "mlflow.db", state / "mlartifacts")}, seconds
+
+
+def test_a_comparison_loses_a_host_and_gains_another(hosts: Hosts, comparison_alone: dict[str, Any]) -> None:
+    left, seconds = four_runs_with_a_death(hosts, "comparison", COMPARISON, "fourth", 5)
+    assert left == comparison_alone
     found = f"ended {seconds:.0f} s after; store, report and MLflow as on one machine, to the byte, nothing twice"
     keep_host_fact("a comparison of two variants and two seeds over two hosts, one is killed in the middle, another joins", found)
+
+
+def test_a_table_loses_a_host_and_gains_another(hosts: Hosts, table_alone: dict[str, Any]) -> None:
+    left, seconds = four_runs_with_a_death(hosts, "table", TABLE, "fifth", 6)
+    assert left == table_alone
+    found = f"ended {seconds:.0f} s after; store, page and MLflow as on one machine, to the byte, nothing twice"
+    keep_host_fact("a paper's table of four seeds over two hosts, one is killed in the middle, another joins", found)
 
 
 def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict[str, bytes]) -> None:
