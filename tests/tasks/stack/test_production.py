@@ -21,8 +21,8 @@ OBJECTS = [entry for name in KUSTOMIZATION["resources"] for entry in yaml.safe_l
 NAMED = {(entry["kind"], entry["metadata"]["name"]): entry for entry in OBJECTS}
 CLUSTER = NAMED["RayCluster", "dml"]["spec"]
 GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
-# What a machine of one's own has otherwise: addresses, ports, files, and how small the stack of a test is.
-OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-cpus|name|allowed-hosts")
+# What a machine of one's own has otherwise: addresses, ports, files, how small the stack of a test is, one log monitor for all its nodes.
+OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-cpus|name|allowed-hosts|log-monitor")
 # KubeRay asks the dashboard whether the head is well and submits jobs to it, and starts the autoscaler beside the head itself; usage
 # statistics are switched off by the image's environment.
 OF_KUBERAY = {"--head", "--block", "--include-dashboard", "--no-monitor", "--disable-usage-stats"}
