@@ -6,8 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from importlib import metadata
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             python_model=packaged_model.__file__,
             artifacts={"network": str(network)},
             code_paths=[str(copy_code(training.model.backbone.name, code))],
-            pip_requirements=[f"{name}=={_version(name)}" for name in _requirements(training.model.backbone.name)],
+            pip_requirements=[f"{name}=={version(name)}" for name in _requirements(training.model.backbone.name)],
             signature=ModelSignature(
                 inputs=Schema([ColSpec("binary", packaged_model.COLUMN)]),
                 outputs=Schema([TensorSpec(np.dtype("float32"), (-1, description.embedding_dim))]),
@@ -128,9 +127,6 @@ def copy_code(backbone: str, folder: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
     return folder / source.name
-
-
-_version = cache(metadata.version)
 
 
 def _requirements(backbone: str) -> tuple[str, ...]:
