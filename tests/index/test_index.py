@@ -388,7 +388,7 @@ def anonymous_bytes() -> int:
 
 
 def test_exact_search_is_faisss_own(tmp_path: Path) -> None:
-    """The same scores to the bit as IndexFlatIP over the same rows."""
+    """The same rows in the same order as IndexFlatIP over them, with its scores."""
     embeddings = rows()
     index = built(tmp_path / "index", embeddings)
     peer = faiss.IndexFlatIP(16)

@@ -43,16 +43,16 @@ def test_an_image_is_the_same_in_every_form(project: Project, dataset: PackedDat
     path.write_bytes(encoded)
     pixels = dataset.image(5).permute(1, 2, 0).numpy()
     rows = model.embed([encoded, path, str(path), Image.fromarray(pixels), pixels])
-    assert np.ptp(rows, axis=0).max() < 1e-6
+    assert np.ptp(rows, axis=0).max() < 1e-5
     assert model.embed([]).shape == (0, 16)
 
 
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
     model = load_model(resolve_model("own/good", project))
-    large = np.full((50, 31, 3), 128, np.uint8)
+    large = np.random.default_rng(0).integers(0, 256, (50, 31, 3), dtype=np.uint8)
     together = model.embed([large, dataset.raw_bytes(0), large[:24, :24]])
     for row, image in zip(together, (large, dataset.raw_bytes(0), large[:24, :24]), strict=True):
-        np.testing.assert_allclose(model.embed([image])[0], row, atol=1e-6)
+        np.testing.assert_allclose(model.embed([image])[0], row, atol=1e-5)
 
 
 def test_what_is_no_image_is_named(project: Project, tmp_path: Path) -> None:
