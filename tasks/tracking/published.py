@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +93,11 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
         runs = search_published(uri, dataset, comparison)
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
+    return in_order(runs)
+
+
+def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
+    """By variant and seed: the last bit of a mean depends on the order, and MLflow's is that of the runs' beginnings."""
     return sorted(runs, key=lambda run: (run.variant, run.seed))
 
 

@@ -43,6 +43,7 @@ from tasks.tracking.published import (
     PublishedRun,
     current_runs_filter,
     experiment_name,
+    in_order,
 )
 from tasks.tracking.reading import all_runs, as_published, told_as_tracking_error
 from tasks.tracking.summaries import compare_published, summarise_published
@@ -285,7 +286,7 @@ class Tracker:
         if report.is_search:
             self._describe_parent(parent, report, report.about or "")
             return parent
-        runs = [as_published(run) for run in self._search(current_runs_filter(report.comparison))]
+        runs = in_order(as_published(run) for run in self._search(current_runs_filter(report.comparison)))
         summaries, found = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
         best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
         run = self._client.get_run(parent)

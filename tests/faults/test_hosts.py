@@ -1,6 +1,6 @@
 """A run, a comparison and a paper's table over two hosts that share only an S3 server: as on one machine, whatever becomes of a host.
 
-A host dies and another joins; the cable is out for 30 s. One story in order on each of two clusters.
+A host dies and another joins; a cable is out for a while. One story in order on each of two clusters.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.faults.published import published
 from tests.faults.record import keep_host_fact
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
-PARTITION_SECONDS = 30.0
+PARTITION_SECONDS, LONG_PARTITION_SECONDS = 30.0, 90.0
 VARIANTS, SEEDS = ("normalised-softmax", "softtriple"), [0, 1]
 APART = {"num_workers": 1, "concurrent_runs": 2}  # runs of a comparison or of a table: one on each host
 COMPARISON = ("reproduce", "--dataset", "synthetic")
@@ -195,14 +195,17 @@ def test_a_table_loses_a_host_and_gains_another(hosts: Hosts, table_alone: dict[
 
 
 def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict[str, bytes]) -> None:
-    """With the defaults a cable that is out for 30 s costs the host; the run ends, and goes on from its checkpoint once it is back."""
+    """With the defaults a cable that is out for 90 s costs the host; the run ends, and goes on from its checkpoint once it is back.
+
+    Out for 30 s it may or may not: it is a matter of what was being asked of the store just then.
+    """
     hosts = impatient
     hosts.arm()
     process, printed = hosts.run("partition")
     struck = standing(hosts, process, printed)
     struck.unplug()
     hosts.go()
-    time.sleep(PARTITION_SECONDS)
+    time.sleep(LONG_PARTITION_SECONDS)
     struck.plug()
     code = process.wait(timeout=400)
     said = printed.read_text()
@@ -215,7 +218,7 @@ def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict
     again = epochs_trained(hosts, since=before)
     assert 0 not in again, "the first epoch's checkpoint was there"
     how = f"the first command ended with {code}; the same command trained epochs {[epoch + 1 for epoch in again]} of {EPOCHS}"
-    keep_host_fact("a partition of 30 s with the defaults", f"{how}, and ended with the bytes of an undisturbed run")
+    keep_host_fact("a partition of 90 s with the defaults", f"{how}, and ended with the bytes of an undisturbed run")
 
 
 def epochs_trained(hosts: Hosts, since: float) -> list[int]:
