@@ -191,9 +191,9 @@ def _of_today(project: Project) -> set[str]:
         for spec in comparison_runs(params, dataset):
             found |= _steps(spec, record)
     for plan in plan_tables(here, [name for name in table_names() if name != STANDING], Choice(), alone=True):
+        table = load_table(plan.name)
         for run in plan.runs:
-            record = here.dataset(run.dataset, load_table(plan.name))
-            found |= _steps(run.spec, record)
+            found |= _steps(run.spec, here.dataset(run.dataset, table))
     return found
 
 

@@ -87,8 +87,9 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     if choice.smoke:
         small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
         return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
-    options = {dataset: load_table(name).dataset_options(dataset) for name, dataset in asked.runs}
-    own = {place: named_dataset(params, place[1], load_table(place[0]).dataset_options(place[1])) for place in asked.runs}
+    tables = {name: load_table(name) for name in {name for name, _ in asked.runs}}
+    options = {dataset: tables[name].dataset_options(dataset) for name, dataset in asked.runs}
+    own = {(name, dataset): named_dataset(params, dataset, tables[name].dataset_options(dataset)) for name, dataset in asked.runs}
     runs = [
         [spec.model_copy(update={"dataset": own[place]}) for spec in found] for place, found in asked.runs.items() if own[place] is not None
     ]
