@@ -107,5 +107,7 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two variants."""
-    return make_project(tmp_path_factory.mktemp("project"), ("untrained", "softtriple"))
+    """A project with two variants, whose runs have one worker each: less to start."""
+    made = make_project(tmp_path_factory.mktemp("project"), ("untrained", "softtriple"))
+    made.change(scale={"num_workers": 1})
+    return made

@@ -162,7 +162,8 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
 def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
     # Other settings for the scores alone: the scheduled run below finds the network and its embeddings, and scores them itself.
     parameters = {"variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
-    server.prefect("deployment", "run", "run/single-run", "--params", json.dumps(parameters))
+    (single,) = (entry for entry in server.ask("deployments/filter") if entry["name"] == "single-run")
+    server.ask(f"deployments/{single['id']}/create_flow_run", parameters=parameters)
     # Its first minutes pass while the run above trains, so its runs wait for the worker then.
     server.prefect("deployment", "schedule", "create", "reproduce/nightly", "--cron", "* * * * *")
     run = server.finished("single-run")

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
+from dml_core.errors import ConfigError, EvaluationError
 from flows.cli import app
 from tests.conftest import ROOT
 
@@ -143,8 +144,8 @@ def test_evaluate_scores_files(project: Path) -> None:
     approximate = CliRunner().invoke(app, ["evaluate", *files, "--k", "1", "--approximate", "hnsw"])
     assert json.loads(approximate.stdout)["is_approximate"] == 1
     assert "the index found 1.0000 @1, over 4 sampled queries" in approximate.stderr
-    refused(dml("evaluate", "--embeddings", "l.npy", "--labels", "e.npy", cwd=project))
-    refused(dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,x", cwd=project), "--k 1,x")
+    for words, error in (([*files, "--k", "1,x"], ConfigError), (["--embeddings", files[3], "--labels", files[1]], EvaluationError)):
+        assert isinstance(CliRunner().invoke(app, ["evaluate", *words]).exception, error)
 
 
 def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
     assert time.monotonic() - began < SOON
 
 
+@pytest.mark.proof
 def test_a_board_that_dies_each_time_ends_the_job_in_one_line(workers: WorkerGroup, many_images: Path, state: Path) -> None:
     began = time.monotonic()
     deaths: list[int] = []
