@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -144,8 +145,10 @@ def test_evaluate_scores_files(project: Path) -> None:
     approximate = CliRunner().invoke(app, ["evaluate", *files, "--k", "1", "--approximate", "hnsw"])
     assert json.loads(approximate.stdout)["is_approximate"] == 1
     assert "the index found 1.0000 @1, over 4 sampled queries" in approximate.stderr
-    for words, error in (([*files, "--k", "1,x"], ConfigError), (["--embeddings", files[3], "--labels", files[1]], EvaluationError)):
-        assert isinstance(CliRunner().invoke(app, ["evaluate", *words]).exception, error)
+    swapped = ["--embeddings", files[3], "--labels", files[1]]
+    for words, error, said in (([*files, "--k", "1,x"], ConfigError, "--k 1,x"), (swapped, EvaluationError, "found shape (4,)")):
+        with pytest.raises(error, match=re.escape(said)):
+            CliRunner().invoke(app, ["evaluate", *words], catch_exceptions=False)
 
 
 def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
