@@ -12,8 +12,13 @@ from dml_core.errors import ConfigError, StoreError
 from tasks.environment import Project, find_project
 from tasks.gc import Found, delete, find_unused
 from tasks.locks import FileLock
+from tasks.plans.here import Here
+from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.runs.identity import StepIdentity, identity_in
 from tasks.runs.made import note_made, steps_before
+from tasks.runs.specs import load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
 from tasks.tables.result import MeasuredRun, TableResult, save_result
 from tests.conftest import ROOT
 
@@ -92,6 +97,20 @@ def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is
     assert unused(project) == set()
     MlflowClient(project.tracking_uri).delete_run(superseded)
     assert unused(project) == run_of("r3")
+
+
+def test_what_a_table_would_run_today_stays(project: Project) -> None:
+    here = Here(project, load_params(project.params_file))
+    table, (plan,) = load_table("softtriple/table1"), plan_tables(here, ["softtriple/table1"], Choice())
+    spec, dataset = plan.runs[-1].spec, here.dataset(plan.runs[-1].dataset, table)
+    today = {f"{step}/{identity_of(spec, dataset)}" for step, identity_of in IDENTITIES.items()}
+    for key in today:
+        folder = Path(project.store) / key
+        folder.mkdir()
+        os.utime(folder, (LONG_AGO, LONG_AGO))
+    found = unused(project)
+    assert "evaluate/r1-evaluate" in found
+    assert not found & today
 
 
 def test_where_it_was_not_noted_what_a_step_read_everything_older_stays(project: Project) -> None:
