@@ -1,30 +1,52 @@
 """Frozen, typed configuration: an unknown key is an error that names the nearest known one.
 
 Every part of the project owns a small subclass of `Config`. YAML is read by `read_yaml`, which reads numbers as YAML 1.2 does
-(`1e-4` is a number, not a string) and refuses a key that is written twice. `parse` turns a mapping into a `Config` and pydantic's
-report into one `ConfigError` line.
+(`1e-4` is a number, not a string), refuses a key that is written twice, and limits size, depth and integers, so that no file can take
+long or much memory. `parse` turns a mapping into a `Config` and pydantic's report into one `ConfigError` line. Names become parts of paths,
+of DVC's stages and of MLflow's filters: a setting that is a name has the type `Name`.
 """
 
 import difflib
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from dml_core.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound="Config")
+MAX_FILE_BYTES = 1_000_000
+MAX_VALUES = 10_000  # of a file, aliases counted as often as they are used
+MAX_DEPTH = 50
+MAX_TEXT = 200  # letters of a value that an error shows
+_INT64 = range(-(2**63), 2**63)
+
+
+def check_name(name: str) -> str:
+    """The name, if it can be one: letters, digits, - and _, a letter or digit first, at most 100.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", name):
+        raise ValueError(f"{name[:MAX_TEXT]!r} is not a name; use letters, digits, - and _, a letter or digit first, at most 100")
+    return name
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 
 
 class Config(BaseModel):
     """Base of all configuration: immutable, strict about types (an int is taken for a float, a string is not), no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def parse(config_type: type[ConfigT], values: Any, where: str) -> ConfigT:
@@ -48,21 +70,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is not YAML, is not a mapping, or writes a key twice.
     """
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: not a file; write a YAML file there")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes, more than settings can be")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
+    values = read_value(text, str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping at the top, found {type(values).__name__}")
     return values
 
 
 def read_value(text: str, where: str) -> Any:
-    """One YAML value, its numbers read as `read_yaml` does.
+    """One YAML value, read as `read_yaml` does.
 
     Raises:
-        ConfigError: not YAML.
+        ConfigError: not YAML, or more or deeper than a settings file can be.
     """
     try:
         return yaml.load(text, Loader=_StrictLoader)
@@ -86,6 +115,19 @@ def unknown_name(kind: str, name: str, known: list[str]) -> ConfigError:
     return ConfigError(f"unknown {kind} '{name}'{hint} (known: {', '.join(sorted(known))})")
 
 
+def refuse_repeats(what: str, values: Iterable[object]) -> None:
+    """Refuse a value that is given twice: results that are counted twice look like independent ones.
+
+    Raises:
+        ConfigError: a value is repeated; the line names the first.
+    """
+    seen: set[object] = set()
+    for value in values:
+        if value in seen:
+            raise ConfigError(f"{what}: {value} is given twice; give each value once")
+        seen.add(value)
+
+
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `override` laid over it, mapping by mapping; any other value replaces."""
     merged = dict(base)
@@ -105,14 +147,52 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that reads floats as YAML 1.2 does and refuses duplicate keys."""
+    """SafeLoader that reads floats as YAML 1.2 does, refuses duplicate keys, and bounds what a text can become."""
+
+    num_composed = depth = 0
+
+    def compose_document(self) -> yaml.Node | None:
+        root: yaml.Node | None = super().compose_document()
+        if root is not None and _num_values(root, {}) > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values, each alias counted as what it stands for")
+        return root
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested more than {MAX_DEPTH} deep")
+        if self.num_composed > MAX_VALUES:
+            raise yaml.YAMLError(f"more than {MAX_VALUES:,} values")
+        self.num_composed += 1
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError):  # PyYAML's own for 2026-13-45, !!bool x
+            raise yaml.YAMLError(f"'{str(node.value)[:MAX_TEXT]}' is not a {node.tag.rpartition(':')[2]}{node.start_mark}") from None
+        if isinstance(value, int) and value not in _INT64:
+            raise yaml.YAMLError(f"an integer of more than 64 bits{node.start_mark}")
+        return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
-        if twice:
-            raise yaml.YAMLError(f"key '{twice[0]}' is written twice{node.start_mark}")
+        counts = Counter(repr(self.construct_object(key, deep=True)) for key, _ in node.value)
+        for key, count in counts.items():
+            if count > 1:
+                raise yaml.YAMLError(f"key {key} is written twice{node.start_mark}")
         return super().construct_mapping(node, deep=deep)
+
+
+def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """Values that a node stands for, an alias as often as it is used; infinite where it contains itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
+    return known[id(node)]
 
 
 _StrictLoader.add_implicit_resolver(
@@ -132,7 +212,7 @@ def _tuples_for_lists(value: Any) -> Any:
 def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:
     problems = error.errors()
     problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-    path = ".".join(str(part) for part in problem["loc"])
+    path = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(config_type, problem["loc"][:-1])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
@@ -142,7 +222,7 @@ def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:
         return f"key '{path}' is missing"
     if problem["type"] == "value_error":
         return f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
-    return f"{path}: {problem['msg']}, found {problem['input']!r}"
+    return f"{path}: {problem['msg']}, found {repr(problem['input'])[:MAX_TEXT]}"
 
 
 def _known_keys(config_type: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:

@@ -2,7 +2,19 @@
 
 
 class DmlError(Exception):
-    """Base of every error that a person can mend. Its text is one line: what is wrong, where, and what to do."""
+    """Base of every error that a person can mend. Its text is one line: what is wrong, where, and what to do.
+
+    Names and texts of others are in it, so every letter that is not printable is escaped, and line ends become spaces.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__("".join(map(_printable, text)))
+
+
+def _printable(letter: str) -> str:
+    if letter.isprintable():
+        return letter
+    return " " if letter.isspace() else letter.encode("unicode_escape").decode()
 
 
 class ConfigError(DmlError):

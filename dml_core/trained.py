@@ -7,10 +7,11 @@ A folder holds it as `network.json` (what it is) and `network.pt` (its weights, 
 Shapes: N images, D embedding dimensions, H and W in pixels.
 """
 
-import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,21 +19,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
 from dml_core.config import Config, parse
-from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.decode import decode_upright, orientation, upright
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
+FORMAT = 2  # of the description; format 1 had no format number, no hash, and left out what is None
+REMEDY = "make the folder again"
 Metric = Literal["cosine", "euclidean"]  # as `EvaluationConfig` has it, whose code MLflow's copy does without
 Precision = Literal["fp32", "fp16", "int8"]
-AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8]
+AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8] | Tensor
 Forward = Callable[[Tensor], NDArray[np.float32]]
 
 
@@ -46,7 +51,7 @@ class GraphFile(Config):
     """
 
     format: Literal["onnx", "torch-export"]
-    name: str
+    name: str = Field(pattern=r"^\w[\w.-]*$")
     precision: Precision
 
 
@@ -110,20 +115,29 @@ class TrainedModel:
         """What a person calls it."""
         return self.description.title
 
-    def embed(self, images: Sequence[AnyImage], batch_size: int = 64, boxes: Sequence[Box | None] | None = None) -> NDArray[np.float32]:
+    def embed(
+        self, images: AnyImage | Iterable[AnyImage], batch_size: int = 64, boxes: Iterable[Box | None] | None = None
+    ) -> NDArray[np.float32]:
         """Embeddings (N, D) in the order of the images, as the run's own evaluation gives them.
 
         Args:
-            images: each a path, the bytes of an encoded file, a Pillow image, or RGB pixels, uint8 (H, W, 3).
+            images: one image or any number of them (a list, a generator, an array or tensor of four axes). Each is a path, the bytes of an
+                encoded file, a Pillow image, RGB pixels as an array, uint8 (H, W, 3), or as a tensor, uint8 (3, H, W). A photograph is
+                turned upright by its EXIF orientation.
             batch_size: images that go through the network at a time; memory grows with it, rows do not change but for their last bits.
-            boxes: (left, top, right, bottom) of each image or None, for a network that was trained on what is in the box. An image without
-                one is taken whole.
+            boxes: (left, top, right, bottom) in pixels of each upright image, or None, for a network that was trained on what is in the
+                box. An image without one is taken whole.
+
+        Returns:
+            float32 (N, D); one image has N = 1.
 
         Raises:
-            DataError: one is no image; the line says which.
+            DataError: one is not an image, or there are more or fewer boxes than images; the line says which.
+            ConfigError: a batch size below 1.
         """
-        places = list(boxes) if boxes is not None else [None] * len(images)
-        views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(zip(images, places, strict=True)))
+        if batch_size < 1:
+            raise ConfigError(f"batch_size {batch_size}: expected 1 or more")
+        views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(_with_boxes(images, boxes)))
         rows = [self.embed_views(batch) for batch in _batches(views, batch_size)]
         return np.concatenate(rows) if rows else np.empty((0, self.num_dimensions), np.float32)
 
@@ -136,8 +150,10 @@ class TrainedModel:
             name: what an error calls an image that has no path.
 
         Raises:
-            DataError: it is none.
+            DataError: not an image, or not a box.
         """
+        if box is not None and not (len(box) == 4 and all(map(math.isfinite, box))):
+            raise DataError(f"{name}: box {box} is not (left, top, right, bottom) in pixels")
         return test_pixels(_decoded(image, name), self.description.transform, box)
 
     def embed_views(self, views: Sequence[Tensor]) -> NDArray[np.float32]:
@@ -159,8 +175,8 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
         device: where it runs; a GPU where there is one, unless something is said. Exported networks run on the CPU.
 
     Raises:
-        ConfigError: nothing of the kind is there.
-        StoreError: what is there is damaged.
+        ConfigError: no network there, or no such device.
+        StoreError: the network is damaged, or of a newer format.
     """
     folder = _network_folder(Path(source))
     description = read_description(folder)
@@ -171,8 +187,11 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
         identity = description.identity or _file_identity(folder / description.file)
         return TrainedModel(description, identity, open_graph(folder, description.graph))
     network = load_network(folder, description)
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network.to(chosen)
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        network.to(chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device '{device}' cannot be used ({str(error).splitlines()[0]}); name one that is here, as 'cpu'") from None
 
     @torch.no_grad()
     def forward(pixels: Tensor) -> NDArray[np.float32]:
@@ -193,9 +212,7 @@ def load_network(folder: Path, description: NetworkDescription) -> Embedder:
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
     except Exception as error:  # noqa: BLE001 - whatever torch has against the bytes
-        raise StoreError(
-            f"{folder / WEIGHTS_FILE}: not the network's weights ({str(error).splitlines()[0]}); make the folder again"
-        ) from None
+        raise StoreError(f"{folder / WEIGHTS_FILE}: not the network's weights ({str(error).splitlines()[0]}); {REMEDY}") from None
     return network.eval()
 
 
@@ -203,15 +220,26 @@ def read_description(folder: Path) -> NetworkDescription:
     """What the network of a folder is.
 
     Raises:
-        StoreError: the description is damaged.
+        StoreError: the description is damaged, or of a newer format.
         ConfigError: it is of no such network.
     """
     path = folder / DESCRIPTION_FILE
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); make the folder again") from None
+        data = read_regular(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
+    values = unsealed(data, path, FORMAT, REMEDY)
+    if values.pop("format", 1) == 1:
+        values = _of_format_1(values)
     return parse(NetworkDescription, values, str(path))
+
+
+def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
+    """What is absent was None: of the settings with another default that is a head's `embedding_dim` alone."""
+    match values:
+        case {"model": {"head": dict(head)}}:
+            head.setdefault("embedding_dim", None)
+    return values
 
 
 def save_network(
@@ -260,8 +288,8 @@ def save_network(
 
 def write_description(folder: Path, description: NetworkDescription) -> None:
     """Write `network.json`, with the hash of the file that it describes, which is there already."""
-    description = description.model_copy(update={"file_sha256": _sha256(folder / description.file)})
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(description.model_dump(mode="json", exclude_none=True), indent=1) + "\n")
+    description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
+    (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
@@ -303,20 +331,20 @@ def _check(folder: Path, description: NetworkDescription) -> None:
         StoreError: it is gone or damaged.
     """
     path = folder / description.file
-    if not path.is_file():
-        raise StoreError(f"{path}: the network's file is gone; make the folder again")
-    if description.file_sha256 not in (None, _sha256(path)):
-        raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); make the folder again")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    try:
+        check_regular(path)
+        found = file_sha256(path)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: the network's file is gone; {REMEDY}") from None
+    except OSError as error:
+        raise StoreError(f"{path}: the network's file cannot be read ({error.strerror or error}); {REMEDY}") from None
+    if description.file_sha256 not in (None, found):
+        raise StoreError(f"{path}: the network's file is damaged (SHA-256 differs); {REMEDY}")
 
 
 def _file_identity(path: Path) -> str:
     """Of a network that was written before identities were kept: that of its weights."""
-    return _sha256(path)[:32]
+    return file_sha256(path)[:32]
 
 
 def _batches(views: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
@@ -330,27 +358,62 @@ def _batches(views: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
         yield batch
 
 
+def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | None] | None) -> Iterator[tuple[AnyImage, Box | None]]:
+    """Each image with its box.
+
+    Raises:
+        DataError: neither an image nor several, or another number of boxes.
+    """
+    of_one = isinstance(images, Path | str | bytes | bytearray | Image.Image) or (
+        isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4
+    )
+    if of_one:
+        images = [images]  # type: ignore[list-item]
+    elif not isinstance(images, Iterable):
+        raise DataError(f"expected an image or a list of images, found {type(images).__name__}")
+    if boxes is None:
+        yield from ((image, None) for image in images)  # type: ignore[misc]
+        return
+    nothing: Any = object()
+    for image, box in zip_longest(images, boxes, fillvalue=nothing):
+        if image is nothing or box is nothing:
+            raise DataError(f"{'more' if image is nothing else 'fewer'} boxes than images; give each image a box or None")
+        yield image, box
+
+
 def _decoded(image: AnyImage, name: str) -> Tensor:
-    """uint8 (3, H, W), RGB, by the decoder that the run's images went through.
+    """uint8 (3, H, W), RGB, upright, by the decoder that the run's images went through.
 
     Raises:
         DataError: not an image.
     """
-    if isinstance(image, (str, Path)):
+    if isinstance(image, str | Path):
         name = str(image)
         try:
-            image = Path(image).read_bytes()
-        except OSError as error:
-            raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
+            image = read_regular(Path(image))
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+            raise DataError(f"{name}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if isinstance(image, bytes | bytearray):
+        try:
+            return decode_upright(bytes(image))
+        except ValueError as error:
+            raise DataError(f"{name}: {error}") from None
     if isinstance(image, Image.Image):
-        if image.mode.startswith(("I", "F")):
-            raise DataError(f"{name}: of more than 8 bits per channel; convert it to RGB")
-        image = np.asarray(image.convert("RGB"))
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-            raise DataError(f"{name}: expected RGB pixels, uint8 of shape (height, width, 3), found {image.dtype} of shape {image.shape}")
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return _of_pillow(image, name)
+    if not isinstance(image, np.ndarray | Tensor):
+        raise DataError(f"{name}: expected a path, bytes, a Pillow image, an array or a tensor, found {type(image).__name__}")
+    pixels = torch.from_numpy(np.array(image)) if isinstance(image, np.ndarray) and image.dtype == np.uint8 else image
+    layout, channels = ("(3, height, width)", 0) if isinstance(image, Tensor) else ("(height, width, 3)", 2)
+    if pixels.dtype != torch.uint8 or pixels.ndim != 3 or pixels.shape[channels] != 3 or 0 in pixels.shape:
+        raise DataError(f"{name}: expected RGB pixels, uint8 of shape {layout}, found {image.dtype} of shape {tuple(image.shape)}")
+    assert isinstance(pixels, Tensor)
+    return pixels.movedim(channels, 0).cpu().contiguous()
+
+
+def _of_pillow(image: Image.Image, name: str) -> Tensor:
+    if image.mode.startswith(("I", "F")):
+        raise DataError(f"{name}: of more than 8 bits per channel; convert it to RGB")
     try:
-        return decode_rgb(image)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from None
+        return upright(torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1), orientation(image)).contiguous()
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{name}: cannot be decoded ({error})") from None

@@ -17,7 +17,7 @@ from PIL import Image
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.readers.shared.rules import published_differences
 from dml_core.data.registry import parse_dataset
-from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.decode import decode_rgb, decode_upright
 from dml_core.data.store.rows import Counts, Manifest, Row, role_counts
 from dml_core.errors import DataError
 
@@ -78,7 +78,7 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Ca
     if isinstance(dataset, OfficialDataset) and dataset.published_counts:
         published, dataset = dict(dataset.published), dataset.model_copy(update={"published_counts": False})
     manifest = dataset.read(raw)
-    facts = _look_at_all(manifest, progress)
+    facts = _look_at_all(manifest, dataset.own_images, progress)
     violations = _violations(facts, published_differences(manifest.rows, published))
     return CheckReport(
         role_counts(manifest.rows),
@@ -102,22 +102,22 @@ def _short_sides(facts: list[_Facts]) -> tuple[int, int, int]:
     return sides[0], sides[len(sides) // 2], sides[-1]
 
 
-def _look_at_all(manifest: Manifest, progress: Callable[[int, int], None] | None) -> list[_Facts]:
+def _look_at_all(manifest: Manifest, own_images: bool, progress: Callable[[int, int], None] | None) -> list[_Facts]:
     facts = []
     with ThreadPoolExecutor() as pool:
-        for fact in pool.map(lambda row: _look_at(manifest, row), manifest.rows):
+        for fact in pool.map(lambda row: _look_at(manifest, row, own_images), manifest.rows):
             facts.append(fact)
             if progress:
                 progress(len(facts), len(manifest.rows))
     return facts
 
 
-def _look_at(manifest: Manifest, row: Row) -> _Facts:
+def _look_at(manifest: Manifest, row: Row, own_images: bool) -> _Facts:
     try:
         data = manifest.read_bytes(row)
-        decode_rgb(data)
+        _, height, width = (decode_upright if own_images else decode_rgb)(data).shape
         with Image.open(io.BytesIO(data)) as image:
-            return _Facts(row, hashlib.sha256(data).hexdigest(), image.mode, image.size, is_readable=True)
+            return _Facts(row, hashlib.sha256(data).hexdigest(), image.mode, (width, height), is_readable=True)
     except (DataError, ValueError, OSError):
         return _Facts(row, "", "", (0, 0), is_readable=False)
 

@@ -1,13 +1,13 @@
 """Pack a raw folder into `images.arrow` (original bytes, memory-mapped later), `manifest.parquet` and `dataset.json`.
 
 The result depends on the raw files and the options alone: no time, no host, no absolute path, so the same input gives the same
-bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was. What a
-killed attempt had packed is not decoded again.
+bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was. A target
+with any file that is not one of the three is refused, and no other file is ever removed. What a killed attempt had packed is not decoded
+again.
 """
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
@@ -36,13 +36,14 @@ MANIFEST_SCHEMA = pa.schema(
         ("box", pa.list_(pa.float64())),
     ]
 )
+_FILES = (IMAGES_FILE, MANIFEST_FILE, INFO_FILE)
 _NUM_ROWS_PER_BATCH = 128
 _NUM_MAGIC_BYTES = 8
 Progress = Callable[[int, int], None]
 
 
 def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetInfo:
-    """Read, check and pack a dataset; `out` is replaced as a whole.
+    """Read, check and pack a dataset; a packed dataset at `out` is replaced as a whole.
 
     Args:
         dataset_name: a name of the registry.
@@ -54,7 +55,7 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
     Raises:
         ConfigError: unknown dataset or option.
         DataError: raw files missing or damaged; an unreadable image is named, none is skipped.
-        StoreError: `out` cannot be written.
+        StoreError: `out` cannot be written, or holds files that `prepare` did not write.
     """
     dataset = parse_dataset(dataset_name, options)
     return pack(dataset_name, dataset.model_dump(mode="json"), dataset.read(raw), out, progress)
@@ -62,8 +63,11 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
 
 def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Path, progress: Progress | None = None) -> DatasetInfo:
     """Write a manifest's images and rows as a packed dataset; the later half of `prepare`, with its errors."""
+    out = Path(os.path.realpath(out))  # a link stays, and what it leads to is replaced
     partial = out.parent / f".{out.name}.partial"
     interrupted = out.parent / f".{out.name}.interrupted"
+    for folder in (out, partial, _replaced(out)):
+        _check_own(folder)
     try:
         _set_aside(partial, interrupted)
         partial.mkdir(parents=True)
@@ -76,9 +80,9 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         with contextlib.suppress(OSError):
-            interrupted.unlink()
+            _remove(partial)
+            interrupted.unlink(missing_ok=True)
     return info
 
 
@@ -92,7 +96,7 @@ def _set_aside(partial: Path, interrupted: Path) -> None:
     packed = partial / IMAGES_FILE
     if packed.is_file() and (not interrupted.is_file() or packed.stat().st_size > interrupted.stat().st_size):
         packed.replace(interrupted)
-    shutil.rmtree(partial, ignore_errors=True)
+    _remove(partial)
 
 
 def _salvaged_batches(interrupted: Path) -> Iterator[list[bytes]]:
@@ -161,9 +165,34 @@ def _publish(partial: Path, out: Path) -> None:
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    replaced = out.parent / f".{out.name}.replaced"
-    shutil.rmtree(replaced, ignore_errors=True)
+    replaced = _replaced(out)
+    _remove(replaced)
     if out.exists():
         out.rename(replaced)
     partial.rename(out)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
+
+
+def _replaced(out: Path) -> Path:
+    return out.parent / f".{out.name}.replaced"
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a place that holds anything that `prepare` does not write.
+
+    Raises:
+        StoreError: it does; the line names the first file.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise StoreError(f"{folder}: is not a folder of packed data; move it away or choose another place")
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in _FILES or path.is_dir()) if folder.exists() else []
+    if foreign:
+        raise StoreError(f"{folder}: holds '{foreign[0]}', which dml data prepare did not write; move it away or choose another place")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of packed data: the files that `prepare` writes, then the folder, which fails where anything else is in it."""
+    if folder.exists():
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()

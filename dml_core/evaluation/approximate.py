@@ -32,6 +32,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_cod
 from dml_core.evaluation.neighbours import nearest
 
 NUM_TRAINING_POINTS_PER_LIST = 64
+NUM_CODES = 256  # of each byte of a compressed vector; FAISS trains them on as many items at least
 
 
 class ApproximateConfig(Config):
@@ -118,7 +119,9 @@ def build(
         index.hnsw.efSearch = approximation.num_visited
     else:
         index = _inverted_lists(len(origin_D), num_items, approximation)
-        wanted = np.linspace(0, num_items - 1, min(num_items, NUM_TRAINING_POINTS_PER_LIST * index.nlist), dtype=np.int64)
+        least = NUM_CODES if approximation.index == "ivf_pq" else 0
+        num_wanted = max(least, NUM_TRAINING_POINTS_PER_LIST * index.nlist)
+        wanted = np.linspace(0, num_items - 1, min(num_items, num_wanted), dtype=np.int64)
         training = []
         for shard, first in _numbered(gallery):
             points = load_points(shard, metric)
@@ -150,10 +153,20 @@ def _inverted_lists(num_dimensions: int, num_items: int, approximation: Approxim
     num_lists = max(1, min(approximation.num_lists, num_items // NUM_TRAINING_POINTS_PER_LIST))
     quantiser = faiss.IndexFlatL2(num_dimensions)
     if approximation.index == "ivf_flat":
-        return faiss.IndexIVFFlat(quantiser, num_dimensions, num_lists)
+        return _without_warnings(faiss.IndexIVFFlat(quantiser, num_dimensions, num_lists))
+    if num_items < NUM_CODES:
+        raise EvaluationError(f"index 'ivf_pq' needs {NUM_CODES} gallery items to train its codes, found {num_items}; search exactly")
     if num_dimensions % approximation.num_code_bytes:
         raise EvaluationError(f"num_code_bytes: {approximation.num_code_bytes} does not divide the {num_dimensions} dimensions")
-    return faiss.IndexIVFPQ(quantiser, num_dimensions, num_lists, approximation.num_code_bytes, 8)
+    index = faiss.IndexIVFPQ(quantiser, num_dimensions, num_lists, approximation.num_code_bytes, 8)
+    index.pq.cp.min_points_per_centroid = 1
+    return _without_warnings(index)
+
+
+def _without_warnings(index: Any) -> Any:
+    """Return the index, which does not print that its centres have few training points: `index_recall` measures what it misses."""
+    index.cp.min_points_per_centroid = 1
+    return index
 
 
 def index_recall(

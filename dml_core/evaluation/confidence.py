@@ -1,10 +1,11 @@
-"""How sure a number is: bootstrap intervals over queries or classes, and the interval of a mean over seeds.
+"""Intervals of a mean over queries, over classes and over seeds, and the bootstrap that splits a variance.
 
-The bootstrap draws as many queries (or whole classes, whose queries succeed and fail together) as there are, with replacement, and takes
-the mean anew; the interval holds the middle part of those means (Efron 1979, percentile method). Over seeds, which are few, it is
-Student's t.
+Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which leaves each unit out once.
+The interval is Student's t on the logit, with one degree of freedom less than there are units. A bootstrap's percentiles are too narrow
+for few units: with 4 classes its 95 % intervals hold the truth 8 times in 10 (tests/evaluation/test_coverage.py). Over seeds the interval
+is Student's t.
 
-Shapes: Q queries or other units that are drawn, B replicates, M metrics.
+Shapes: Q queries or other units that are drawn, B replicates, M metrics, U units.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit  # Student's t; scipy.stats takes a second to import
+from scipy.special import expit, logit, stdtrit  # scipy.stats takes a second to import
+
+SAME = 1e-12  # a standard error of a fraction that is only rounding
 
 
 def bootstrap_means(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int, seed: int) -> NDArray[np.float64]:
@@ -25,20 +28,41 @@ def bootstrap_means(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], 
         seed: of the draws.
     """
     generator = np.random.default_rng(seed)
-    units, codes_Q = np.unique(codes_Q, return_inverse=True)
-    sums_UM = np.stack([np.bincount(codes_Q, weights=column) for column in values_QM.T], axis=1)
-    sizes_U = np.bincount(codes_Q).astype(np.float64)
+    sums_UM, sizes_U = _of_units(values_QM, codes_Q)
     means_BM = np.empty((num_replicates, values_QM.shape[1]))
     for replicate in range(num_replicates):
-        draws_U = np.bincount(generator.integers(0, len(units), len(units)), minlength=len(units)).astype(np.float64)
+        draws_U = np.bincount(generator.integers(0, len(sizes_U), len(sizes_U)), minlength=len(sizes_U)).astype(np.float64)
         means_BM[replicate] = draws_U @ sums_UM / (draws_U @ sizes_U)
     return means_BM
 
 
-def percentile_interval(means_BM: NDArray[np.float64], confidence: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Lower and upper end (M,) of the middle `confidence` of the replicates."""
-    low, high = np.quantile(means_BM, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-    return low, high
+def interval_over_units(
+    fractions_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], confidence: float = 0.95
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower and the upper end (M,) of the interval of each metric's mean over queries, had other units been drawn.
+
+    Both are NaN where nothing tells how units vary: there is one unit, or all of them have the same mean.
+
+    Args:
+        fractions_QM: the metrics of each query, from 0 to 1.
+        codes_Q: the query's class, for an interval over classes; a code of its own for each, for one over queries.
+        confidence: share of such intervals that hold the true mean.
+    """
+    means_M, (sums_UM, sizes_U) = fractions_QM.mean(axis=0), _of_units(fractions_QM, codes_Q)
+    num_units = len(sizes_U)
+    if num_units < 2:
+        return np.full_like(means_M, np.nan), np.full_like(means_M, np.nan)
+    without_UM = (sums_UM.sum(axis=0) - sums_UM) / (sizes_U.sum() - sizes_U)[:, None]
+    error_M = np.sqrt((num_units - 1) * without_UM.var(axis=0))
+    varying_M = np.where(error_M > SAME, means_M, np.nan)
+    half_M = float(stdtrit(num_units - 1, (1 + confidence) / 2)) * error_M / (varying_M * (1 - varying_M))
+    return expit(logit(varying_M) - half_M), expit(logit(varying_M) + half_M)
+
+
+def _of_units(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the sums (U, M) and the sizes (U,) of the units, in the order of their codes."""
+    units_Q = np.unique(codes_Q, return_inverse=True)[1]
+    return np.stack([np.bincount(units_Q, weights=column) for column in values_QM.T], axis=1), np.bincount(units_Q).astype(np.float64)
 
 
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:

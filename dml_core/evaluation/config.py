@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from dml_core.config import Config
 from dml_core.training.epochs import Epoch
@@ -24,15 +24,13 @@ class KMeansConfig(Config):
     num_runs: Positive = 1
 
 
-class BootstrapConfig(Config):
-    """Percentile intervals by resampling.
+class IntervalConfig(Config):
+    """Intervals over queries and over classes.
 
     Attributes:
-        num_replicates: resampled data sets per interval.
-        confidence: probability mass of the interval.
+        confidence: share of such intervals that hold the true mean.
     """
 
-    num_replicates: Positive = 1000
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
@@ -48,7 +46,7 @@ class EvaluationConfig(Config):
         metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
         clustering: run k-means and report NMI, AMI and F1.
         kmeans: its settings.
-        bootstrap: intervals over queries and over classes; none where it is left out.
+        intervals: intervals over queries and over classes; none where it is left out.
         max_block_bytes: memory that one block of similarities and the state of one group of queries may take, each.
         device: where the similarities are computed; a device that is absent is an error.
     """
@@ -59,7 +57,7 @@ class EvaluationConfig(Config):
     metric: Metric = "cosine"
     clustering: bool = True
     kmeans: KMeansConfig = KMeansConfig()
-    bootstrap: BootstrapConfig | None = None
+    intervals: IntervalConfig | None = Field(default=None, validation_alias=AliasChoices("intervals", "bootstrap"))  # older runs: bootstrap
     max_block_bytes: Annotated[int, Field(ge=65_536)] = 256 * 2**20
     device: Device = "cpu"
 

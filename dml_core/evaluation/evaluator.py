@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
-from dml_core.evaluation.confidence import bootstrap_means, percentile_interval
-from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig
+from dml_core.evaluation.confidence import interval_over_units
+from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.geometry import as_points, load_points
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
 from dml_core.evaluation.retrieval import QueryScores, class_recalls, concatenate, per_query_metrics
@@ -44,7 +44,7 @@ def evaluate(
         config: what is measured.
         query_embeddings: (Q, D), given together with `query_labels` for the query/gallery protocol.
         query_labels: (Q,).
-        seed: of k-means and bootstrap.
+        seed: of k-means.
 
     Raises:
         EvaluationError: embeddings or labels that cannot be scored, no query with a positive, or a device that is absent.
@@ -56,13 +56,13 @@ def evaluate(
         if query_embeddings is not None or query_labels is not None:
             raise EvaluationError("query embeddings and query labels go together; give both or neither")
         values = evaluate_shards(gallery, config, seed=seed)
-        samples_SD, sample_labels_S = gallery_ND, labels_N
+        samples_SD, codes_S = gallery_ND, label_codes([labels_N])[1][0]
     else:
         queries_QD = checked_embeddings(query_embeddings, "query embeddings")
         query_labels_Q = checked_labels(query_labels, len(queries_QD), "query labels")
         values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed)
-        samples_SD, sample_labels_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate([labels_N, query_labels_Q])
-    return values | _class_structure(samples_SD, label_codes([sample_labels_S])[1][0], config, seed)
+        samples_SD, codes_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate(label_codes([labels_N, query_labels_Q])[1])
+    return values | _class_structure(samples_SD, codes_S, config, seed)
 
 
 def evaluate_shards(
@@ -82,8 +82,8 @@ def evaluate_shards(
     metrics = per_query_metrics(scores, config.recall_at)
     values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
     values["recall@1_class_mean"] = float(class_recalls(scores, codes_Q)[1].mean())
-    if config.bootstrap is not None:
-        values |= _intervals(metrics, codes_Q[scores.is_scored], config.bootstrap, seed)
+    if config.intervals is not None:
+        values |= _intervals(metrics, codes_Q[scores.is_scored], config.intervals.confidence)
     return values | {"num_queries": len(codes_Q), "num_queries_without_positive": int((~scores.is_scored).sum())}
 
 
@@ -120,14 +120,16 @@ def _retrieve(
     return concatenate(scores), np.concatenate(query_codes), names
 
 
-def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], config: BootstrapConfig, seed: int) -> dict[str, float]:
-    """Ends of each metric's interval over queries (`_low`, `_high`) and over classes (`_class_low`, `_class_high`)."""
+def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], confidence: float) -> dict[str, float]:
+    """Return the ends of each metric's interval over queries (`_low`, `_high`) and over classes (`_class_low`, `_class_high`).
+
+    A metric that does not vary over queries or over classes has none.
+    """
     values_SM = np.stack(list(metrics.values()), axis=1)
     ends: dict[str, float] = {}
     for over, units_S in (("", np.arange(len(codes_S))), ("class_", codes_S)):
-        means_BM = bootstrap_means(values_SM, units_S, config.num_replicates, seed)
-        for end, values_M in zip(("low", "high"), percentile_interval(means_BM, config.confidence), strict=True):
-            ends |= {f"{name}_{over}{end}": float(value) for name, value in zip(metrics, values_M, strict=True)}
+        for end, values_M in zip(("low", "high"), interval_over_units(values_SM, units_S, confidence), strict=True):
+            ends |= {f"{name}_{over}{end}": float(value) for name, value in zip(metrics, values_M, strict=True) if not np.isnan(value)}
     return ends
 
 

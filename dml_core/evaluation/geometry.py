@@ -21,6 +21,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, check
 BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
 NARROW_ROUNDING = 1.02 * 2.0**-8  # of a number in bfloat16: how far it may be from what was rounded to it
+SMALLEST_NORM = 1e-150  # of a cosine's embedding: below it float64 holds the squares with fewer digits, or as 0
 SMALLEST_PRODUCT = 2**12  # pairs of a block for which a matrix product is worth its preparation
 
 
@@ -51,12 +52,12 @@ def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
     """Points of `metric` from checked embeddings.
 
     Raises:
-        EvaluationError: cosine of a row of zeros.
+        EvaluationError: cosine of a row of zeros, or of numbers whose squares float64 cannot hold.
     """
     if metric == "euclidean":
         return Points(embeddings_ND, np.ones(len(embeddings_ND)), metric)
     norms_N = np.sqrt(np.einsum("nd,nd->n", embeddings_ND, embeddings_ND, dtype=np.float64))
-    refuse_rows(norms_N == 0, "zero embeddings, which have no cosine,", "use metric euclidean or mend the network")
+    refuse_rows(norms_N < SMALLEST_NORM, "zero embeddings, which have no cosine,", "use metric euclidean or mend the network")
     return Points(embeddings_ND, norms_N, metric)
 
 
@@ -94,15 +95,15 @@ def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points
             if not by_product:
                 distances_IJ[rows, columns] = _squared_norms(left_ID[:, None] - right_JD)
                 continue
-            low, high = _bracketed(left_ID, right_JD)
+            low, high = bracketed(left_ID, right_JD)
             unsure_I, unsure_J = np.nonzero(low != high)
             low[unsure_I, unsure_J] = squared_distances(left, left_I[rows][unsure_I], right, right_J[columns][unsure_J])
             distances_IJ[rows, columns] = low
     return distances_IJ
 
 
-def _bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Two bounds on the rounded squared distance of every pair, (I, J)."""
+def bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return two bounds on the rounded squared distance of every pair, (I, J); they are closer the nearer the points are to zero."""
     squares_I, squares_J = (np.einsum("nd,nd->n", rows, rows) for rows in (left_ID, right_JD))
     distances_IJ = left_ID @ right_JD.T
     distances_IJ *= -2

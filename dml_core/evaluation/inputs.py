@@ -13,6 +13,8 @@ from dml_core.errors import EvaluationError
 
 NUM_ROWS_SHOWN = 5
 LARGEST_SQUARED_NORM = 1e37  # squared distances, up to four times as large, must fit in float32
+INT64 = np.iinfo(np.int64)
+KINDS = {"i": "integers", "u": "integers", "U": "strings", "S": "bytes"}
 
 
 class EmbeddingShard(NamedTuple):
@@ -28,12 +30,12 @@ class EmbeddingShard(NamedTuple):
 
 
 def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArray[Any]:
-    """`embeddings` as an (N, D) array of floats, N and D at least 1.
+    """Return `embeddings` as an (N, D) array of floats, N and D at least 1; torch tensors may be on any device.
 
     Raises:
         EvaluationError: another shape or type, or rows with NaN, infinity or values too large to be squared in float32.
     """
-    values_ND = np.asarray(embeddings)
+    values_ND = _as_array(embeddings, name)
     if values_ND.ndim != 2 or 0 in values_ND.shape:
         raise EvaluationError(f"{name}: expected an array of shape (samples, dimensions), found shape {values_ND.shape}")
     if values_ND.dtype.kind != "f":
@@ -45,15 +47,18 @@ def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArr
 
 
 def checked_labels(labels: ArrayLike, num_samples: int | None = None, name: str = "labels") -> NDArray[Any]:
-    """`labels` as an array (N,) of integers or strings.
+    """Return `labels` as an array (N,) of integers or of strings.
 
     Raises:
-        EvaluationError: another shape or type, or not one label for each of the `num_samples` samples, where that is given.
+        EvaluationError: another shape or type, integers and strings in one array, integers beyond 64 bits, or not one label for each of the
+            `num_samples` samples, where that is given.
     """
-    values_N = np.asarray(labels)
-    if values_N.dtype == object:
-        values_N = np.asarray(values_N.tolist())
-    if values_N.ndim != 1 or values_N.dtype.kind not in "iuUS":
+    values_N = _as_array(labels, name)
+    if values_N.ndim != 1:
+        raise EvaluationError(f"{name}: expected one integer or string per sample, found shape {values_N.shape}")
+    if values_N.dtype == object or not hasattr(labels, "dtype"):  # numpy turns [1, "1"] into two equal strings, [2**63, -1] into floats
+        values_N = _of_one_kind(labels if isinstance(labels, Sequence) else values_N.tolist(), name)
+    if values_N.dtype.kind not in "iuUS":
         raise EvaluationError(f"{name}: expected one integer or string per sample, found {values_N.dtype} of shape {values_N.shape}")
     if num_samples is not None and len(values_N) != num_samples:
         raise EvaluationError(f"{name}: {len(values_N)} labels for {num_samples} embeddings; one is needed for each")
@@ -61,16 +66,48 @@ def checked_labels(labels: ArrayLike, num_samples: int | None = None, name: str 
 
 
 def label_codes(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDArray[np.int64]]]:
-    """The distinct labels of several arrays, ascending, and each array as indices into them.
+    """Return the distinct labels of several arrays, ascending, and each array as indices into them.
 
     Raises:
-        EvaluationError: some labels are integers and others strings.
+        EvaluationError: the arrays differ in what their labels are: integers, strings or bytes.
     """
-    kinds = {array.dtype.kind for array in arrays}
-    if len(kinds & set("iu")) and len(kinds & set("US")):
+    if len({KINDS.get(array.dtype.kind) for array in arrays}) > 1:
         raise EvaluationError("some labels are integers and others strings (gallery and queries?); give all the same type")
+    if np.result_type(*arrays).kind == "f":  # uint64 beside int64: float64 would merge integers beyond 2^53
+        arrays = [array.astype(object) for array in arrays]
     names, codes = np.unique(np.concatenate(arrays), return_inverse=True)
     return names, np.split(codes.astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1])
+
+
+def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
+    """Return numpy's array of a list, an array or a torch tensor; torch itself is not imported."""
+    try:
+        if hasattr(values, "detach"):
+            tensor: Any = values.detach().cpu()
+            values = tensor.float() if tensor.is_floating_point() and tensor.element_size() <= 2 else tensor  # numpy has no bfloat16
+        array = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise EvaluationError(f"{name}: no array of numbers or strings ({str(error).splitlines()[0][:80]})") from None
+    if np.ma.is_masked(values):
+        raise EvaluationError(f"{name}: a masked array with masked values; leave those samples out")
+    return array
+
+
+def _of_one_kind(items: Sequence[Any], name: str) -> NDArray[Any]:
+    """Return the array of a list whose items are all integers, all strings or all bytes."""
+    for types in ((int, np.integer), (str,), (bytes,)):
+        if all(isinstance(item, types) and not isinstance(item, bool) for item in items):
+            break
+    else:
+        kinds = ", ".join(sorted({type(item).__name__ for item in items})[:3])
+        raise EvaluationError(f"{name}: expected one integer or string per sample, all of one type, found {kinds}")
+    if types != (int, np.integer) and any(item[-1:] in ("\0", b"\0") for item in items):
+        raise EvaluationError(f"{name}: a label ends in a NUL character, which numpy drops; rename it")
+    if types == (int, np.integer) and items:
+        low, high = min(items), max(items)
+        if low < INT64.min or high > np.iinfo(np.uint64).max or (low < 0 and high > INT64.max):
+            raise EvaluationError(f"{name}: integers from {low:.3g} to {high:.3g} fit in no 64 bits; number the classes")
+    return np.array(items)
 
 
 def refuse_rows(bad_N: NDArray[np.bool_], problem: str, advice: str) -> None:

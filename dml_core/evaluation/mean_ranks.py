@@ -1,29 +1,18 @@
-"""Systems over several datasets: by mean ranks (Friedman, Nemenyi) and by Wilcoxon's signed ranks, as Demsar (JMLR 2006) has it.
+"""Systems over several datasets by their mean ranks: Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
 
-Scores of different datasets are of different sizes, ranks are not. A block is a dataset with the means over seeds; of one dataset alone
-blocks are the seeds, and what is said then is about seeds of that dataset and nothing else.
+Scores of different datasets are of different sizes, ranks are not. A block is a dataset with the means over its seeds: seeds of one dataset
+share what is particular to it, so that pairs of dataset and seed are no independent blocks. Of one dataset alone blocks are the seeds, and
+the result is about seeds of that dataset and nothing else.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
 from dml_core.evaluation.comparing import LEVEL, Scores, metric_title
-from dml_core.evaluation.statistics import compare_ranks, holm, signed_rank
-
-
-@dataclass(frozen=True)
-class SignedRanks:
-    """Two systems by Wilcoxon's test over pairs of dataset and seed; Holm over all pairs of systems."""
-
-    system: str
-    other: str
-    num_blocks: int
-    p_value: float
-    p_holm: float
+from dml_core.evaluation.statistics import compare_ranks
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,6 @@ class Ranking:
         p_value: of Friedman's test that all systems are alike.
         critical_difference: mean ranks that are farther apart differ at the 0.05 level (Nemenyi).
         groups: systems within one critical difference of each other, the largest such groups.
-        signed_ranks: every two systems, the better mean rank first.
         sentence: all of it in words.
     """
 
@@ -49,7 +37,6 @@ class Ranking:
     p_value: float
     critical_difference: float
     groups: tuple[tuple[str, ...], ...]
-    signed_ranks: tuple[SignedRanks, ...]
     sentence: str
 
 
@@ -68,7 +55,6 @@ def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
         return None
     found = compare_ranks(np.array(list(blocks.values())))
     mean_ranks = dict(sorted(zip(systems, found.mean_ranks, strict=True), key=lambda item: item[1]))
-    signed_ranks = _signed_ranks(scores, list(mean_ranks))
     return Ranking(
         metric=metric,
         over=over,
@@ -77,7 +63,6 @@ def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
         p_value=found.p_value,
         critical_difference=found.critical_difference,
         groups=alike(mean_ranks, found.critical_difference),
-        signed_ranks=signed_ranks,
         sentence=_sentence(metric, over, len(blocks), mean_ranks, found.p_value, found.critical_difference),
     )
 
@@ -109,18 +94,6 @@ def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:
     """Seed -> score of each system, of the seeds that all have."""
     shared = set.intersection(*(set(scores[name]) for name in systems)) if systems else set()
     return {f"seed {seed}": [scores[name][seed] for name in systems] for seed in sorted(shared)}
-
-
-def _signed_ranks(scores: Mapping[str, Scores], systems: list[str]) -> tuple[SignedRanks, ...]:
-    found = []
-    for system, other in combinations(systems, 2):
-        blocks = [
-            (own[system][seed], own[other][seed]) for own in scores.values() for seed in sorted(own[system].keys() & own[other].keys())
-        ]
-        values, references = zip(*blocks, strict=True) if blocks else ((), ())
-        found.append((system, other, len(blocks), signed_rank(values, references) if blocks else 1.0))
-    adjusted = holm([p_value for *_, p_value in found])
-    return tuple(SignedRanks(*pair, p_holm) for pair, p_holm in zip(found, adjusted, strict=True))
 
 
 def _sentence(metric: str, over: str, num_blocks: int, mean_ranks: Mapping[str, float], p_value: float, critical_difference: float) -> str:

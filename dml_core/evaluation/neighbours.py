@@ -1,9 +1,10 @@
 """Exact nearest neighbours: FAISS finds the candidates, the distance of `geometry` puts them in order.
 
 Equally near items come in the order of their index. FAISS's float32 search is trusted only as far as its rounding allows: where the
-last candidate it returns is no farther than the k-th neighbour within that error, the query is searched again among more candidates.
+last candidate it returns is no farther than the k-th neighbour within that error, the query is compared with the whole gallery, block by
+block in float64. So the memory is bounded also where a collapsed network puts all items in one point.
 
-Shapes: N gallery items, Q queries, D dimensions, k neighbours, m candidates.
+Shapes: N gallery items, Q queries, D dimensions, k neighbours, m candidates, I queries and J items of a block, E pairs.
 """
 
 from typing import Any
@@ -14,10 +15,22 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Device, Metric
-from dml_core.evaluation.geometry import Points, as_points, as_similarities, centred, origin, rounding_error, squared_distances
+from dml_core.evaluation.geometry import (
+    Points,
+    as_points,
+    as_similarities,
+    blocks,
+    bracketed,
+    centred,
+    origin,
+    rounding_error,
+    squared_distances,
+)
 from dml_core.evaluation.inputs import checked_embeddings
 
 NUM_SPARE_CANDIDATES = 8
+CANDIDATES_AT_ONCE = 2**21
+NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # of a search of the whole gallery
 
 
 def nearest(
@@ -59,18 +72,63 @@ def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device
     largest_norm = float(np.linalg.norm(centred_ND, axis=1).max())
     indices_Qk = np.empty((len(queries), k), dtype=np.int64)
     distances_Qk = np.empty((len(queries), k), dtype=np.float32)
-    pending = np.arange(len(queries))
     num_candidates = min(len(gallery), k + exclude_self + NUM_SPARE_CANDIDATES)
-    while len(pending):
-        rows_QD = centred(queries, origin_D, pending)
+    open_queries = []
+    for rows in blocks(len(queries), max(1, CANDIDATES_AT_ONCE // num_candidates)):
+        which = np.arange(rows.start, rows.stop)
+        rows_QD = centred(queries, origin_D, which)
         found_Qm, candidates_Qm = index.search(rows_QD, num_candidates)
-        indices_Qk[pending], distances_Qk[pending] = _in_order(gallery, queries, pending, candidates_Qm, k, exclude_self)
-        if num_candidates == len(gallery):
-            break
+        indices_Qk[rows], distances_Qk[rows] = _in_order(gallery, queries, which, candidates_Qm, k, exclude_self)
         error_Q = 2 * rounding_error("euclidean", np.linalg.norm(rows_QD, axis=1), largest_norm, rows_QD.shape[1])
-        pending = pending[found_Qm[:, -1] - error_Q <= distances_Qk[pending, -1]]
-        num_candidates = min(len(gallery), 4 * num_candidates)
+        if num_candidates < len(gallery):
+            open_queries.append(which[found_Qm[:, -1] - error_Q <= distances_Qk[rows, -1]])
+    for some in [part[rows] for part in open_queries for rows in blocks(len(part), NUM_QUERIES_AT_ONCE)]:
+        indices_Qk[some], distances_Qk[some] = _among_all(gallery, queries, some, k, exclude_self)
     return indices_Qk, as_similarities(distances_Qk, gallery.metric)
+
+
+def _among_all(
+    gallery: Points, queries: Points, which_I: NDArray[np.int64], k: int, exclude_self: bool
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the first k of the whole gallery by (distance, index) for each of these queries, (I, k).
+
+    Distances are bounded by products in float64 around the gallery's mean, where points that lie close together have small norms and so
+    small errors; what may be among the first k is measured pair by pair.
+    """
+    sums_D = sum((gallery.rows(rows).sum(axis=0) for rows in blocks(len(gallery), NUM_ITEMS_AT_ONCE)), np.zeros(gallery.raw.shape[1]))
+    origin_D = sums_D / len(gallery)
+    asked_ID = queries.rows(which_I) - origin_D
+    indices_Ik, distances_Ik = np.full((len(which_I), k), len(gallery)), np.full((len(which_I), k), np.inf, dtype=np.float32)
+    for columns in blocks(len(gallery), NUM_ITEMS_AT_ONCE):
+        items_J = np.arange(columns.start, columns.stop)
+        low_IJ, high_IJ = bracketed(asked_ID, gallery.rows(columns) - origin_D)
+        if exclude_self:
+            is_self_IJ = which_I[:, None] == items_J
+            low_IJ[is_self_IJ] = high_IJ[is_self_IJ] = np.inf
+        is_near_IJ = np.maximum(low_IJ, 0) < distances_Ik[:, -1:]  # of equally near items the earlier ones stay
+        if columns.start == 0 and len(items_J) > k:
+            is_near_IJ &= low_IJ <= np.partition(high_IJ, k - 1, axis=1)[:, k - 1 : k]
+        rows_E, columns_E = np.nonzero(is_near_IJ)
+        exact_E = squared_distances(gallery, items_J[columns_E], queries, which_I[rows_E])
+        indices_Ik, distances_Ik = _merged(indices_Ik, distances_Ik, rows_E, items_J[columns_E], exact_E)
+    return indices_Ik, distances_Ik
+
+
+def _merged(
+    indices_Ik: NDArray[np.int64],
+    distances_Ik: NDArray[np.float32],
+    rows_E: NDArray[np.int64],
+    indices_E: NDArray[np.int64],
+    distances_E: NDArray[np.float32],
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the first k of each row by (distance, index), of what it has and what is new."""
+    num_rows, k = indices_Ik.shape
+    rows = np.concatenate([np.arange(num_rows).repeat(k), rows_E])
+    indices, distances = np.concatenate([indices_Ik.ravel(), indices_E]), np.concatenate([distances_Ik.ravel(), distances_E])
+    order = np.lexsort((indices, distances, rows))
+    starts = np.searchsorted(rows[order], np.arange(num_rows))
+    first_Ik = order[starts[:, None] + np.arange(k)]
+    return indices[first_Ik], distances[first_Ik]
 
 
 def _flat_index(num_dimensions: int, device: Device) -> Any:

@@ -106,7 +106,7 @@ def query_outcomes(
     num_listed = min(num_neighbours, len(labels) - is_self)
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
     neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at, is_self, config.metric, config.device)
-    is_right = labels[neighbours] == labels_Q[:, None]
+    is_right = codes_N[neighbours] == codes_Q[:, None]
     order = np.lexsort((neighbours, is_right, -similarities))[:, :num_listed]
     return QueryOutcomes(scores, *(np.take_along_axis(values, order, axis=1) for values in (neighbours, similarities, is_right)))
 

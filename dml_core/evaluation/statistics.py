@@ -3,7 +3,7 @@
 Runs of one seed share classes, order and the initial weights of what they have in common, so systems are compared seed by seed. Over
 several datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.comparing` makes whole tables of these.
 
-Shapes: S seeds, K systems, B blocks (datasets, or datasets and seeds), Q queries.
+Shapes: S seeds, K systems, B blocks (datasets, or seeds of one dataset), Q queries.
 """
 
 from collections.abc import Sequence
@@ -62,21 +62,6 @@ def paired_difference(values_S: Sequence[float], references_S: Sequence[float]) 
         return PairedDifference(mean, 0.0, len(differences_S), 1.0 if abs(mean) <= SAME * scale else 2.0 ** (1 - len(differences_S)), 0.0)
     p_value = float(2 * stdtr(len(differences_S) - 1, -abs(mean) / deviation * len(differences_S) ** 0.5))
     return PairedDifference(mean, half_width, len(differences_S), p_value, deviation)
-
-
-def signed_rank(values_B: Sequence[float], references_B: Sequence[float]) -> float:
-    """The p value of Wilcoxon's signed-rank test that the differences over blocks are symmetric about 0, two-sided.
-
-    Blocks may have differences of any size, as datasets have, for only their order counts. Exact for few blocks without ties.
-
-    Args:
-        values_B: one for each block.
-        references_B: of the other system, in the same order of blocks.
-    """
-    from scipy.stats import wilcoxon  # a second to import
-
-    differences_B = np.subtract(values_B, references_B, dtype=np.float64)
-    return float(wilcoxon(differences_B).pvalue) if (differences_B != 0).any() else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -174,7 +159,7 @@ def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
     Raises:
         ValueError: fewer than three systems or two blocks: nothing to compare by ranks.
     """
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range  # a second to import
+    from scipy.stats import friedmanchisquare, rankdata  # a second to import
 
     num_blocks, num_systems = scores_BK.shape
     if num_systems < 3 or num_blocks < 2:
@@ -182,9 +167,16 @@ def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
     ranks_BK = rankdata(-scores_BK, axis=1)
     alike = bool((ranks_BK == ranks_BK[:, :1]).all())
     p_value = 1.0 if alike else float(friedmanchisquare(*scores_BK.T).pvalue)
-    quantile = float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
-    critical = quantile * (num_systems * (num_systems + 1) / (6 * num_blocks)) ** 0.5
+    critical = _nemenyi_quantile(num_systems) * (num_systems * (num_systems + 1) / (6 * num_blocks)) ** 0.5
     return RankComparison(tuple(map(float, ranks_BK.mean(axis=0))), p_value, critical, num_blocks)
+
+
+@cache
+def _nemenyi_quantile(num_systems: int) -> float:
+    """Of the studentized range at the 0.05 level, over the root of 2 (Demsar, table 5)."""
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The exact evaluator's sweep: every query against every gallery item, in tiles, within a bound on memory.
 
-float32 tiles decide all that their rounding error lets them decide; the pairs that are too close to call are measured again by
-`geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of threads
-and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
+Tiles in float32 or float64 decide all that their rounding error lets them decide; the pairs that are too close to call are measured again
+by `geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of
+threads and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
 
 Where a query's positives are a large part of a gallery in memory, nothing is left to be saved by counting, and `rows` sorts instead.
 
@@ -13,6 +13,7 @@ Shapes: N gallery items, Q queries, P positives of all queries, E entries of a t
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ from dml_core.evaluation.geometry import (
 from dml_core.evaluation.ranking import RankCounter
 from dml_core.evaluation.retrieval import QueryScores
 from dml_core.evaluation.rows import score_rows
-from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, part, tile, torch_for_tiles
+from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # of the state of a query
@@ -85,10 +86,10 @@ def score_queries(
     groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
-    dtype = np.float64 if num_positives_Q.mean() > MANY_POSITIVES else np.float32
+    dtype = tile_dtype(resources.device, float(num_positives_Q.mean()))
     is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), resources.device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    with torch_for_tiles(is_narrow):
+    with nullcontext() if is_narrow else one_torch_thread():  # narrow tiles are torch's own products
         for index in groups:
             group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype, is_narrow)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
@@ -97,6 +98,11 @@ def score_queries(
             _sweep(sides, group, counter, resources)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
+
+
+def tile_dtype(device: torch.device, mean_positives: float) -> type[np.floating[Any]]:
+    """Return float32 where its error bound holds and leaves little open, else float64."""
+    return np.float32 if device.type == "cpu" and mean_positives <= MANY_POSITIVES else np.float64
 
 
 def _can_be_narrow(queries: Points, num_items: int, device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """Tiles of the similarity matrix: a block of float32 products, and what lies above two bounds in it.
 
-An entry of a tile is its pair's nearness, OFFSET - d^2 / 2 as float32 finds it (float64 where positives lie densely): larger is nearer. On
+An entry of a tile is its pair's nearness, OFFSET - d^2 / 2: larger is nearer. It is found in float32; in float64 where positives lie
+densely, and on a GPU, where settings of the process may shorten float32's products to TF32, for which the error bound does not hold. On
 the CPU the products and the comparisons are numpy's (its OpenBLAS multiplies 15 % faster here than torch's MKL, and it counts booleans many
 times faster), and maxima are torch's; on a GPU all but the few entries found stays there.
 
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
@@ -106,18 +108,13 @@ def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]
 
 
 @contextmanager
-def torch_for_tiles(is_narrow: bool = False) -> Iterator[None]:
-    """Products in true float32: the error bound does not hold for the shorter formats that training may have allowed. And one thread, but
-    for narrow tiles, which are torch's: they would wait for their next work in a loop, on the cores that numpy's products need.
+def one_torch_thread() -> Iterator[None]:
+    """Limit torch to one thread, in the calling thread alone: more would wait for their next work in a loop, on the cores that numpy's
+    products need. `torch.set_num_threads` would set the number of threads that start meanwhile, too.
     """
-    precision, num_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    torch.set_float32_matmul_precision("highest")
-    torch.set_num_threads(num_threads if is_narrow else 1)
-    try:
+    torch.get_num_threads()  # its first call in a thread sets that thread's number
+    with threadpool_limits(1, user_api="openmp"):
         yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.set_num_threads(num_threads)
 
 
 def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:

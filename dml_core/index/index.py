@@ -20,21 +20,21 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points, as_similarities, centred
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.index.items import Item, Items
-from dml_core.index.layout import IndexInfo, Kind, read_info
+from dml_core.index.layout import REMEDY, IndexInfo, Kind, read_info, verify
 
 NUM_CANDIDATES = 8  # of compressed vectors, for each neighbour that is wanted: the whole vectors put them in order
 NUM_ATTEMPTS = 5
 
 
 class Index:
-    """An index of a folder. Several threads may search it; a change of the folder is seen by those that open it afterwards.
+    """An index of a folder whose files are verified: `open` does that. Several threads may search it; it shows no later changes.
 
     Args:
         folder: of the index.
         info: its `index.json`.
 
     Raises:
-        StoreError: damaged.
+        StoreError: the files do not fit `info`.
     """
 
     def __init__(self, folder: Path, info: IndexInfo) -> None:
@@ -43,28 +43,28 @@ class Index:
         self.vectors_ND = _mapped(info.vectors(folder), info.num_items, info.num_dimensions)
         self.items = Items(info.items(folder))
         if len(self.items) != info.num_items:
-            raise StoreError(f"{info.items(folder)}: {len(self.items)} items where {info.num_items} are expected; build the index anew")
+            raise StoreError(f"{info.items(folder)}: {len(self.items)} items where {info.num_items} are expected; {REMEDY}")
         self._approximate: Any = None if info.kind == "exact" else read_approximate(info.approximate(folder), mapped=True)
         if info.kind == "pq":
             self._approximate = _refined(self._approximate, self.vectors_ND)
 
     @classmethod
     def open(cls, folder: Path) -> "Index":
-        """The index of a folder.
+        """Return the index of a folder, every file of it verified by its SHA-256 (some 1.5 GB a second).
 
         Raises:
             ConfigError: no index there.
-            StoreError: damaged.
+            StoreError: damaged, or of a newer format.
         """
-        for _ in range(NUM_ATTEMPTS - 1):
+        missing: FileNotFoundError
+        for _ in range(NUM_ATTEMPTS):
+            info = read_info(folder)
             try:
-                return cls(folder, read_info(folder))
-            except FileNotFoundError:
-                continue  # changed between reading what it is and opening its files
-        try:
-            return cls(folder, read_info(folder))
-        except FileNotFoundError as error:
-            raise StoreError(f"{error.filename or folder}: a file of the index is missing; build the index anew") from None
+                verify(folder, info)
+                return cls(folder, info)
+            except FileNotFoundError as error:
+                missing = error  # or the index was changed after `index.json` was read
+        raise StoreError(f"{missing.filename or folder}: a file of the index is missing; {REMEDY}")
 
     @property
     def model_identity(self) -> str:
@@ -144,8 +144,7 @@ class Index:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of its files."""
-        paths = (self.info.vectors(self.folder), self.info.items(self.folder), self.info.approximate(self.folder))
-        return sum(path.stat().st_size for path in paths if path.exists())
+        return sum(path.stat().st_size for path in self.info.files(self.folder))
 
     def _comparable(self, embeddings: ArrayLike) -> NDArray[np.float32]:
         """Checked, and as the vectors are kept."""
@@ -172,7 +171,7 @@ def read_approximate(path: Path, mapped: bool) -> Any:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
-        raise StoreError(f"{path}: damaged ({str(error).splitlines()[0][-120:]}); build the index anew") from None
+        raise StoreError(f"{path}: damaged ({str(error).splitlines()[0][-120:]}); {REMEDY}") from None
 
 
 def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:
@@ -191,5 +190,5 @@ def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:
 def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float32]:
     expected = 4 * num_rows * num_dimensions
     if path.stat().st_size != expected:
-        raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; build the index anew")
+        raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; {REMEDY}")
     return np.asarray(np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions)))  # a plain array costs less to index

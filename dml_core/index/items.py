@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dml_core.errors import StoreError
+from dml_core.index.layout import REMEDY
 
 SCHEMA = pa.schema([("name", pa.large_string()), ("class_name", pa.large_string()), ("thumbnail", pa.large_binary())])
 NUM_ITEMS_AT_ONCE = 8192
@@ -43,7 +44,7 @@ class Items:
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise StoreError(f"{path}: damaged ({str(error).splitlines()[0]}); build the index anew") from None
+            raise StoreError(f"{path}: damaged ({str(error).splitlines()[0]}); {REMEDY}") from None
         self._firsts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
 
     def __len__(self) -> int:

@@ -1,29 +1,37 @@
-"""The folder of an index: `index.json` says what it is and names the other files, which are never changed once it names them.
+"""The folder of an index: `index.json` describes it and names the other files, with their hashes; named files never change.
 
-A change writes new files beside the old, and comes true when a new `index.json` takes the place of the old one: who is killed before
-that has changed nothing, and who has the old files open goes on reading them.
+A change writes new files, then replaces `index.json`: updates are atomic, and a process that has the old files open keeps them.
+Every file is verified by its SHA-256 when the index is opened.
 
-    index.json                  what it is
+    index.json                  what it is, with a hash of its own
     vectors-<version>.f32       (N, D) float32, row after row, nothing else; of unit length where the metric is cosine
     items-<version>.arrow       name, class name and thumbnail of each row
     approximate-<version>.faiss an approximate index of the same rows, where there is one
-    .lock                       of those that change it
+    .lock                       held by the process that changes it
 """
 
 import fcntl
+import json
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.approximate import ApproximateConfig
 from dml_core.evaluation.config import Metric, Positive
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 
+logger = logging.getLogger(__name__)
+
+FORMAT: Literal[2] = 2  # format 1 had no hashes
+REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
 FILE_PATTERNS = ("vectors-*.f32", "items-*.arrow", "approximate-*.faiss", "index.json.*")
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
@@ -60,9 +68,10 @@ class IndexInfo(Config):
         approximation: settings of an approximate one.
         found: what that costs; None for an exact one, and for one of a single item.
         version: in the names of the other files.
+        files_sha256: name of each other file -> its hash; None in format 1.
     """
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = FORMAT
     model_identity: str
     model_source: str | None = None
     metric: Metric = "cosine"
@@ -72,7 +81,12 @@ class IndexInfo(Config):
     reason: str | None = None
     approximation: ApproximateConfig | None = None
     found: Found | None = None
-    version: str
+    version: str = Field(pattern=r"^[0-9a-f]+$")
+    files_sha256: dict[str, str] | None = None
+
+    def files(self, folder: Path) -> list[Path]:
+        """Every file that `index.json` names."""
+        return [self.vectors(folder), self.items(folder), *([] if self.kind == "exact" else [self.approximate(folder)])]
 
     def vectors(self, folder: Path) -> Path:
         """The file of the vectors."""
@@ -88,53 +102,101 @@ class IndexInfo(Config):
 
 
 def read_info(folder: Path) -> IndexInfo:
-    """What the index of a folder is.
+    """Return what the index of a folder is.
 
     Raises:
         ConfigError: no index there.
-        StoreError: damaged, or of another version of this program.
+        StoreError: damaged, or of a newer format.
     """
     path = folder / INFO_FILE
     try:
-        return IndexInfo.model_validate_json(path.read_bytes())
+        values = unsealed(read_regular(path), path, FORMAT, REMEDY)
+        return IndexInfo.model_validate_json(json.dumps(values))
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{folder}: no index there; build one with `dml index MODEL IMAGES -o {folder}`") from None
-    except (ValidationError, ValueError):
-        raise StoreError(f"{path}: damaged, or of another version of this program; build the index anew") from None
+    except ValidationError:
+        raise StoreError(f"{path}: damaged; {REMEDY}") from None
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror})") from None
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); {REMEDY}") from None
 
 
-def commit(folder: Path, info: IndexInfo) -> None:
-    """Make `info` what the folder is, in one step, and remove the files of what it was. The new files must be complete."""
-    for path in (info.vectors(folder), info.items(folder), info.approximate(folder)):
-        if path.exists():
-            _to_disk(path)
+def verify(folder: Path, info: IndexInfo) -> None:
+    """Compare every file of an index with its hash; one line in the log where it has none.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        StoreError: a file is damaged or cannot be read.
+    """
+    try:
+        for path in info.files(folder):
+            check_regular(path)
+        if info.files_sha256 is None:
+            logger.warning("%s: an index of format 1 has no hashes: damage goes unnoticed until the next change adds them", folder)
+        elif (damaged := _damaged(folder, info.files_sha256, info.files(folder))) is not None:
+            raise StoreError(f"{damaged}: damaged (SHA-256 differs); {REMEDY}")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{error.filename or folder}: cannot be read ({error.strerror or error}); {REMEDY}") from None
+
+
+def _damaged(folder: Path, expected: dict[str, str], files: list[Path]) -> Path | None:
+    """The first file whose hash differs, if one does; files are hashed in parallel."""
+    if {path.name for path in files} != expected.keys():
+        return folder / INFO_FILE
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(file_sha256, files)
+        return next((path for path, found in zip(files, hashes, strict=True) if found != expected[path.name]), None)
+
+
+def commit(folder: Path, info: IndexInfo) -> IndexInfo:
+    """Make `info` what the folder is, atomically, and remove the files of earlier versions. The new files must be complete.
+
+    Returns:
+        What was written: `info` with the hashes of its files.
+    """
+    files = info.files(folder)
+    for path in files:
+        _to_disk(path)
+    with ThreadPoolExecutor() as pool:
+        hashes = dict(zip((path.name for path in files), pool.map(file_sha256, files), strict=True))
+    info = info.model_copy(update={"format": FORMAT, "files_sha256": hashes})
     beside = folder / f"{INFO_FILE}.{info.version}"
-    beside.write_text(info.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    beside.write_text(sealed(info.model_dump(mode="json")), encoding="utf-8")
     _to_disk(beside)
     beside.replace(folder / INFO_FILE)
     _to_disk(folder)
-    sweep(folder, info.version)
+    _remove(folder, lambda name: info.version not in name)
+    return info
 
 
-def sweep(folder: Path, version: str | None) -> None:
-    """Remove the files of every version but this one: what is outdated, and what somebody left who was interrupted."""
+def discard(folder: Path, version: str) -> None:
+    """Remove the files of a version, unless it has become the index."""
+    with suppress(OSError):
+        if version.encode() in read_regular(folder / INFO_FILE):
+            return
+    _remove(folder, lambda name: version in name)
+
+
+def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
     for pattern in FILE_PATTERNS:
         for path in folder.glob(pattern):
-            if version is None or version not in path.name:
-                path.unlink(missing_ok=True)
+            if unwanted(path.name):
+                with suppress(OSError):  # the next change tries again
+                    path.unlink()
 
 
 @contextmanager
 def changing(folder: Path) -> Iterator[None]:
-    """One at a time inside, of all processes; the others wait. The system lets the lock go with its holder.
+    """Let one process at a time change the index; the others wait. The system releases the lock of a process that dies.
 
     Raises:
         StoreError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK_FILE).touch()
+        check_regular(folder / LOCK_FILE)
         with (folder / LOCK_FILE).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

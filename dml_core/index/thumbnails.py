@@ -2,8 +2,11 @@
 
 import io
 
-from PIL import Image, ImageOps
+import numpy as np
+import torch
+from PIL import Image
 
+from dml_core.data.store.decode import orientation, upright
 from dml_core.errors import DataError
 
 THUMBNAIL_PIXELS = 160
@@ -20,11 +23,13 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
     try:
         with Image.open(io.BytesIO(data)) as image:
             image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # a large JPEG is decoded no larger than is of use
-            upright = ImageOps.exif_transpose(image)
-            upright.thumbnail((num_pixels, num_pixels))
-            small = upright.convert("RGBA" if upright.has_transparency_data else "RGB")
+            turned = orientation(image)
+            image.thumbnail((num_pixels, num_pixels))
+            small = image.convert("RGBA" if image.has_transparency_data else "RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise DataError(f"{name}: not an image, damaged, or too large to be one; mend it or leave it out") from None
+    if turned > 1:
+        small = Image.fromarray(upright(torch.from_numpy(np.array(small)).permute(2, 0, 1), turned).permute(1, 2, 0).numpy())
     file = io.BytesIO()
     small.save(file, "WEBP", quality=QUALITY, lossless=max(small.size) <= PLAIN_PIXELS)
     return file.getvalue()

@@ -7,7 +7,7 @@ Shapes: N items, D dimensions, S sampled items, k neighbours.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
 from dml_core.index.items import Item, ItemWriter, writing_items
-from dml_core.index.layout import FILE_PATTERNS, INFO_FILE, LOCK_FILE, Found, IndexInfo, changing, commit, read_info, sweep
+from dml_core.index.layout import FILE_PATTERNS, INFO_FILE, LOCK_FILE, Found, IndexInfo, changing, commit, discard, read_info
 
 RECALL_AT = (1, 10, 100)
 SEED = 0
@@ -159,11 +159,9 @@ def remove_items(folder: Path, names: Sequence[str]) -> Index:
 
 def _check_place(folder: Path, replace: bool) -> None:
     """Refuse a folder that has an index, unless it is to be replaced, or anything that is no index's."""
-    if (folder / INFO_FILE).exists():
-        if not replace:
-            raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
-        return
-    ours = {LOCK_FILE, *(path.name for pattern in FILE_PATTERNS for path in folder.glob(pattern))}
+    if (folder / INFO_FILE).exists() and not replace:
+        raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
+    ours = {INFO_FILE, LOCK_FILE, *(path.name for pattern in FILE_PATTERNS for path in folder.glob(pattern))}
     strange = next((path for path in sorted(folder.iterdir()) if path.name not in ours), None)
     if strange is not None:
         raise ConfigError(f"{folder}: not empty ({strange.name}); name a folder of its own for the index")
@@ -176,8 +174,7 @@ def _new_version(folder: Path) -> Iterator[str]:
     try:
         yield version
     except BaseException:
-        with suppress(OSError):
-            sweep(folder, read_info(folder).version if (folder / INFO_FILE).exists() else None)
+        discard(folder, version)
         raise
 
 
@@ -234,8 +231,7 @@ def _finish(folder: Path, info: IndexInfo) -> Index:
     """Measure what an approximate index misses, and make the new files the index."""
     if info.kind != "exact" and info.num_items > 1:
         info = info.model_copy(update={"found": _measure(Index(folder, info))})
-    commit(folder, info)
-    return Index.open(folder)
+    return Index(folder, commit(folder, info))
 
 
 # ---------------------------------------------------------------- approximate ones

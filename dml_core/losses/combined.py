@@ -73,14 +73,12 @@ class Combined(Loss):
                 loss.initialise(embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """The weighted sum; a term's parts are named `<term>.<part>`."""
+        """Return the weighted sum; a term's parts are named `<term>.<part>`, those of the n-th term of one name `<term>_<n>.<part>`."""
         outputs = [loss.compute(embeddings_ND, labels_N, generator) for loss in self._terms]
         weighted = [term.weight * output.total for term, output in zip(self.config.terms, outputs, strict=True)]
-        parts = {
-            f"{term.name}.{part}": value
-            for term, output in zip(self.config.terms, outputs, strict=True)
-            for part, value in output.parts.items()
-        }
+        names = [term.name for term in self.config.terms]
+        titles = [name if name not in names[:n] else f"{name}_{names[:n].count(name) + 1}" for n, name in enumerate(names)]
+        parts = {f"{title}.{part}": value for title, output in zip(titles, outputs, strict=True) for part, value in output.parts.items()}
         return LossOutput(torch.stack(weighted).sum(), parts)
 
     @property

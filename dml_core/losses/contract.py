@@ -15,6 +15,8 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, DataError
 from dml_core.losses.class_shards import ClassShard
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # that are converted to int64
+
 
 class LossConfig(Config):
     """Base of every loss's options (margins, scales). What is known only at run time (classes, sizes) is no option."""
@@ -109,17 +111,37 @@ class Loss(nn.Module, ABC):
         self.shard = None
 
     def forward(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None = None) -> LossOutput:
-        """The loss of one batch, computed in float32 or better also under autocast.
+        """Return the loss of one batch, computed in float32 or better also under autocast.
 
         Args:
             embeddings_ND: the head's training output, not normalised unless the head does so.
-            labels_N: int64 class indices in [0, C).
+            labels_N: class indices in [0, C), of any integer type.
             generator: CPU generator seeded from (seed, epoch, step), for losses that draw.
+
+        Raises:
+            DataError: shapes or types that do not fit, or labels outside [0, C) on the CPU (a GPU would have to be waited for).
         """
-        assert embeddings_ND.shape == (labels_N.shape[0], self.embedding_dim)
+        if not torch.compiler.is_compiling():
+            embeddings_ND, labels_N = self._checked(embeddings_ND, labels_N)
         half = embeddings_ND.dtype in (torch.float16, torch.bfloat16)
         with torch.autocast(embeddings_ND.device.type, enabled=False):
             return self.compute(embeddings_ND.float() if half else embeddings_ND, labels_N, generator)
+
+    def _checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both as tensors, the labels as int64."""
+        embeddings_ND, labels_N = torch.as_tensor(embeddings), torch.as_tensor(labels)
+        if labels_N.dim() != 1 or embeddings_ND.shape != (len(labels_N), self.embedding_dim) or not len(labels_N):
+            found = f"embeddings {tuple(embeddings_ND.shape)} and labels {tuple(labels_N.shape)}"
+            raise DataError(f"a loss over {self.embedding_dim} dimensions takes (N, {self.embedding_dim}) and (N,), found {found}")
+        own = next((p.dtype for p in self.parameters()), embeddings_ND.dtype)
+        if not embeddings_ND.is_floating_point() or own != embeddings_ND.dtype in (torch.float32, torch.float64):
+            wanted = own if own.is_floating_point else "floating-point numbers"
+            raise DataError(f"embeddings are {embeddings_ND.dtype}, this loss computes in {wanted}: convert one of them")
+        if labels_N.dtype in INTEGERS:
+            labels_N = labels_N.long()
+        if labels_N.is_cpu:
+            check_labels(labels_N, self.num_classes)
+        return embeddings_ND, labels_N
 
     @abstractmethod
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:

@@ -15,6 +15,7 @@ from dml_core.initial_weights import start_at_unit_norm
 from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class HeatedUpSoftmaxConfig(LossConfig):
@@ -88,13 +89,13 @@ class HeatedUpSoftmax(Loss):
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
         """Set each w_m to the direction of its class's mean embedding."""
         sums_CD = torch.zeros_like(self.classifier.weight).index_add_(0, labels_N, embeddings_ND.to(self.classifier.weight))
-        self.classifier.weight.copy_(functional.normalize(sums_CD))
+        self.classifier.weight.copy_(unit_length(sums_CD))
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 2."""
         bias_C: Tensor | None = self.classifier.bias
         if bias_C is not None and self.config.bias_inside_alpha:
             bias_C = self.alpha * bias_C
-        logits_NC = functional.linear(self.alpha * embeddings_ND, functional.normalize(self.classifier.weight), bias_C)
+        logits_NC = functional.linear(self.alpha * embeddings_ND, unit_length(self.classifier.weight), bias_C)
         total = cross_entropy(logits_NC, labels_N, self.shard)
         return LossOutput(total, {"softmax": total.detach()})

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class L2ConstrainedSoftmaxConfig(LossConfig):
@@ -39,6 +40,6 @@ class L2ConstrainedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean cross-entropy of the batch."""
-        logits_NC = self.classifier(self.radius * functional.normalize(embeddings_ND))
+        logits_NC = self.classifier(self.radius * unit_length(embeddings_ND))
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
         return LossOutput(total, {"softmax": total.detach()})

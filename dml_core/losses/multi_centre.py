@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
 from dml_core.losses.class_shards import cross_entropy, mean_over_classes, own_columns
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 ROOT_EPSILON = 1e-5  # added under eq. 9's root by the released code: keeps the gradient finite where two centres have merged
 
@@ -28,7 +28,7 @@ class MultiCentreConfig(LossConfig):
         regulariser_weight: tau of eq. 10 (published 0.2; 0 on SOP). Without effect where K = 1.
     """
 
-    num_centres: int = Field(default=10, ge=1)
+    num_centres: int = Field(default=10, ge=1, le=10_000)
     scale: float = Field(default=20.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
     margin: float = Field(default=0.01, ge=0.0, json_schema_extra=searched(0, 0.2))
     regulariser_weight: float = Field(default=0.2, ge=0.0, json_schema_extra=searched(0.01, 1, log=True))
@@ -52,8 +52,8 @@ class MultiCentre(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 6 or 8, plus tau times the mean regulariser (eq. 10)."""
-        unit_KCD = functional.normalize(self.centres_KCD, dim=-1)
-        sim_NKC = (functional.normalize(embeddings_ND) @ unit_KCD.flatten(0, 1).T).view(-1, *unit_KCD.shape[:2])
+        unit_KCD = unit_length(self.centres_KCD)
+        sim_NKC = (unit_length(embeddings_ND) @ unit_KCD.flatten(0, 1).T).view(-1, *unit_KCD.shape[:2])
         logits_NC = self.config.scale * self.class_similarity(sim_NKC)
         own_N1, is_here_N1 = own_columns(labels_N, self.shard)
         margin_N1 = -self.config.scale * self.config.margin * is_here_N1.to(logits_NC.dtype)
@@ -79,7 +79,12 @@ def centre_spread(unit_KCD: Tensor) -> Tensor:
     if num_centres <= 3:  # no more pairs than centres: products of rows, as many small matrix products take three times as long
         first_P, second_P = torch.triu_indices(num_centres, num_centres, offset=1, device=unit_KCD.device)
         cos_PC = (unit_KCD[first_P] * unit_KCD[second_P]).sum(dim=-1)
-        return (2.0 + ROOT_EPSILON - 2.0 * cos_PC).sqrt().sum() / (num_classes * num_centres * (num_centres - 1))
+        return _roots(2.0 + ROOT_EPSILON - 2.0 * cos_PC).sum() / (num_classes * num_centres * (num_centres - 1))
     unit_CKD = unit_KCD.transpose(0, 1)
     squared_CKK = torch.baddbmm(unit_KCD.new_tensor(2.0 + ROOT_EPSILON), unit_CKD, unit_CKD.transpose(1, 2), alpha=-2.0)
-    return squared_CKK.sqrt().triu(1).sum() / (num_classes * num_centres * (num_centres - 1))
+    return _roots(squared_CKK).triu(1).sum() / (num_classes * num_centres * (num_centres - 1))
+
+
+def _roots(squared: Tensor) -> Tensor:
+    """Return the square roots, of ROOT_EPSILON at least: products rounded to TF32 put a cosine up to 1e-3 above 1."""
+    return squared.clamp_min(ROOT_EPSILON).sqrt()

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
 from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class NormalisedSoftmaxConfig(LossConfig):
@@ -40,6 +40,6 @@ class NormalisedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 3."""
-        scaled_ND = self.config.scale * functional.normalize(embeddings_ND)  # here, not at the logits: no second N x C tensor
-        total = cross_entropy(scaled_ND @ functional.normalize(self.centres_CD).T, labels_N, self.shard)
+        scaled_ND = self.config.scale * unit_length(embeddings_ND)  # here, not at the logits: no second N x C tensor
+        total = cross_entropy(scaled_ND @ unit_length(self.centres_CD).T, labels_N, self.shard)
         return LossOutput(total, {"softmax": total.detach()})

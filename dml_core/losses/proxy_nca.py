@@ -7,10 +7,10 @@ includes the own proxy. Shapes: N samples, D embedding dimensions, C classes.
 import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class ProxyNCAConfig(LossConfig):
@@ -36,7 +36,7 @@ class ProxyNCA(Loss):
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 4."""
         # -d = 2 cos - 2, and the 2 falls out of the quotient.
-        logits_NC = 2.0 * self.config.scale * functional.normalize(embeddings_ND) @ functional.normalize(self.proxies_CD).T
+        logits_NC = 2.0 * self.config.scale * unit_length(embeddings_ND) @ unit_length(self.proxies_CD).T
         own_N1 = labels_N[:, None]
         others_N = logits_NC.scatter(1, own_N1, -torch.inf).logsumexp(dim=1)
         total = (others_N - logits_NC.gather(1, own_N1).squeeze(1)).mean()

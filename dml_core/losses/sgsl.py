@@ -14,6 +14,7 @@ from dml_core.errors import ConfigError
 from dml_core.losses.class_shards import ClassShard, cross_entropy, logsumexp, own_logits, without_own
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class SGSLConfig(LossConfig):
@@ -30,7 +31,7 @@ class SGSLConfig(LossConfig):
 
     gamma: float = Field(default=30.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
     weight: float = Field(default=1.0, ge=0.0, json_schema_extra=searched(0.1, 10, log=True))
-    gate: float = Field(default=3.0, ge=0.0, json_schema_extra=searched(0.5, 6))
+    gate: float = Field(default=3.0, ge=0.0, allow_inf_nan=True, json_schema_extra=searched(0.5, 6))
     label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.6))
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
@@ -75,6 +76,6 @@ def stop_gradient_softmax(
     embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float, shard: ClassShard | None = None
 ) -> Tensor:
     """Eq. 6, mean over the batch; the gradient reaches the embeddings only."""
-    cos_NC = functional.normalize(embeddings_ND) @ functional.normalize(weight_CD.detach()).T
+    cos_NC = unit_length(embeddings_ND) @ unit_length(weight_CD.detach()).T
     others_N = logsumexp(without_own(gamma * cos_NC, labels_N, shard), shard) / gamma
     return functional.softplus(others_N - own_logits(cos_NC, labels_N, shard)).mean()

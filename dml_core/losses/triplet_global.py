@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class TripletGlobalConfig(LossConfig):
@@ -53,7 +54,7 @@ class TripletGlobal(Loss):
         pair_NN = same_NN.clone().fill_diagonal_(False) & (~same_NN).any(dim=1, keepdim=True)
         if not pair_NN.any():
             return LossOutput(embeddings_ND.sum() * 0.0, {})
-        unit_ND = functional.normalize(embeddings_ND)
+        unit_ND = unit_length(embeddings_ND)
         distance_NN = (1.0 - unit_ND @ unit_ND.T) / 2
         nearest_negative_N = distance_NN.masked_fill(same_NN, torch.inf).amin(dim=1)
         positive_P = distance_NN[pair_NN]

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class TripletSemiHardConfig(LossConfig):
@@ -40,7 +41,7 @@ class TripletSemiHard(Loss):
         pair_NN = same_NN.clone().fill_diagonal_(False) & (num_negatives_N1 > 0)
         if not pair_NN.any():
             return LossOutput(embeddings_ND.sum() * 0.0, {})
-        unit_ND = functional.normalize(embeddings_ND)
+        unit_ND = unit_length(embeddings_ND)
         distance_NN = 2.0 - 2.0 * unit_ND @ unit_ND.T
         negatives_NN = distance_NN.masked_fill(same_NN, torch.inf).sort(dim=1).values
         # A negative as far as the positive is not beyond it, whatever the rounding of the two distances.

@@ -13,6 +13,7 @@ from torch.nn import functional
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.losses.tuplets import cos_with_slack, random_negatives
 from dml_core.search import searched
+from dml_core.unit_length import unit_length
 
 
 class TupletMarginConfig(LossConfig):
@@ -51,7 +52,7 @@ class TupletMargin(Loss):
         anchor_P, positive_P = (same_NN & ~torch.eye(len(labels_N), dtype=torch.bool, device=labels_N.device)).nonzero(as_tuple=True)
         if not len(anchor_P) or not other_NN.any():
             return LossOutput(embeddings_ND.sum() * 0.0, {})
-        unit_ND = functional.normalize(embeddings_ND)
+        unit_ND = unit_length(embeddings_ND)
         cos_NN = unit_ND @ unit_ND.T
         cos_ap_P = cos_NN[anchor_P, positive_P]
         negative_P = self._log_sum_negatives(cos_NN, other_NN, labels_N, anchor_P, generator)

@@ -35,14 +35,14 @@ class HeadConfig(Config):
     """
 
     kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
-    embedding_dim: int | None = Field(default=64, ge=1)
+    embedding_dim: int | None = Field(default=64, ge=1, le=65_536)
     bias: bool = True
     initial: Literal["uniform", "slim"] = "uniform"
     normalise_in_training: bool = False
     test_layer: Literal["second_last", "last"] = "second_last"
     learn_scale: bool = False
     learn_shift: bool = False
-    num_bn_relu: int = Field(default=0, ge=0)
+    num_bn_relu: int = Field(default=0, ge=0, le=100)
     normalise_at_test: bool = True
 
     @model_validator(mode="after")

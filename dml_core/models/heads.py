@@ -5,11 +5,11 @@ Shapes: N samples, F backbone features, D what the loss sees, E test embedding d
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dml_core.errors import ConfigError
 from dml_core.initial_weights import start_as_slim
 from dml_core.models.config import HeadConfig
+from dml_core.unit_length import unit_length
 
 
 class Head(nn.Module):
@@ -34,7 +34,7 @@ class Head(nn.Module):
         """The test embedding, (N, E), float32 or better, of unit length where so configured."""
         embeddings_NE = self.test_features(features_NF)
         wide_NE = embeddings_NE.float() if embeddings_NE.dtype in (torch.float16, torch.bfloat16) else embeddings_NE
-        return functional.normalize(wide_NE) if self.normalise_at_test else wide_NE
+        return unit_length(wide_NE) if self.normalise_at_test else wide_NE
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """The test embedding before normalisation, (N, E); here the feature itself."""
@@ -54,7 +54,7 @@ class LinearHead(Head):
     def forward(self, features_NF: Tensor) -> Tensor:
         """What the loss sees, (N, D)."""
         output_ND = self.test_features(features_NF)
-        return functional.normalize(output_ND) if self.normalise_in_training else output_ND
+        return unit_length(output_ND) if self.normalise_in_training else output_ND
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """The linear layer's output, (N, E)."""
@@ -91,7 +91,7 @@ class TwoLayerHead(Head):
 
     def forward(self, features_NF: Tensor) -> Tensor:
         """Unit-length output of the last layer, (N, C)."""
-        return functional.normalize(self.second(self.first(features_NF)))
+        return unit_length(self.second(self.first(features_NF)))
 
     def test_features(self, features_NF: Tensor) -> Tensor:
         """Output of the layer that gives the test embedding, (N, E)."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dml_core.errors import ConfigError
 from dml_core.training.parallel import world_size
 
 
@@ -27,17 +28,37 @@ def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
+def check_batches(model: nn.Module, num_images: int) -> None:
+    """Refuse global batches of one image for a network in whose training a BatchNorm normalises by the batch; leaves it in training mode.
+
+    Raises:
+        ConfigError: naming the first such layer.
+    """
+    for name, module in model.train().named_modules():
+        if num_images == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            raise ConfigError(f"sampler: the BatchNorm '{name}' cannot normalise batches of one image: raise sampler.batch_size")
+
+
 class _SyncedForward(nn.modules.batchnorm._BatchNorm):
     """The training forward over all workers; evaluation is the parent's."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Normalise (N, C, ...) by the mean and the biased variance over every worker's samples and positions."""
+        """Normalise (N, C, ...) by the mean and the biased variance over every worker's samples and positions.
+
+        Computed in float32 or better, also of half-precision values and under autocast; the result has the type of `values`.
+        """
         if not self.training:
             return super().forward(values)
         self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        half = values.dtype in (torch.float16, torch.bfloat16)
+        with torch.autocast(values.device.type, enabled=False):
+            return self._normalise(values.float() if half else values).to(values.dtype)
+
+    def _normalise(self, values: Tensor) -> Tensor:
         dims = [0, *range(2, values.dim())]
         shape = [1, -1, *[1] * (values.dim() - 2)]
-        count = _all_reduce(values.new_tensor([values.numel() / values.shape[1]]))
+        count = _all_reduce(torch.tensor([values.numel() // values.shape[1]], dtype=torch.float64)).to(values.dtype)
+        assert count > 1, "a batch of one value a channel is refused before training (`check_batches`)"
         mean = _all_reduce(values.sum(dims)) / count
         centred = values - mean.view(shape)
         variance = _all_reduce((centred * centred).sum(dims)) / count

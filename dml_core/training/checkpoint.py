@@ -7,10 +7,8 @@ gone on from.
 """
 
 import hashlib
-import io
 import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,12 +16,14 @@ import torch
 from torch import Tensor
 
 from dml_core.errors import StoreError
+from dml_core.files import writing
 from dml_core.training.epochs import Epoch
 
 CHECKPOINT_FILE = "checkpoint.pt"
 SET_ASIDE_FILE = ".damaged-checkpoint.pt"  # the dot keeps it out of a step's records; one generation is kept
 _PROOF = b"sha256:"
 _PROOF_BYTES = len(_PROOF) + 64
+_BYTES_AT_ONCE = 2**20
 _NO_COMMENT = struct.pack("<H", 0)  # how a zip file without a comment ends: the comment's length
 _OUR_COMMENT = struct.pack("<H", _PROOF_BYTES)
 
@@ -38,12 +38,9 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".checkpoint-", delete=False) as file:
+        with writing(folder / CHECKPOINT_FILE) as file:
             torch.save(state, file)
             _prove(file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(folder / CHECKPOINT_FILE)
     except OSError as error:
         raise StoreError(f"{folder}: the checkpoint cannot be written ({error.strerror or error}); free or change the store") from None
     return folder / CHECKPOINT_FILE
@@ -72,21 +69,26 @@ def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any]
     """
     path = folder / CHECKPOINT_FILE
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            if not _is_proven(file):
+                raise UnprovenError(f"{path}: the checkpoint is damaged (its bytes do not fit its SHA-256)")
+            state = _read(path, file)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"{path}: the checkpoint cannot be read ({error.strerror or error})") from None
-    body, proof = data[:-_PROOF_BYTES], data[-_PROOF_BYTES:]
-    if proof != _PROOF + hashlib.sha256(body).hexdigest().encode():
-        raise UnprovenError(f"{path}: the checkpoint is damaged (its bytes do not fit its SHA-256)")
+    if identity not in (None, state.get("identity")):
+        raise UnprovenError(f"{path}: the checkpoint is another run's ({state.get('identity')})")
+    return state
+
+
+def _read(path: Path, file: IO[bytes]) -> dict[str, Any]:
+    """The state in a file whose bytes are proven; the file's bytes are never in memory as a whole."""
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - whatever this torch has against bytes that are whole
         first_line = str(error).splitlines()[0]
         raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({first_line}); begin anew with --force") from None
-    if identity not in (None, state.get("identity")):
-        raise UnprovenError(f"{path}: the checkpoint is another run's ({state.get('identity')})")
     return state
 
 
@@ -141,3 +143,16 @@ def _prove(file: IO[bytes]) -> None:
     digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     file.seek(0, os.SEEK_END)
     file.write(_PROOF + digest.encode())
+
+
+def _is_proven(file: IO[bytes]) -> bool:
+    """Whether the file ends in the SHA-256 of all bytes before it; leaves the file at its beginning."""
+    num_left = max(0, file.seek(0, os.SEEK_END) - _PROOF_BYTES)
+    file.seek(0)
+    digest = hashlib.sha256()
+    while num_left and (part := file.read(min(num_left, _BYTES_AT_ONCE))):
+        digest.update(part)
+        num_left -= len(part)
+    is_proven = file.read() == _PROOF + digest.hexdigest().encode()
+    file.seek(0)
+    return is_proven

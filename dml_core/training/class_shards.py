@@ -5,7 +5,7 @@ or scores knows of no shards. A function that makes something whole is called by
 one tensor of all classes. Where nothing is spread, all leave what they are given as it is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,56 +43,62 @@ def leave_to_their_worker(parallel: nn.Module, system: TrainingSystem) -> None:
 
 def whole_state(system: TrainingSystem) -> dict[str, Tensor]:
     """The system's state dictionary with all classes."""
-    return _changed(system.state_dict(), system, _join(system))
-
-
-def cut_state(whole: dict[str, Tensor], system: TrainingSystem) -> dict[str, Tensor]:
-    """Of a state dictionary with all classes what this worker's system takes."""
-    return _changed(dict(whole), system, _cut(system))
+    state = system.state_dict()
+    for name, dim in system.loss.sharded_dims.items():
+        state[f"loss.{name}"] = _join(system, state[f"loss.{name}"], dim)
+    return state
 
 
 def whole_optimiser_state(optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[str, Any]:
     """The optimiser's state dictionary, as if it had stepped all classes."""
-    return _changed_optimiser(optimiser.state_dict(), optimiser, system, _join(system))
-
-
-def cut_optimiser_state(whole: dict[str, Any], optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[str, Any]:
-    """Of an optimiser's state dictionary for all classes what this worker's takes."""
-    return _changed_optimiser(whole, optimiser, system, _cut(system))
-
-
-Change = Callable[[Tensor, int], Tensor]
-
-
-def _join(system: TrainingSystem) -> Change:
-    return lambda part, dim: part if system.loss.shard is None else system.loss.shard.join(part, dim)
-
-
-def _cut(system: TrainingSystem) -> Change:
-    return lambda whole, dim: whole if system.loss.shard is None else system.loss.shard.cut(whole, dim)
-
-
-def _changed(state: dict[str, Tensor], system: TrainingSystem, change: Change) -> dict[str, Tensor]:
-    for name, dim in system.loss.sharded_dims.items():
-        state[f"loss.{name}"] = change(state[f"loss.{name}"], dim)
-    return state
-
-
-def _changed_optimiser(state: dict[str, Any], optimiser: torch.optim.Optimizer, system: TrainingSystem, change: Change) -> dict[str, Any]:
-    """What an optimiser keeps of a parameter (moments, momentum) has its shape, except for scalars such as its number of steps."""
-    dims = {id(system.loss.get_parameter(name)): dim for name, dim in system.loss.sharded_dims.items()}
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    kept: Mapping[int, dict[str, Any]] = state["state"]
-    changed = {
+    state = optimiser.state_dict()
+    dims = _dims_of_parameters(optimiser, system)
+    parameters = _parameters(optimiser)
+    joined = {
         index: {
-            name: change(value, dims[id(parameter)]) if _is_shaped_as(value, parameter) else value for name, value in kept[index].items()
+            name: _join(system, value, dims[index]) if _is_shaped_as(value, parameters[index]) else value for name, value in own.items()
         }
-        for index, parameter in enumerate(parameters)
-        if id(parameter) in dims and index in kept
+        for index, own in state["state"].items()
+        if index in dims
     }
-    return state | {"state": {**kept, **changed}}
+    return state | {"state": {**state["state"], **joined}}
+
+
+def own_part(system: TrainingSystem, optimiser: torch.optim.Optimizer) -> Callable[[tuple[Any, ...], Tensor], Tensor]:
+    """A function that returns this worker's part of a checkpoint's tensor, given its path of keys and the tensor of all classes."""
+    by_name = {f"loss.{name}": dim for name, dim in system.loss.sharded_dims.items()}
+    by_index = _dims_of_parameters(optimiser, system)
+    parameters = _parameters(optimiser)
+
+    def cut(path: tuple[Any, ...], whole: Tensor) -> Tensor:
+        dim = None
+        if path[0] in ("system", "averaged"):
+            dim = by_name.get(path[1])
+        elif path[:2] == ("optimiser", "state") and _is_shaped_as(whole, parameters[path[2]]):
+            dim = by_index.get(path[2])
+        return whole if dim is None or system.loss.shard is None else system.loss.shard.cut(whole, dim)
+
+    return cut
+
+
+def _join(system: TrainingSystem, part: Tensor, dim: int) -> Tensor:
+    return part if system.loss.shard is None else system.loss.shard.join(part, dim)
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """In the order of their indices in the optimiser's state."""
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]
+
+
+def _dims_of_parameters(optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[int, int]:
+    """Index in the optimiser's state -> dimension of classes, of the parameters of which this worker has a part only."""
+    dims = {id(system.loss.get_parameter(name)): dim for name, dim in system.loss.sharded_dims.items()}
+    return {index: dims[id(parameter)] for index, parameter in enumerate(_parameters(optimiser)) if id(parameter) in dims}
 
 
 def _is_shaped_as(value: Any, parameter: Tensor) -> bool:
-    """By the number of dimensions: one of the two may have all classes and the other a part."""
+    """Whether an optimiser's value (moments, momentum; not a number of steps) has the parameter's number of dimensions.
+
+    The sizes differ where one of the two has all classes and the other a part.
+    """
     return isinstance(value, Tensor) and value.dim() == parameter.dim()

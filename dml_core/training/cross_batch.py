@@ -10,7 +10,7 @@ Shapes: N samples of the batch, M of the memory, D embedding dimensions.
 from dataclasses import replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossOutput, Needs
@@ -59,6 +59,13 @@ class CrossBatchMemory(Loss):
         """The loss's own."""
         self.loss.initialise(embeddings_ND, labels_N)
 
+    def copy_memory(self, other: nn.Module) -> None:
+        """Hold the samples that another memory holds."""
+        assert isinstance(other, CrossBatchMemory)
+        self.num_seen = other.num_seen
+        self.embeddings.copy_(other.embeddings)
+        self.labels.copy_(other.labels)
+
     def get_extra_state(self) -> Tensor:
         """How many samples have been put in; kept beside the buffers, for on a GPU a step would wait for it."""
         return torch.tensor(self.num_seen)
@@ -73,19 +80,23 @@ class CrossBatchMemory(Loss):
         Raises:
             ConfigError: the memory is smaller than the batch.
         """
-        own_N = self._put_in(embeddings_ND.detach(), labels_N)
+        memory_MD, labels_M, own_N = self._put_in(embeddings_ND.detach(), labels_N)
         if not self.is_used:
             return self.loss.compute(embeddings_ND, labels_N, generator)
-        filled = min(self.num_seen, self.size)
-        # A copy: the next batch is written into the ring, perhaps before this one's backward pass.
-        return self.loss.compare(embeddings_ND, labels_N, self.embeddings[:filled].clone(), self.labels[:filled].clone(), own_N, generator)
+        return self.loss.compare(embeddings_ND, labels_N, memory_MD, labels_M, own_N, generator)
 
-    def _put_in(self, embeddings_ND: Tensor, labels_N: Tensor) -> Tensor:
-        """(N,) where in the memory each sample of the batch now is, in place of the oldest."""
+    # Not compiled: the number of samples seen would be a constant there, and every step would be compiled again.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _put_in(self, embeddings_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Put the batch in place of the oldest; the memory (M, D), its labels (M,), and where in it each sample of the batch now is (N,).
+
+        Copies: the next batch is written into the ring, perhaps before this one's backward pass.
+        """
         if len(labels_N) > self.size:
             raise ConfigError(f"cross_batch_memory: size {self.size} is less than a batch of {len(labels_N)}: raise it")
         own_N = (torch.arange(len(labels_N), device=labels_N.device) + self.num_seen) % self.size
         self.embeddings[own_N] = embeddings_ND.to(self.embeddings.dtype)
         self.labels[own_N] = labels_N
         self.num_seen += len(labels_N)
-        return own_N
+        filled = min(self.num_seen, self.size)
+        return self.embeddings[:filled].clone(), self.labels[:filled].clone(), own_N

@@ -1,8 +1,9 @@
 """The training loop: one run on one or several workers, resumable bit for bit on the CPU. Knows process groups, never Ray.
 
 A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
-(seed, epoch, step, sample, how often it came before), so neither the worker count nor an interruption changes what is trained on.
-Sections: the run and its parts, the epoch, history and checkpoints, the epochs that are kept, before the first epoch.
+(seed, epoch, step, sample, how often it came before), so neither the worker count nor an interruption changes what is trained on. What the
+network itself draws (dropout, stochastic depth) derives from (seed, epoch, step, worker). An error on one worker ends all (`Failures`).
+Sections: the run and its parts, the epoch, history and checkpoints, the epochs that are kept.
 """
 
 import contextlib
@@ -20,24 +21,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import Loader, TestView, TrainView, count_copies
+from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
-from dml_core.training.averaging import build_average
-from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.averaging import WeightAverage
+from dml_core.training.batchnorm import check_batches, synchronise_batchnorm
 from dml_core.training.checkpoint import copied, save_checkpoint, take_up
 from dml_core.training.class_shards import (
     check_shardable,
-    cut_optimiser_state,
-    cut_state,
     leave_to_their_worker,
+    own_part,
     whole_optimiser_state,
     whole_state,
 )
@@ -48,16 +47,16 @@ from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks, chec
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.mining import nearest_of_other_classes
 from dml_core.training.optim import build_optimiser, set_learning_rates
-from dml_core.training.parallel import TrainingSystem, from_rank_zero, rank, shard_sizes, world_size
+from dml_core.training.parallel import Failures, TrainingSystem, from_rank_zero, rank, shard_sizes, state_from_rank_zero, world_size
+from dml_core.training.preparing import load, prepare, training_outputs
 from dml_core.training.pulse import beat, patient
 from dml_core.training.saving import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
 from dml_core.training.schedules import learning_rate_factor
-from dml_core.training.seeding import derived_seed, step_generator
+from dml_core.training.seeding import derived_seed, seeded, step_generator
 
 Validate = Callable[[nn.Module], dict[str, float]]
 
 PROGRESS_SECONDS = 0.5
-EMBEDDING_BATCH = 256
 logger = logging.getLogger(__name__)
 
 
@@ -95,6 +94,7 @@ class _Run:
         averaged: the average of the weights so far, where the run's result is one.
         history: a line for each step of the epochs that are done.
         kept: the epochs that are kept beside the last; on rank 0 alone.
+        failures: what failed on this worker alone since the workers last met.
     """
 
     config: TrainingConfig
@@ -111,18 +111,19 @@ class _Run:
     validate: Validate | None
     score_test: Validate | None
     saving: Saving
+    failures: Failures
     history: list[str] = field(default_factory=list)
     kept: dict[KeptEpoch, _Kept] = field(default_factory=dict)
     parallel: nn.Module = field(init=False)
-    averaged: AveragedModel | None = field(init=False, default=None)
+    averaged: WeightAverage | None = field(init=False, default=None)
     writer: Writer = field(init=False)
     watch: Watch = field(init=False)
 
     def __post_init__(self) -> None:
         self.writer = Writer(self.saving.in_background)
-        self.watch = Watch(self.saving, self.device, lambda: self.writer.is_behind)
+        self.watch = Watch(self.saving, self.device, lambda: self.writer.is_behind, self.failures)
         if self.config.average is not None:
-            self.averaged = build_average(self.system, self.config.average)
+            self.averaged = WeightAverage(self.system, self.config.average)
         self.parallel = self.system if self.config.embed_at_once is None else ChunkedSystem(self.system)
         if world_size() > 1:
             leave_to_their_worker(self.parallel, self.system)
@@ -134,7 +135,6 @@ class _Run:
         """What the run would come to if it ended now."""
         if self.averaged is None or int(self.averaged.n_averaged) == 0:
             return self.system
-        assert isinstance(self.averaged.module, TrainingSystem)
         return self.averaged.module
 
 
@@ -156,7 +156,8 @@ def fit(
 ) -> TrainingSystem:
     """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
 
-    Rank 0 alone reads the checkpoint, and all go on from what it read. One that is damaged or another run's is set aside.
+    Rank 0 alone reads the checkpoint, and all go on from what it read. One that is damaged or another run's is set aside. What fails on one
+    worker (a file, an image, a callback) is raised on all when they next meet, within a second or a step; nothing is saved in between.
 
     Args:
         config: what to train.
@@ -177,6 +178,7 @@ def fit(
 
     Raises:
         ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
+        Exception: what `report`, `saving` or the loading of images raised, on one worker or all.
         DataError: the dataset's labels are not class indices.
         TrainingError: the loss is not finite, or no epoch of a kind that is to be kept could be scored.
         StoreError: the folder cannot be written, or its checkpoint not be opened.
@@ -191,12 +193,12 @@ def fit(
         check_shardable(config.loss.name, system.loss, world_size())
     if config.embed_at_once is not None:
         check_independent(system.model)
-    checkpoint = _take_up(folder, identity, config, report)
+    check_batches(system.model, first_batch_size(config.sampler, len(dataset), len(dataset.class_names)) if config.num_epochs else 0)
+    failures = Failures()
+    checkpoint, is_resumed = _take_up(folder, identity, config, report, failures)
     loader = Loader(dataset, num_loader_workers, device)
-    if checkpoint is None:
-        _prepare(system, dataset, config, loader)
-    else:
-        system.load_state_dict(checkpoint["system"])
+    if not is_resumed:
+        prepare(system, dataset, config, seed, loader, failures)
     if config.shard_classes and world_size() > 1:
         system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
     if config.compile:
@@ -204,19 +206,14 @@ def fit(
         system.loss.compile()
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
-    run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, validate, score_test, saving)
-    start, under_way = 0, None
-    if checkpoint is not None:
-        optimiser.load_state_dict(cut_optimiser_state(checkpoint["optimiser"], optimiser, system))
-        start = int(checkpoint["num_epochs_done"])
-        if run.averaged is not None and checkpoint["averaged"] is not None:
-            run.averaged.module.load_state_dict(cut_state(checkpoint["averaged"], system))
-            run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
-        run.history = checkpoint["history"].splitlines()
-        run.kept = {kind: _Kept(**checkpoint["kept"][kind]) for kind in config.keep_epochs if kind in checkpoint["kept"]}
-        under_way = _taken_up(checkpoint)
+    run = _Run(
+        config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, validate, score_test, saving, failures
+    )
+    start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
+    del checkpoint
     if rank() == 0:
-        write_history(folder, run.history)  # what the file holds of epochs that will run again, or that damaged it, is gone
+        with failures.kept():  # what the file holds of epochs that will run again, or that damaged it, is gone
+            write_history(folder, run.history)
     try:
         if config.num_epochs == 0:
             _keep_best(run, 0, _score(run, 0) if config.keep_epochs else {})
@@ -224,13 +221,51 @@ def fit(
         for epoch in range(start, config.num_epochs):
             _train_epoch(run, epoch, under_way)
             under_way = None
-        from_rank_zero(run.writer.finish)
+        _finish_writing(run)
     finally:
         run.writer.close()
         loader.close()
     from_rank_zero(lambda: _check_kept(run))
     run.result.loss.join_classes()
     return run.result.eval()
+
+
+def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch | None]:
+    """Set the run to a checkpoint's state; return how many epochs are done, and the epoch under way.
+
+    Args:
+        run: as it was built.
+        checkpoint: what rank 0 has read, None on the other workers; it is emptied.
+    """
+    if rank() == 0:
+        assert checkpoint is not None
+        run.history = checkpoint.pop("history").splitlines()
+        kept = checkpoint.pop("kept")
+        run.kept = {kind: _Kept(**kept[kind]) for kind in run.config.keep_epochs if kind in kept}
+    state = state_from_rank_zero(checkpoint, run.device, own_part(run.system, run.optimiser))
+    run.system.load_state_dict(state["system"])
+    run.optimiser.load_state_dict(state["optimiser"])
+    if run.averaged is not None and state["averaged"] is not None:
+        run.averaged.module.load_state_dict(state["averaged"])
+        run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
+    return int(state["num_epochs_done"]), _taken_up(state)
+
+
+def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report, failures: Failures) -> tuple[dict[str, Any] | None, bool]:
+    """The checkpoint to resume from, on rank 0 alone, and on every worker whether there is one. What was set aside is reported."""
+    checkpoint: dict[str, Any] | None = None
+
+    def read() -> tuple[bool, str | None]:
+        nonlocal checkpoint
+        checkpoint, note = take_up(folder, identity)
+        return checkpoint is not None, note
+
+    is_resumed, note = from_rank_zero(read)
+    if note is not None and rank() == 0:
+        logger.warning("%s", note)
+        with failures.kept():
+            report(Progress(0, config.num_epochs, 0, 0, 0.0, {}, note=note))
+    return checkpoint, is_resumed
 
 
 def build_system(config: TrainingConfig, num_classes: int, seed: int, device: torch.device) -> TrainingSystem:
@@ -277,11 +312,12 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
         factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs)
         set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
         done.rates.append(factor * run.system.loss.learning_rate_factor)
-        done.values.append(_train_step(run, images, labels_N, sizes, step_generator(run.seed, epoch, step)))
+        done.values.append(_train_step(run, images, labels_N, sizes, epoch, step))
         if run.averaged is not None and config.average is not None and epoch >= config.average.begins_at(config.num_epochs):
             run.averaged.update_parameters(run.system)
         beat()
-        clock.tick(step, sum(sizes), done.values[-1])
+        with run.failures.kept():
+            clock.tick(step, sum(sizes), done.values[-1])
         _save_under_way(run, epoch, done, len(batches))
     metrics = _record_epoch(run, epoch, done)
     _keep_best(run, epoch + 1, metrics)
@@ -289,24 +325,27 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
     saved = last or (epoch + 1) % config.checkpoint_every_epochs == 0
     if saved:
         _save(run, epoch + 1)
-    clock.epoch_ended(metrics)
+    with run.failures.kept():
+        clock.epoch_ended(metrics)
 
 
 def _mine(run: _Run) -> np.ndarray:
     """Hard negatives of every training image, as the network embeds them now; found by one worker, so that all train on the same."""
-    embeddings_ND = _training_outputs(run.system, run.dataset, run.config, run.loader)
+    embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader)
     with patient():
         return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
 
 
-def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], generator: torch.Generator) -> dict[str, Tensor]:
+def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], epoch: int, step: int) -> dict[str, Tensor]:
     run.optimiser.zero_grad(set_to_none=True)
-    if run.config.embed_at_once is None:
-        with run.autocast():
-            output = run.parallel(images, labels_N, sizes, generator)
-        output.total.backward()
-    else:
-        output = backward_in_chunks(run.parallel, images, labels_N, sizes, generator, run.config.embed_at_once, run.autocast)
+    generator = step_generator(run.seed, epoch, step)
+    with seeded(derived_seed(run.seed, f"network on worker {rank()}", epoch, step), run.device):
+        if run.config.embed_at_once is None:
+            with run.autocast():
+                output = run.parallel(images, labels_N, sizes, generator)
+            output.total.backward()
+        else:
+            output = backward_in_chunks(run.parallel, images, labels_N, sizes, generator, run.config.embed_at_once, run.autocast)
     run.optimiser.step()
     return {"loss": output.total.detach(), **{name: part.detach() for name, part in output.parts.items()}}
 
@@ -320,9 +359,8 @@ def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Itera
     )
     labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once: a step then waits for no copy
     labels_of = torch.split(labels, list(map(len, batches)))
-    loaded = run.loader.batches(shards[first:], TrainView(run.config.transform, run.seed, epoch), copies[first:])
-    for (images, _), labels_N, sizes in zip(loaded, labels_of[first:], all_sizes[first:], strict=True):
-        yield images, labels_N, sizes
+    loaded = load(run.loader, shards[first:], TrainView(run.config.transform, run.seed, epoch), run.failures, copies[first:])
+    yield from zip(loaded, labels_of[first:], all_sizes[first:], strict=True)
 
 
 class _Clock:
@@ -360,7 +398,7 @@ def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
     """
     if not done.values:
         return
-    names = sorted({name for values in done.values for name in values})
+    names = _names_of_all({name for values in done.values for name in values})
     zero = done.values[0]["loss"].new_zeros(())
     table = torch.stack([torch.stack([values.get(name, zero).float() for name in names]) for values in done.values])
     if world_size() > 1:
@@ -377,12 +415,21 @@ def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
         done.rows.append(dict(zip(names, row, strict=True)))
 
 
+def _names_of_all(own: set[str]) -> list[str]:
+    """The names on all workers; a worker that had no image of a batch has no parts of its loss."""
+    names = [own] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(names, own)
+    return sorted(set().union(*names))
+
+
 def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
     """Append an epoch's steps to the history, and return its means.
 
     Raises:
         TrainingError: a value is not finite.
     """
+    run.failures.raise_together()
     _average_values(run, epoch, done)
     names, num_steps = sorted({name for row in done.rows for name in row}), len(done.rows)
     rows = [{name: row.get(name, 0.0) for name in names} for row in done.rows]
@@ -396,7 +443,8 @@ def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
             for step, (row, rate) in enumerate(zip(rows, done.rates, strict=True))
         ]
         history = list(run.history)
-        run.writer.write(lambda: write_history(run.folder, history))
+        with run.failures.kept():
+            run.writer.write(lambda: write_history(run.folder, history))
     return {name: sum(row[name] for row in rows) / num_steps for name in names} | unseen
 
 
@@ -405,17 +453,26 @@ def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None
 
     Raises:
         InterruptedRunError: it is; the checkpoint is in its place.
-        DmlError: the last checkpoint could not be written, or not be put into its place.
+        Exception: what failed on one worker; the last checkpoint could not be written, for example.
     """
-    run.writer.check()
+    with run.failures.kept():
+        run.writer.check()
     num_done = len(done.rows) + len(done.values)
     due, stop = run.watch.look(epoch * num_steps + num_done)
     if stop or (due and num_done < num_steps):
+        run.failures.raise_together()
         _average_values(run, epoch, done)
         _save(run, epoch, done)
     if stop:
-        from_rank_zero(run.writer.finish)
+        _finish_writing(run)
         raise InterruptedRunError
+
+
+def _finish_writing(run: _Run) -> None:
+    """Wait until all is written, and raise what failed on one worker on all."""
+    with run.failures.kept():
+        run.writer.finish()
+    run.failures.raise_together()
 
 
 def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> None:
@@ -435,14 +492,15 @@ def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> N
         if under_way is not None:
             negatives = None if under_way.negatives is None else torch.from_numpy(under_way.negatives)
             state["under_way"] = {"rows": under_way.rows, "rates": under_way.rates, "negatives": negatives}
-        run.writer.finish()  # no more than one waits for the disk
-        state = copied(state)
+        with run.failures.kept():
+            run.writer.finish()  # no more than one waits for the disk
+            state = copied(state)
+            run.writer.write(lambda: _write_checkpoint(run, state))
 
-        def write() -> None:
-            save_checkpoint(run.folder, state)
-            run.saving.saved()
 
-        run.writer.write(write)
+def _write_checkpoint(run: _Run, state: dict[str, Any]) -> None:
+    save_checkpoint(run.folder, state)
+    run.saving.saved()
 
 
 def _taken_up(checkpoint: dict[str, Any]) -> _Epoch | None:
@@ -488,48 +546,3 @@ def _check_kept(run: _Run) -> None:
     for kind in run.config.keep_epochs:
         if kind not in run.kept:
             raise TrainingError(f"no epoch's {RECALL[kind]} could be told (its embeddings are not finite): lower the learning rate")
-
-
-# ---------------------------------------------------------------- before the first epoch
-
-
-def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report) -> dict[str, Any] | None:
-    """The state to go on from, the same on every worker; None to begin. What was set aside is told."""
-    checkpoint, note = from_rank_zero(lambda: take_up(folder, identity))
-    if note is not None and rank() == 0:
-        logger.warning("%s", note)
-        report(Progress(0, config.num_epochs, 0, 0, 0.0, {}, note=note))
-    return checkpoint
-
-
-def _prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
-    """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
-    if config.warm_up_batchnorm:
-        _warm_up_batchnorm(system, dataset, config, loader)
-    if system.loss.needs.initial_embeddings:
-        labels_N = torch.from_numpy(dataset.labels).to(loader.device)
-        system.loss.initialise(_training_outputs(system, dataset, config, loader), labels_N)
-
-
-@torch.no_grad()
-def _warm_up_batchnorm(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> None:
-    """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
-    system.train()
-    size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
-    batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
-    shards = [np.array_split(batch, world_size())[rank()] for batch in batches]
-    for images, _ in loader.batches(shards, TestView(config.transform)):
-        system.model(images)
-        beat()
-
-
-@torch.no_grad()
-def _training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
-    """What the loss would see of every training image, plain view, in dataset order; each worker computes all of it alike."""
-    system.eval()
-    batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
-    outputs = []
-    for images, _ in loader.batches(batches, TestView(config.transform)):
-        outputs.append(system.model(images))
-        beat()
-    return torch.cat(outputs)

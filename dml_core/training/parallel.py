@@ -6,7 +6,8 @@ the workers (which is what DistributedDataParallel does) gives exactly the gradi
 classes are spread over the workers sees the gathered batch too; its centres have their whole gradient already and are not averaged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -30,24 +31,118 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def from_rank_zero(read: Callable[[], T]) -> T:
-    """What `read` gives on rank 0, on every worker; workers whose disks differ would not agree on what each of them reads.
+def raise_together(error: Exception | None = None) -> None:
+    """Raise on every worker what failed on one; every worker calls it, with its own error or None.
+
+    Raised on one worker alone, an error would leave the others waiting in the next collective until its timeout.
 
     Raises:
-        DmlError: the one that `read` raised on rank 0, on every worker.
+        Exception: this worker's own error, else that of the lowest rank that has one.
+    """
+    errors: list[Exception | None] = [None] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(errors, _portable(error))
+    for raised in (error, *errors):
+        if raised is not None:
+            raise raised
+
+
+def from_rank_zero(read: Callable[[], T]) -> T:
+    """What `read` returns on rank 0, on every worker; workers whose disks differ would not agree on what each of them reads.
+
+    Raises:
+        Exception: what `read` raised on rank 0, on every worker.
     """
     answer: list[Any] = [None, None]
+    own: Exception | None = None
     if rank() == 0:
         try:
             answer = [read(), None]
-        except DmlError as error:
-            answer = [None, error]
+        except Exception as error:  # noqa: BLE001 - raised below, on every worker
+            own, answer = error, [None, _portable(error)]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
-        raise answer[1]
+        raise own or answer[1]
     found: T = answer[0]
     return found
+
+
+def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple[Any, ...], Tensor], Tensor]) -> Any:
+    """Rank 0's nested state on every worker, on the CPU; its tensors come one by one, so that a worker holds what it keeps and one more.
+
+    Args:
+        state: dictionaries, lists, tensors and plain values; what other workers pass is not looked at.
+        device: this worker's, through which tensors travel.
+        keep: given a tensor's path of keys and the tensor, returns the part that this worker keeps.
+    """
+    if world_size() == 1:
+        return state
+    outline = from_rank_zero(lambda: _outline(state))
+
+    def receive(part: Any, path: tuple[Any, ...], own: Any) -> Any:
+        if isinstance(part, Tensor):
+            return keep(path, _tensor_from_rank_zero(part, own, device))
+        if isinstance(part, dict):
+            return {key: receive(value, (*path, key), own and own[key]) for key, value in part.items()}
+        if isinstance(part, list):
+            return [receive(value, (*path, place), own and own[place]) for place, value in enumerate(part)]
+        return part
+
+    return receive(outline, (), state if rank() == 0 else None)
+
+
+def _outline(state: Any) -> Any:
+    """The state without the values of its tensors."""
+    if isinstance(state, Tensor):
+        return torch.empty_like(state, device="meta")
+    if isinstance(state, dict):
+        return {key: _outline(value) for key, value in state.items()}
+    return [_outline(value) for value in state] if isinstance(state, list) else state
+
+
+def _tensor_from_rank_zero(outline: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
+    """Rank 0's tensor, as bytes, so that any data type travels through any backend."""
+    received = torch.empty_like(outline, device="cpu") if own is None else own
+    travelling = received.to(device).contiguous().reshape(-1).view(torch.uint8)
+    if travelling.numel():
+        dist.broadcast(travelling, src=0)
+    if own is None:
+        received.copy_(travelling.view(outline.dtype).view(outline.shape))
+    return received
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """An error as it can be sent to other workers: of the project's own kind, else its text."""
+    if error is None or isinstance(error, DmlError):
+        return error
+    return RuntimeError(f"worker {rank()}: {type(error).__name__}: {error}")
+
+
+class Failures:
+    """What failed on this worker alone, kept until all workers meet; one worker has nobody to meet, and raises at once."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether something failed on this worker."""
+        return self._first is not None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Work of this worker without collectives; what it raises is kept, the first of several."""
+        try:
+            yield
+        except Exception as error:
+            if world_size() == 1:
+                raise
+            self._first = self._first or error
+
+    def raise_together(self) -> None:
+        """Raise on every worker what failed on one; every worker calls it."""
+        raise_together(self._first)
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dml_core.training.parallel import rank, world_size
+from dml_core.training.parallel import Failures, rank, world_size
 
 LOOK_SECONDS = 0.5
 MAX_STEPS_BETWEEN_LOOKS = 1000
@@ -84,13 +84,15 @@ class Writer:
 class Watch:
     """Whether a checkpoint is due after a step, and whether to stop there: the same answer on every worker.
 
-    What only one worker knows (the time that has passed, a signal) is exchanged about twice a second: rank 0 says after how many steps.
+    What only one worker knows (the time that has passed, a signal, a failure) is exchanged about twice a second: rank 0 says after how many
+    steps.
     """
 
-    def __init__(self, saving: Saving, device: torch.device, is_behind: Callable[[], bool]) -> None:
+    def __init__(self, saving: Saving, device: torch.device, is_behind: Callable[[], bool], failures: Failures) -> None:
         self._saving = saving
         self._device = device
         self._is_behind = is_behind
+        self._failures = failures
         self._num_until_look = self._num_between = 1
         self._looked = self._saved = time.monotonic()
 
@@ -99,10 +101,14 @@ class Watch:
         self._saved = time.monotonic()
 
     def look(self, num_steps_done: int) -> tuple[bool, bool]:
-        """Whether a checkpoint is due, and whether to stop; called by every worker after every step."""
+        """Whether a checkpoint is due, and whether to stop; called by every worker after every step.
+
+        Raises:
+            Exception: what failed on one worker, on all.
+        """
         every = self._saving.every_steps
         due = every is not None and num_steps_done % every == 0
-        if self._saving.every_minutes is None and self._saving.stop_wanted is None:
+        if world_size() == 1 and self._saving.every_minutes is None and self._saving.stop_wanted is None:
             return due, False
         self._num_until_look -= 1
         if self._num_until_look > 0:
@@ -115,15 +121,19 @@ class Watch:
         now = time.monotonic()
         seconds_a_step = max((now - self._looked) / self._num_between, 1e-6)
         self._looked = now
-        stop = self._saving.stop_wanted is not None and self._saving.stop_wanted()
-        said = [0, int(stop), 0]
+        stop = False
+        with self._failures.kept():
+            stop = bool(self._saving.stop_wanted is not None and self._saving.stop_wanted())
+        said = [0, int(stop), 0, int(self._failures.exist)]
         if rank() == 0:
             every = self._saving.every_minutes
             old = every is not None and now - self._saved >= 60 * every and not self._is_behind()
-            said = [int(old), int(stop), min(max(1, int(LOOK_SECONDS / seconds_a_step)), MAX_STEPS_BETWEEN_LOOKS)]
+            said = [int(old), int(stop), min(max(1, int(LOOK_SECONDS / seconds_a_step)), MAX_STEPS_BETWEEN_LOOKS), said[3]]
         if world_size() > 1:
             heard = torch.tensor(said, device=self._device)
             dist.all_reduce(heard, op=dist.ReduceOp.MAX)
             said = heard.tolist()
-        old_, stop_, num_steps = said
+        old_, stop_, num_steps, has_failed = said
+        if has_failed:
+            self._failures.raise_together()
         return old_, stop_, num_steps

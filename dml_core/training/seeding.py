@@ -1,6 +1,8 @@
 """Every random number derives from (seed, purpose, epoch, step), never from how many were drawn before: a resumed run draws the same."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,3 +16,11 @@ def derived_seed(seed: int, purpose: str, epoch: int = 0, step: int = 0) -> int:
 def step_generator(seed: int, epoch: int, step: int) -> torch.Generator:
     """The CPU generator of one training step, the same on every worker."""
     return torch.Generator().manual_seed(derived_seed(seed, "step", epoch, step))
+
+
+@contextmanager
+def seeded(number: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's global streams, which dropout and stochastic depth draw from, begin at `number`; afterwards they are as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(number)
+        yield

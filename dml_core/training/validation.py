@@ -30,7 +30,7 @@ from dml_core.evaluation.tiles import usable_device
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL
-from dml_core.training.parallel import rank, world_size
+from dml_core.training.parallel import Failures, rank, world_size
 
 METRIC = RECALL["best_validation"]
 MAX_IMAGES = 10_000  # what an epoch's validation may cost; of more, whole classes are left out
@@ -135,12 +135,14 @@ class HeldOutRecall:
         mine = batches[rank() :: world_size()]
         was_training = model.training
         embeddings_ND: Tensor = torch.zeros(len(rows_N), int(model.head.embedding_dim), dtype=torch.float32, device=self.device)
-        with torch.no_grad():
+        failures = Failures()
+        with torch.no_grad(), failures.kept():
             model.eval()
             loaded = loader.batches([rows_N[batch] for batch in mine], TestView(self.transform))
             for (images, _), batch in zip(loaded, mine, strict=True):
                 embeddings_ND[torch.from_numpy(batch).to(self.device)] = model.embed(images).float()
-            model.train(was_training)
+        model.train(was_training)
+        failures.raise_together()
         if world_size() > 1:
             dist.all_reduce(embeddings_ND)  # every row is one worker's, the others have zeros
         return embeddings_ND.cpu().numpy()

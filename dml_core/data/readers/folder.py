@@ -16,6 +16,7 @@ from dml_core.errors import DataError
 class Folder(DatasetConfig):
     """A directory per class under the raw folder."""
 
+    own_images: ClassVar[bool] = True
     how_to_get: ClassVar[str] = "put one directory of images per class there"
 
     def rows(self, raw: Path) -> list[Row]:

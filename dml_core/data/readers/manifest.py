@@ -24,6 +24,7 @@ class ManifestFile(DatasetConfig):
         file: the list, relative to the raw folder; `.parquet` is read as Parquet, anything else as CSV with a header.
     """
 
+    own_images: ClassVar[bool] = True
     how_to_get: ClassVar[str] = "put the images and a manifest.csv with the columns path and label there"
     file: str = "manifest.csv"
 
@@ -52,6 +53,8 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: not a file; name a list (.csv, .parquet)")
     try:
         table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=_text_columns(csv))
         columns = table.column_names

@@ -27,6 +27,7 @@ from dml_core.data.readers.shared import idx_dataset
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.readers.sop import Sop
 from dml_core.data.store.rows import Row
+from dml_core.data.store.sizes import MAX_SIDE
 from dml_core.errors import DataError
 
 STAMP_FILE = "generator.txt"
@@ -59,13 +60,13 @@ class Synthetic(DatasetConfig):
 
     how_to_get: ClassVar[str] = "it is generated; run `dml data fetch synthetic`"
 
-    num_classes: int = Field(default=40, ge=2)
-    images_per_class: int = Field(default=50, ge=2)
-    image_size: int = Field(default=48, ge=8)
-    num_modes: int = Field(default=4, ge=1)
+    num_classes: int = Field(default=40, ge=2, le=1_000_000)
+    images_per_class: int = Field(default=50, ge=2, le=1_000_000)
+    image_size: int = Field(default=48, ge=8, le=MAX_SIDE)
+    num_modes: int = Field(default=4, ge=1, le=1000)
     difficulty: float = Field(default=0.6, ge=0.0, le=1.0)
     grayscale_share: float = Field(default=0.02, ge=0.0, le=1.0)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     layout: Layout = "cub200"
 
     @property

@@ -1,10 +1,12 @@
 """Encoded image bytes to RGB pixels, the same in packing, training and embedding.
 
 JPEG and PNG go through torchvision (libjpeg-turbo, libpng; the same pixels as Pillow's, several times faster for small images),
-every other format through Pillow. EXIF orientation is not applied, as in the published pipelines.
+every other format through Pillow. The papers' datasets are decoded as they are stored (`decode_rgb`), as in their released code; a
+person's own photographs are turned upright by their EXIF orientation (`decode_upright`), wherever they are seen.
 """
 
 import io
+import struct
 import warnings
 
 import torch
@@ -13,22 +15,28 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, decode_png
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+MOST_PIXELS = 178_956_970  # as many as Pillow decodes
+MOST_TIMES_AS_LONG = 1000  # one side than the other: resizing the short side enlarges the long one
+ORIENTATION_TAG = 0x0112
 _JPEG_START = b"\xff\xd8"
-_PNG_START = b"\x89PNG"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # torchvision 0.29 names torchcodec as its successor on every call; the pinned version still decodes.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities of TorchVision", category=DeprecationWarning)
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # below `MOST_PIXELS`
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")  # of a damaged EXIF tag
 
 
 def decode_rgb(data: bytes) -> Tensor:
-    """Decode one image to uint8 (3, height, width), RGB whatever the file holds (grayscale, palette, CMYK, alpha).
+    """Decode one image to uint8 (3, height, width) as it is stored, RGB whatever the file holds (grayscale, palette, CMYK, alpha).
 
     Raises:
-        ValueError: the bytes are not one whole image; the text says what the decoder found.
+        ValueError: the bytes are not one whole image, or one of too many pixels; the text says what is wrong.
     """
     if not data:
         raise ValueError("empty")
     try:
+        _check_size(*_size(data))
         if data.startswith(_JPEG_START):
             return decode_jpeg(_as_tensor(data), mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
         if data.startswith(_PNG_START):
@@ -39,8 +47,80 @@ def decode_rgb(data: bytes) -> Tensor:
             return pil_to_tensor(image.convert("RGB"))  # type: ignore[no-any-return]
     except RuntimeError:
         raise ValueError("damaged or truncated") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError):
+    except Image.DecompressionBombError:
+        raise ValueError(f"of more than {MOST_PIXELS:,} pixels, make it smaller") from None
+    except (OSError, SyntaxError):
         raise ValueError("not an image, or damaged") from None
+
+
+def decode_upright(data: bytes) -> Tensor:
+    """Decode one image as `decode_rgb` does, and turn it upright by its EXIF orientation.
+
+    Raises:
+        ValueError: as `decode_rgb`.
+    """
+    pixels = decode_rgb(data)
+    with Image.open(io.BytesIO(data)) as image:
+        return upright(pixels, orientation(image)).contiguous()
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF's orientation of an image that Pillow has opened, 1 (upright) to 8; 1 where there is none, or none that can be read.
+
+    TIFF has 1: Pillow itself turns its pixels.
+    """
+    if image.format == "TIFF":
+        return 1
+    try:
+        found = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - a damaged tag leads Pillow to errors of a dozen kinds, and the pixels are whole
+        return 1
+    return found if found in range(1, 9) else 1
+
+
+def upright(pixels: Tensor, found: int) -> Tensor:
+    """Pixels (C, H, W) turned and mirrored as an EXIF orientation says, (C, H, W) or (C, W, H)."""
+    if found > 4:  # what is stored as a row is a column
+        pixels = pixels.transpose(1, 2)
+    mirrored = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(found, [])
+    return pixels.flip(mirrored) if mirrored else pixels
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    """Width and height by the header."""
+    if data.startswith(_PNG_START) and len(data) >= 24:  # the signature, and the beginning of the first chunk
+        width, height = struct.unpack(">II", data[16:24])
+        return width, height
+    if data.startswith(_JPEG_START) and (found := _jpeg_size(data)) is not None:
+        return found
+    with Image.open(io.BytesIO(data)) as image:  # ten times as slow
+        return image.size
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height by the frame's header (a marker of C0 to CF but three); None where the segments do not follow each other."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack(">HH", data[at + 5 : at + 9])
+            return width, height
+        at += 1 if kind == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # over a filling byte, or a segment
+    return None
+
+
+def _check_size(width: int, height: int) -> None:
+    """Refuse an image that would take gigabytes.
+
+    Raises:
+        ValueError: too many pixels, or too long and thin.
+    """
+    if not width * height:
+        raise ValueError("not an image, or damaged")
+    if width * height > MOST_PIXELS:
+        raise ValueError(f"of {width} x {height} pixels, more than {MOST_PIXELS:,}, make it smaller")
+    if max(width, height) > MOST_TIMES_AS_LONG * max(1, min(width, height)):
+        raise ValueError(f"of {width} x {height} pixels, one side more than {MOST_TIMES_AS_LONG} times the other")
 
 
 def _to_8_bits(pixels: Tensor) -> Tensor:

@@ -8,11 +8,17 @@ from pydantic import ValidationError
 
 from dml_core.config import Config
 from dml_core.errors import DataError
+from dml_core.files import file_sha256
+
+__all__ = ["DatasetInfo", "RoleInfo", "file_sha256", "read_info"]
 
 FORMAT_VERSION: Literal[1] = 1
 INFO_FILE = "dataset.json"
 IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
+
+
+OWN_READERS = frozenset({"folder", "manifest"})
 
 
 class RoleInfo(Config):
@@ -43,6 +49,11 @@ class DatasetInfo(Config):
     manifest_sha256: str
 
     @property
+    def is_own(self) -> bool:
+        """Whether the images are a person's own, which are turned upright by their EXIF orientation; others are decoded as stored."""
+        return self.name in OWN_READERS
+
+    @property
     def fingerprint(self) -> str:
         """One hash (16 hexadecimal digits) of images, labels, roles and boxes: the dataset's identity."""
         return hashlib.sha256(f"{self.images_sha256} {self.manifest_sha256}".encode()).hexdigest()[:16]
@@ -59,11 +70,7 @@ def read_info(folder: Path) -> DatasetInfo:
         return DatasetInfo.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared dataset; run `dml data prepare`") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); remove it, and run `dml data prepare` again") from None
     except ValidationError:
         raise DataError(f"{path}: not a dataset.json of format {FORMAT_VERSION}; run `dml data prepare` again") from None
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

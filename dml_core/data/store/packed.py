@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.decode import decode_rgb, decode_upright
 from dml_core.data.store.info import IMAGES_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.rows import Box
 from dml_core.errors import ConfigError, DataError
@@ -39,9 +39,10 @@ class PackedDataset:
     """
 
     def __init__(self, folder: Path, role: str, classes: tuple[str, ...] | None = None) -> None:
-        roles = read_info(folder).roles
-        if role not in roles:
-            raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(roles)})")
+        info = read_info(folder)
+        if role not in info.roles:
+            raise ConfigError(f"{folder}: no role '{role}' (it has {', '.join(info.roles)})")
+        self._decode = decode_upright if info.is_own else decode_rgb
         self.folder = folder
         self.role = role
         self.classes = classes
@@ -52,7 +53,8 @@ class PackedDataset:
         return len(self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "role": self.role, "classes": self.classes, "_decoded": {}, "_num_decoded_bytes": 0}
+        arguments = {"folder": self.folder, "role": self.role, "classes": self.classes}
+        return {**arguments, "_decode": self._decode, "_decoded": {}, "_num_decoded_bytes": 0}
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -77,7 +79,7 @@ class PackedDataset:
         return data
 
     def image(self, index: int) -> Tensor:
-        """uint8 (3, height, width), RGB; to be read and not written.
+        """uint8 (3, height, width), RGB; to be read and not written. A person's own images are upright by their EXIF orientation.
 
         Raises:
             DataError: the bytes do not decode, so the store was damaged after it was written.
@@ -86,7 +88,7 @@ class PackedDataset:
         if (kept := self._decoded.get(index)) is not None:
             return kept
         try:
-            pixels = decode_rgb(self.raw_bytes(index))
+            pixels = self._decode(self.raw_bytes(index))
         except ValueError as error:
             raise DataError(f"{self.folder}: image {index} of {self.role} is {error}; run `dml data prepare` again") from None
         if self._num_decoded_bytes + pixels.nbytes <= _KEPT_BYTES:

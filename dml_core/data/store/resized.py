@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.decode import decode_rgb, decode_upright
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.store.sizes import Interpolation, Resize
 from dml_core.errors import DataError
@@ -28,15 +28,18 @@ def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
     return resized
 
 
-def resized(manifest: Manifest, size: Resize, interpolation: Interpolation) -> Manifest:
-    """The manifest with every image resized as `TransformConfig` does (an int is the short side), as PNG, without boxes."""
+def resized(manifest: Manifest, size: Resize, interpolation: Interpolation, own_images: bool = False) -> Manifest:
+    """The manifest with every image resized as `TransformConfig` does (an int is the short side), as PNG, without boxes.
+
+    A person's own images are turned upright first, by their EXIF orientation.
+    """
     rows = [dataclasses.replace(row, box=None) for row in manifest.rows]
-    return Manifest(rows, lambda row: _resized_png(manifest, row, size, interpolation))
+    return Manifest(rows, lambda row: _resized_png(manifest, row, size, interpolation, own_images))
 
 
-def _resized_png(manifest: Manifest, row: Row, size: Resize, interpolation: Interpolation) -> bytes:
+def _resized_png(manifest: Manifest, row: Row, size: Resize, interpolation: Interpolation, own_images: bool) -> bytes:
     try:
-        image = decode_rgb(manifest.read_bytes(row))
+        image = (decode_upright if own_images else decode_rgb)(manifest.read_bytes(row))
     except ValueError as error:
         raise DataError(f"{row.path}: cannot be decoded ({error}); restore the file from the archive") from None
     encoded = io.BytesIO()

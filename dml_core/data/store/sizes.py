@@ -1,8 +1,10 @@
 """How images are resized: the two types that a packed store and a protocol's views share; light to import."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field
 
-Resize = PositiveInt | tuple[PositiveInt, PositiveInt]  # the short side, or (height, width) whatever the aspect ratio
+MAX_SIDE = 4096  # pixels; a larger image of three float32 channels takes more than 200 MB
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Resize = Side | tuple[Side, Side]  # the short side, or (height, width) whatever the aspect ratio
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]

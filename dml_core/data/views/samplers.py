@@ -26,7 +26,7 @@ class SamplerConfig(Config):
         kind: "shuffled", "k_by_n": k classes with n images of each in every batch, or "mined_triplets": an image, another of its class
             and one of its nearest of other classes as the network embeds them at the epoch's start (`training.mining`).
         batch_size: images of a shuffled global batch; of mined triplets as many whole ones as it holds.
-        drop_last: leave out the incomplete last batch of a shuffled epoch.
+        drop_last: leave out the incomplete last batch of a shuffled epoch; one of a single image is always left out.
         num_classes_per_batch: k.
         num_samples_per_class: n.
         class_frequency: of "k_by_n": every class comes about as often, "equal"; or "by_size", as often as it has groups of n images, as
@@ -55,7 +55,8 @@ def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: in
         negatives_Nk: for mined triplets, the hard negatives of each image.
 
     Raises:
-        ConfigError: a "k_by_n" sampler over fewer than k classes, or a shuffled one that would drop every image.
+        ConfigError: a "k_by_n" sampler over fewer than k classes, a shuffled one that would drop every image, or mined triplets where no
+            class has two images.
     """
     if config.kind == "mined_triplets":
         assert negatives_Nk is not None
@@ -69,13 +70,17 @@ def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: in
 def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, drop_last: bool) -> list[Indices]:
     """Every image once, in random order; the last batch is shorter where the sizes do not divide, or left out on request.
 
+    A last batch that would hold a single image is always left out: BatchNorm cannot normalise it, and it compares with nothing. The rule
+    looks at the global batch, so that it is the same on any number of workers.
+
     Raises:
         ConfigError: `drop_last` with fewer images than one batch holds.
     """
     _check_drop_last(num_samples, batch_size, drop_last)
     order = np.random.default_rng((seed, epoch)).permutation(num_samples)
     batches = np.split(order, range(batch_size, num_samples, batch_size))
-    return batches[:-1] if drop_last and num_samples % batch_size else batches
+    is_left_out = len(batches) > 1 and (len(batches[-1]) < batch_size if drop_last else len(batches[-1]) < min(2, batch_size))
+    return batches[:-1] if is_left_out else batches
 
 
 def class_balanced_batches(
@@ -134,11 +139,18 @@ def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, s
         negatives_Nk: of each image.
         batch_size: a batch has batch_size // 3 triplets, at least one.
         seed, epoch: of the draws.
+
+    Raises:
+        ConfigError: no class has two images.
     """
     random = np.random.default_rng((seed, epoch))
     _, class_N, counts = np.unique(labels_N, return_inverse=True, return_counts=True)
     members = np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
     anchors = random.permutation(np.flatnonzero(counts[class_N] > 1))
+    if len(anchors) == 0:
+        raise ConfigError(
+            "sampler: mined_triplets needs a class with two images, the training set has none: add images or choose 'shuffled'"
+        )
     negatives = negatives_Nk[anchors, random.integers(0, negatives_Nk.shape[1], len(anchors))]
     positives = [random.choice(members[class_N[anchor]][members[class_N[anchor]] != anchor]) for anchor in anchors]
     triplets_T3 = np.stack([anchors, np.array(positives, dtype=np.int64), negatives], axis=1)

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from dml_core.config import Config
-from dml_core.data.store.sizes import Interpolation, Resize
+from dml_core.data.store.sizes import MAX_SIDE, Interpolation, Resize, Side
 
 Scaling = Literal["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"]
 
@@ -42,10 +42,10 @@ class TransformConfig(Config):
     test_resize: Resize | None = None
     interpolation: Interpolation = "bilinear"
     crop: Literal["none", "random", "random_resized", "padded"] = "none"
-    crop_size: int | None = Field(default=None, ge=1)
+    crop_size: Side | None = None
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    padding: int = Field(default=0, ge=0)
+    padding: int = Field(default=0, ge=0, le=MAX_SIDE)
     flip: bool = False
     jitter: Jitter = Jitter()
     jitter_first: bool = False

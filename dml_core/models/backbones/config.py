@@ -25,7 +25,7 @@ class BackboneConfig(Config):
     name: str
     weights: str = "none"
     weights_sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    width: int = Field(default=32, ge=8, multiple_of=8)
+    width: int = Field(default=32, ge=8, le=4096, multiple_of=8)
     last_stride: Literal[1, 2] = 2
     rbr: Literal["none", "published", "released"] = "none"
     stem_pool: Literal["padded", "ceil"] = "padded"

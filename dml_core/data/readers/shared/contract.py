@@ -11,7 +11,7 @@ from typing import ClassVar
 from dml_core.config import Config
 from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.archives import Archive, Progress, check_md5, download, unpack
-from dml_core.data.readers.shared.rules import check_published, check_rows
+from dml_core.data.readers.shared.rules import check_files, check_published, check_rows
 from dml_core.data.store.rows import Counts, Manifest, Row
 from dml_core.data.store.sizes import Interpolation, Resize
 from dml_core.errors import DataError
@@ -25,10 +25,12 @@ class DatasetConfig(Config):
             begins with this very resize; None packs the original bytes.
         stored_interpolation: of that resize.
         how_to_get: what a person must do by hand where the raw files are missing; one line.
+        own_images: a person's own, which are turned upright by their EXIF orientation; others are decoded as they are stored.
         single_image_classes: the publisher's training part has classes with one image (In-shop's has).
     """
 
     how_to_get: ClassVar[str] = "put the raw files there by hand"
+    own_images: ClassVar[bool] = False
     single_image_classes: ClassVar[bool] = False
 
     stored_size: Resize | None = None
@@ -72,6 +74,7 @@ class DatasetConfig(Config):
         """
         if not raw.is_dir():
             raise DataError(f"{raw}: no such folder; {self.how_to_get}")
+        check_files(raw)
         rows = self.rows(raw)
         check_rows(rows, raw, self.single_image_classes, self.shares_classes)
         manifest = Manifest(rows, self.reader(raw))
@@ -79,7 +82,7 @@ class DatasetConfig(Config):
             return manifest
         from dml_core.data.store.resized import resized  # torchvision, which parsing a configuration does not need
 
-        return resized(manifest, self.stored_size, self.stored_interpolation)
+        return resized(manifest, self.stored_size, self.stored_interpolation, self.own_images)
 
 
 class OfficialDataset(DatasetConfig):

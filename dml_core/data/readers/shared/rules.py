@@ -1,11 +1,40 @@
 """What must hold of the rows of every dataset, and of the published ones."""
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from dml_core.data.store.rows import Counts, Row, role_counts
 from dml_core.errors import DataError
+
+
+def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> None:
+    """Check that a raw folder can be read to its end: regular files and folders only, and no link back to a folder around it.
+
+    Args:
+        folder: the raw folder.
+        above: device and inode of the folders around it that are being checked.
+
+    Raises:
+        DataError: a pipe, a socket, a device, a dangling link, a link that leads back, or a folder that cannot be read.
+    """
+    try:
+        status = folder.stat()
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            raise DataError(f"{folder}: a link to a folder that it is in; remove it")
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    continue
+                path = folder / entry.name
+                if path.is_dir():
+                    check_files(path, above | {here})
+                elif not path.is_file():
+                    raise DataError(f"{path}: neither a file nor a folder (a dangling link, a pipe, a socket or a device); remove it")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror}); check its permissions and disk") from None
 
 
 def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_classes: bool = False) -> None:

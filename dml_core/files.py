@@ -1,0 +1,102 @@
+"""Files read and written safely: only regular files are read, a new file takes its place whole, and JSON proves itself by its hash."""
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+from dml_core.errors import StoreError
+
+SEAL = "sha256"  # key of the hash of all other values
+FIRST_SEALED_FORMAT = 2
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no regular file: opening a named pipe waits for ever, and a device never ends.
+
+    Raises:
+        OSError: it is missing, or something else.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, kind, str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no regular file.
+    """
+    check_regular(path)
+    return path.read_bytes()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file, open for reading and writing, that replaces `path` at the end: flushed to disk, with the permissions of the umask.
+
+    After an error `path` is unchanged and nothing is left beside it.
+    """
+    beside = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with beside.open("x+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def sealed(values: Mapping[str, Any]) -> str:
+    """Plain values, `format` among them, as JSON text that carries the hash of its values."""
+    return json.dumps({**values, SEAL: _seal(values)}, indent=1) + "\n"
+
+
+def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any]:
+    """The values of JSON text that `sealed` wrote, or of an older format, which had no hash.
+
+    Args:
+        data: the text.
+        path: what an error calls it.
+        newest: the highest format that the caller reads.
+        remedy: what to do about damage.
+
+    Raises:
+        StoreError: damaged, or of a newer format.
+    """
+    try:
+        values = json.loads(data)
+        found = values.get("format", 1)
+        if not isinstance(found, int) or found < 1:
+            raise ValueError
+    except (ValueError, RecursionError, AttributeError):
+        raise StoreError(f"{path}: damaged; {remedy}") from None
+    if found > newest:
+        raise StoreError(
+            f"{path}: written by a newer version (format {found}, this program reads up to {newest}); update this program, or {remedy}"
+        )
+    seal = values.pop(SEAL, None)
+    if (seal is not None or found >= FIRST_SEALED_FORMAT) and seal != _seal(values):
+        raise StoreError(f"{path}: damaged or changed by hand (SHA-256 differs); {remedy}")
+    return dict(values)
+
+
+def _seal(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

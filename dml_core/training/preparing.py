@@ -1,0 +1,74 @@
+"""Before the first epoch: images as all workers load them, and what some systems do once with the training set."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.batches import Indices, Loader, TestView, View
+from dml_core.data.views.samplers import first_batch_size
+from dml_core.training.config import TrainingConfig
+from dml_core.training.parallel import Failures, TrainingSystem, rank, shard_sizes, world_size
+from dml_core.training.pulse import beat
+from dml_core.training.seeding import derived_seed, seeded
+
+EMBEDDING_BATCH = 256
+FAILED_SIDE = 224
+
+
+def load(
+    loader: Loader, shards: Sequence[Indices], view: View, failures: Failures, copies: Sequence[Indices] | None = None
+) -> Iterator[Tensor]:
+    """This worker's images of each batch, (n, 3, H, W).
+
+    Where images cannot be loaded they are black and the error is kept: the step runs, so that this worker meets the others, and all raise.
+    """
+    loaded = loader.batches(shards, view, copies)
+    side = view.config.crop_size or FAILED_SIDE
+    for shard in shards:
+        images = None
+        with failures.kept():
+            images, _ = next(loaded)
+        yield torch.zeros(len(shard), 3, side, side, device=loader.device) if images is None else images
+
+
+def prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, seed: int, loader: Loader, failures: Failures) -> None:
+    """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
+    if config.warm_up_batchnorm:
+        _warm_up_batchnorm(system, dataset, config, seed, loader, failures)
+    if system.loss.needs.initial_embeddings:
+        outputs_ND = torch.empty(0)
+        with failures.kept():
+            outputs_ND = training_outputs(system, dataset, config, loader)
+        failures.raise_together()
+        system.loss.initialise(outputs_ND, torch.from_numpy(dataset.labels).to(loader.device))
+
+
+@torch.no_grad()
+def _warm_up_batchnorm(
+    system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, seed: int, loader: Loader, failures: Failures
+) -> None:
+    """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
+    system.train()
+    size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
+    batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
+    shards = [np.split(batch, np.cumsum(shard_sizes(len(batch), world_size()))[:-1])[rank()] for batch in batches]
+    for step, images in enumerate(load(loader, shards, TestView(config.transform), failures)):
+        with seeded(derived_seed(seed, f"BatchNorm's averages on worker {rank()}", step=step), loader.device):
+            system.model(images)
+        beat()
+    failures.raise_together()
+
+
+@torch.no_grad()
+def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
+    """What the loss would see of every training image, plain view, in dataset order, (N, D); each worker computes all of it alike."""
+    system.eval()
+    batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
+    outputs = []
+    for images, _ in loader.batches(batches, TestView(config.transform)):
+        outputs.append(system.model(images))
+        beat()
+    return torch.cat(outputs)
