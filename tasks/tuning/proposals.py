@@ -1,93 +1,97 @@
-"""Which settings are tried next, and when a trial is given up: Optuna's sampler and pruner, asked so that they always answer the same.
+"""Which settings a search tries: the row's own, its loss's published ones, then those that Optuna's sampler proposes.
 
-Trials come in rounds of a fixed size. What a round tries follows from the rounds before it, in order of their numbers, and from the seed;
-who ran them, how many at a time and in which order they ended is not in it. Whether a trial is given up follows from its own scores and
-from the rounds before, too. So a search that was killed, or shared by several shells, tries what an undisturbed one does.
+Proposals come in rounds of a fixed size. A round follows from the trials before it and from the search's name and seed, so that a search
+that was killed, or runs more trials at a time, proposes the same settings.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from dml_core.search import Search
 from tasks.tuning.space import Params, Space
 
-ROUND_SIZE = 4  # fixed: another one is another search
-STARTUP_TRIALS = 2 * ROUND_SIZE  # drawn at random, before the sampler has enough to go by
-SAMPLER = f"Optuna {optuna.__version__}: TPE, multivariate, in rounds of {ROUND_SIZE}; median pruner"
-State = Literal["waiting", "running", "finished", "pruned", "failed"]
+ROUND_SIZE = 4
+STARTUP_TRIALS = 2 * ROUND_SIZE  # drawn at random before the sampler has enough scores to use
+SAMPLER = f"Optuna {optuna.__version__} TPE, multivariate, in rounds of {ROUND_SIZE}"
+MOST_DRAWS = 100  # for one proposal that fits
+NEAR_END = 0.1  # of a range's width
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True)
-class TrialRecord:
-    """One trial as it is known.
+class Trial:
+    """Settings and their scores.
 
     Attributes:
-        scores: of the folds that are done, in order.
-        reason: why it failed.
+        number: 0 has the row's own settings.
+        params: dotted path -> value, for every path that is searched.
+        scores: on pairs 0, 1, ... of fold and seed, in order.
+        reason: why the settings cannot be trained; None where they can.
     """
 
     number: int
     params: Params
-    state: State
     scores: tuple[float, ...] = ()
     reason: str | None = None
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
-        return self.state in ("finished", "pruned", "failed")
-
-    @property
     def mean(self) -> float:
-        """Of the folds that are done."""
-        return sum(self.scores) / len(self.scores)
-
-    @property
-    def round(self) -> int:
-        """The round that it belongs to."""
-        return self.number // ROUND_SIZE
+        """Mean over the pairs that were scored."""
+        return fmean(self.scores)
 
 
-def propose(space: Space, own: Params, past: Iterable[TrialRecord], seed: int, round_number: int) -> list[Params]:
-    """The settings of a round's trials, in order; the first of all is the row's own.
+def propose(
+    space: Space, past: Sequence[Trial], draw: str, round_number: int, fits: Callable[[Params], bool], count: int = ROUND_SIZE
+) -> list[Params]:
+    """Settings for the next trials, each different from those of all trials before.
 
     Args:
         space: what is searched.
-        own: the row's own values of it.
-        past: every trial of the rounds before.
-        seed: of the search.
-        round_number: from 0.
+        past: every trial so far, with the same pairs scored.
+        draw: the search's name and seed, from which the random draws derive.
+        round_number: of the round.
+        fits: whether the settings can be a run; others are drawn again.
+        count: how many settings.
     """
-    distributions = {path: distribution(search) for path, search in space.items()}
-    drawn = int.from_bytes(hashlib.sha256(f"{seed} {round_number}".encode()).digest()[:4], "big")
+    drawn = int.from_bytes(hashlib.sha256(f"{draw} {round_number}".encode()).digest()[:4], "big")
     sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP_TRIALS, multivariate=True)
-    study = _study(past, distributions, sampler)
-    first = [own] if round_number == 0 else []
-    asked = (study.ask(distributions).params for _ in range(ROUND_SIZE - len(first)))
-    return [*first, *({path: _rounded(params[path], space[path]) for path in space} for params in asked)]
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    distributions = {path: distribution(search) for path, search in space.items()}
+    for trial in past:
+        if trial.scores:
+            frozen = create_trial(state=TrialState.COMPLETE, value=trial.mean, params=trial.params, distributions=distributions)
+            study.add_trial(frozen)
+    known = [trial.params for trial in past]
+    proposed: list[Params] = []
+    for _ in range(MOST_DRAWS * count):
+        if len(proposed) == count:
+            break
+        asked = study.ask(distributions).params
+        params = {path: rounded(asked[path], search) for path, search in space.items()}
+        if params not in known and fits(params):
+            proposed.append(params)
+            known.append(params)
+    return proposed
 
 
-def is_hopeless(scores: Sequence[float], past: Iterable[TrialRecord]) -> bool:
-    """Whether a trial with these scores of its first folds is to be given up, by the trials of the rounds before it.
-
-    It is where the best mean that it has had is below the median of theirs over as many folds.
-    """
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=ROUND_SIZE)
-    trial = create_trial(state=TrialState.RUNNING, intermediate_values=running_means(scores))
-    return pruner.prune(_study(past, {}, None), trial)
-
-
-def running_means(scores: Sequence[float]) -> dict[int, float]:
-    """Fold -> mean of the scores up to it."""
-    return {fold: sum(scores[: fold + 1]) / (fold + 1) for fold in range(len(scores))}
+def widened(space: Space, best: Params, fits: Callable[[Params], bool]) -> Space:
+    """The space with every range extended by half of its width at an end that the best settings are near; as far as settings there fit."""
+    wider = dict(space)
+    for path, search in space.items():
+        for candidate in _extended(search, best[path]):
+            ends = (best | {path: rounded(end, candidate)} for end in (candidate.low, candidate.high))
+            if all(fits(params) for params in ends):
+                wider[path] = candidate
+    return wider
 
 
 def distribution(search: Search) -> BaseDistribution:
@@ -101,29 +105,25 @@ def distribution(search: Search) -> BaseDistribution:
     return FloatDistribution(search.low, search.high, log=search.log)
 
 
-def _study(
-    past: Iterable[TrialRecord], distributions: dict[str, BaseDistribution], sampler: optuna.samplers.BaseSampler | None
-) -> optuna.Study:
-    """A study in memory of what is over; what failed tells nothing and is left out."""
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    for trial in sorted(past, key=lambda trial: trial.number):
-        if trial.state in ("finished", "pruned"):
-            study.add_trial(_frozen(trial, distributions))
-    return study
-
-
-def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    return create_trial(
-        state=TrialState.COMPLETE if trial.state == "finished" else TrialState.PRUNED,
-        value=trial.mean,
-        params={path: trial.params[path] for path in distributions},
-        distributions=distributions,
-        intermediate_values=running_means(trial.scores),
-    )
-
-
-def _rounded(value: Any, search: Search) -> Any:
-    """Four digits are enough to try and to read; within the range."""
-    if not isinstance(value, float) or search.low is None or search.high is None:
+def rounded(value: Any, search: Search) -> Any:
+    """A number with four digits, which are enough to try and to read, within its range; any other value unchanged."""
+    if search.choices is not None or search.low is None or search.high is None:
         return value
-    return min(max(float(f"{value:.4g}"), search.low), search.high)
+    within = min(max(float(f"{value:.4g}"), search.low), search.high)
+    return round(within) if search.integer else within
+
+
+def _extended(search: Search, value: Any) -> list[Search]:
+    """The range with one end moved outwards, if the value is near that end."""
+    if search.choices is not None or search.low is None or search.high is None:
+        return []
+    scale, back = (math.log, math.exp) if search.log else (float, float)
+    low, high, at = scale(search.low), scale(search.high), scale(value)
+    near, half = NEAR_END * (high - low), (high - low) / 2
+    moved = []
+    if at - low <= near:
+        moved.append({"low": back(low - half)})
+    if high - at <= near:
+        moved.append({"high": back(high + half)})
+    whole = [{name: float(round(end)) if search.integer else float(f"{end:.4g}") for name, end in ends.items()} for ends in moved]
+    return [search.model_copy(update=ends) for ends in whole]

@@ -1,6 +1,6 @@
-"""What a search is: a row of a table on a dataset, its space, its folds; which run a trial without a fold is; what is kept of the winner.
+"""A search: a row of a table on a dataset, its space, its pairs of fold and seed, the run of a trial on a pair, the winner's file.
 
-Nothing of it reads test classes. Its runs get the training rows packed alone (`training_rows`), are scored on held-out training classes,
+A search reads no test classes. Its runs get only the training rows (`training_rows`), are scored on held-out training classes,
 and keep no weights but the last epoch's; no option and no file changes that.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dml_core.config import located, unknown_name
+from dml_core.config import located, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import read_info
 from dml_core.data.store.split_config import ValidationConfig, check_folds, num_held_out
@@ -18,21 +18,24 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
+from dml_core.training.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, loss_learns, prepared_folder
 from tasks.environment import Project
 from tasks.runs.identity import evaluate_identity, source_digest
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.specs import RunSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
-from tasks.runs.tuned import STANDING, TrialCounts, TunedFile, tune_command
+from tasks.runs.tuned import STANDING, ConfirmedGain, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, named_dataset, not_in_params
-from tasks.tuning.proposals import SAMPLER, TrialRecord
-from tasks.tuning.space import Params, Space, lay_over, nested, own_values, row_space
+from tasks.tuning.halving import METHOD, Found
+from tasks.tuning.space import Params, Space, lay_over, nested, own_values, published_options, row_space
 
 METRICS = ("map@r", "r_precision")  # beside every recall@K
-ENGINE = ("tasks.tuning.study", "tasks.tuning.proposals")  # what they do decides which trials there are
+ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # what they do decides which trials there are
+FIRST_SEED = 1_000_000  # of a search's runs: no comparison's seeds are so high
+SEEDS_OF_A_SEARCH = 1_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Search:
         space: what is searched of them.
         evaluation: how a fold is scored.
         metric: the higher, the better.
-        folds, seed: of the search.
+        folds: disjoint parts of the training classes; seed: of the search.
         num_classes: that train; None before the dataset is prepared.
     """
 
@@ -64,12 +67,12 @@ class Search:
 
     @property
     def title(self) -> str:
-        """How its runs are called together."""
+        """Title of the comparison of its runs."""
         return tuning_comparison(f"{self.table}/{self.row}", self.dataset)
 
     @property
     def command(self) -> str:
-        """What makes its file."""
+        """The command that makes its file."""
         return tune_command(self.table, self.row, self.column)
 
     @property
@@ -77,20 +80,38 @@ class Search:
         """The row's own values of what is searched: trial 0."""
         return own_values(self.training, self.space)
 
-    def spec(self, number: int, params: Params, fold: int) -> RunSpec:
-        """The run of a trial without a fold.
+    @property
+    def guesses(self) -> list[Params]:
+        """The settings that are tried first: the row's own, and with the loss's published values of the options that are searched."""
+        published = self.own | published_options(self.training, self.space)
+        return [self.own] if published == self.own or not self.fits(published) else [self.own, published]
+
+    def fits(self, params: Params) -> bool:
+        """Whether these settings can be a run."""
+        try:
+            lay_over(self.training, params)
+        except ConfigError:
+            return False
+        return True
+
+    def spec(self, number: int, params: Params, pair: int) -> RunSpec:
+        """The run of a trial on a pair of fold and seed.
+
+        Pair 0 holds out the first fold, pair 1 the second, and after the last fold the classes are dealt to other folds. Every pair has a
+        seed of its own, which no comparison has.
 
         Raises:
             ConfigError: settings that do not fit each other.
         """
-        trial = Trial(row=self.row, number=number, fold=fold)
+        trial = Trial(row=self.row, number=number, pair=pair)
         training = lay_over(self.training, params) if number else self.training
         training = self._on_the_other_folds(training)
-        held_out = ValidationConfig(folds=self.folds, fold=fold, seed=self.seed)
+        first_seed = FIRST_SEED + SEEDS_OF_A_SEARCH * self.seed
+        held_out = ValidationConfig(folds=self.folds, fold=pair % self.folds, seed=first_seed + pair // self.folds)
         return RunSpec(
             dataset=self.dataset,
             variant=trial.label,
-            seed=self.seed,
+            seed=first_seed + pair,
             training=training.model_copy(update={"validation": held_out}),
             evaluation=self.evaluation,
             table=self.table,
@@ -98,10 +119,10 @@ class Search:
         )
 
     def identity(self, dataset: DatasetRecord) -> str:
-        """Of the search on these training rows: with anything else it is another one. How many trials it has is no part of it."""
-        runs = [evaluate_identity(self.spec(0, self.own, fold), dataset) for fold in range(self.folds)]
+        """Hash of everything that decides the search's result on these training rows, except the number of trials."""
+        runs = [evaluate_identity(self.spec(0, self.own, pair), dataset) for pair in range(self.folds)]
         space = {path: search.model_dump(mode="json") for path, search in self.space.items()}
-        parts = [self.table, self.row, self.training.model_dump(mode="json"), space, self.metric, runs, SAMPLER, source_digest(ENGINE)]
+        parts = [self.table, self.row, self.training.model_dump(mode="json"), space, self.metric, runs, METHOD, source_digest(ENGINE)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def on(self, packed: Path) -> "Search":
@@ -115,17 +136,33 @@ class Search:
             check_folds(self.folds, num_classes)
         return replace(self, num_classes=num_classes)
 
+    @property
+    def draw(self) -> str:
+        """The name and seed that the search's random draws derive from: other rows draw other settings."""
+        return f"{self.table}/{self.row} {self.column} {self.seed}"
+
     def _on_the_other_folds(self, training: TrainingConfig) -> TrainingConfig:
-        """Batches of k classes as the fewer classes of the other folds have them: of all classes, and about as many images as before."""
-        sampler = training.sampler
-        if self.num_classes is None or sampler.kind != "k_by_n":
+        """As many steps as on all classes, and batches of k classes that the fewer classes of the other folds can fill."""
+        if self.num_classes is None:
             return training
         num_left = self.num_classes - num_held_out(ValidationConfig(folds=self.folds, fold=0), self.num_classes)
-        if sampler.num_classes_per_batch <= num_left:
+        longer = self.num_classes / num_left
+        training = training.model_copy(
+            update={"num_epochs": round(training.num_epochs * longer), "schedule": _stretched(training.schedule, longer)}
+        )
+        sampler = training.sampler
+        if sampler.kind != "k_by_n" or sampler.num_classes_per_batch <= num_left:
             return training
         num_images = sampler.num_classes_per_batch * sampler.num_samples_per_class
         fitted = {"num_classes_per_batch": num_left, "num_samples_per_class": max(2, num_images // num_left)}
         return training.model_copy(update={"sampler": sampler.model_copy(update=fitted)})
+
+
+def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
+    """The schedule of a training with so many times as many epochs."""
+    drops = {"milestones": tuple(round(epoch * longer) for epoch in schedule.milestones)}
+    every = {"every_epochs": round(schedule.every_epochs * longer)} if schedule.every_epochs else {}
+    return schedule.model_copy(update={**drops, **every, "warmup_epochs": schedule.warmup_epochs * longer})
 
 
 def planned(
@@ -136,6 +173,8 @@ def planned(
     Raises:
         ConfigError, DataError: the first thing that is wrong.
     """
+    refuse_repeats("row", rows)
+    refuse_repeats("--dataset", datasets)
     params = load_params(project.params_file)
     searches = [search for row in rows for search in plan_searches(params, row, datasets, folds, seed, metric)]
     params = at_scale(params, [load_table(search.table) for search in searches])
@@ -222,42 +261,46 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
     Raises:
         ConfigError: the first setting that does not.
     """
-    runs = [search.spec(0, search.own, fold) for fold in range(search.folds)]
+    runs = [search.spec(0, search.own, pair) for pair in range(search.folds)]
     check_settings(runs, params.scale, packed)
     check_parts(runs, packed)
 
 
-def found_file(
-    search: Search, study: str, dataset: DatasetRecord, trials: Sequence[TrialRecord], best: TrialRecord, tags: dict[str, str]
-) -> TunedFile:
-    """What is kept of a search: the best trial's settings where they are not the row's own, and how they were found.
+def found_file(search: Search, name: str, dataset: DatasetRecord, found: Found, tags: dict[str, str]) -> TunedFile:
+    """The file of a search: the winner's settings where they are confirmed, every trial, and how the search was made.
 
     Args:
-        search, study: which, and its identity.
+        search: which.
+        name: its identity.
         dataset: the training rows.
-        trials: all.
-        best: the best one.
+        found: its result.
         tags: git's, of the code.
     """
-    counts = {state: sum(trial.state == state for trial in trials) for state in ("finished", "pruned", "failed")}
-    changed = {path: value for path, value in best.params.items() if value != search.own[path]}
+    own, winner, confirmation = search.own, found.winner, found.confirmation
+
+    def changed(params: Params) -> Params:
+        return {path: value for path, value in params.items() if value != own[path]}
+
     return TunedFile(
         table=search.table,
         row=search.row,
         dataset=search.column,
-        training=nested(changed) if best.number else {},
-        trial=best.number,
-        score=best.mean,
-        published_score=trials[0].mean,
-        fold_scores=best.scores,
+        training=nested(changed(winner.params)) if found.changes_settings else {},
+        trial=winner.number,
+        score=winner.mean,
+        own_score=found.trials[0].mean,
+        confirmation=None
+        if confirmation is None or confirmation.reason is not None
+        else ConfirmedGain(own=confirmation.own, winner=confirmation.winner, gain=confirmation.gain, half_width=confirmation.half_width),
         metric=search.metric,
         folds=search.folds,
         seed=search.seed,
-        trials=TrialCounts(**counts),
-        space=search.space,
+        num_trials=len(found.trials),
+        tried=tuple(Tried(params=changed(trial.params), scores=trial.scores, failed=trial.reason) for trial in found.trials),
+        space=found.space,
         fingerprint=dataset.digest,
-        sampler=SAMPLER,
+        sampler=METHOD,
         commit=tags.get("git_commit"),
         dirty=tags.get("git_dirty") == "true",
-        study=study,
+        study=name,
     )

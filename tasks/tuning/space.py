@@ -87,6 +87,15 @@ def loss_options(training: TrainingConfig) -> dict[str, Any]:
     return flatten(parse_loss_options(loss.name, loss.options).model_dump(mode="json"))
 
 
+def published_options(training: TrainingConfig, space: Space) -> Params:
+    """The loss's published values (its options' defaults) of the options that are searched, as far as it has them."""
+    if training.loss.name.startswith(PML_PREFIX):
+        return {}
+    config = type(parse_loss_options(training.loss.name, training.loss.options))
+    defaults = {f"{OPTIONS}{name}": field.default for name, field in config.model_fields.items()}
+    return {path: defaults[path] for path in space if isinstance(defaults.get(path), int | float)}
+
+
 def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
     """A row's settings with the searched ones replaced.
 

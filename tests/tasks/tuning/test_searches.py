@@ -9,8 +9,10 @@ from dml_core.search import Search as Range
 from tasks.checks import loss_learns
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import load_params
-from tasks.tuning.proposals import TrialRecord
-from tasks.tuning.search import Search, found_file, plan_searches
+from tasks.tuning.halving import Confirmation, Found
+from tasks.tuning.proposals import Trial
+from tasks.tuning.search import FIRST_SEED, Search, found_file, plan_searches
+from tasks.tuning.space import lay_over
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -34,12 +36,13 @@ def test_batches_of_k_classes_are_made_to_fit_the_other_folds() -> None:
 def test_a_trial_is_the_row_with_its_settings_and_a_fold_held_out() -> None:
     search = planned("project/fashion_mnist/softtriple", num_classes=20)
     own, other = search.spec(0, search.own, 1), search.spec(3, search.own | {"loss.options.scale": 31.0}, 1)
-    assert own.training.model_copy(update={"validation": None}) == search.training
+    steps = {"num_epochs": search.training.num_epochs, "schedule": search.training.schedule}
+    assert own.training.model_copy(update={"validation": None, **steps}) == search.training
     assert other.training.loss.options["scale"] == 31.0
     assert own.training.loss.options["scale"] == 20
-    assert other.title == "project/fashion_mnist/softtriple on fashion-mnist: trial 3 fold 1"
+    assert other.title == "project/fashion_mnist/softtriple on fashion-mnist: trial 3 pair 1"
     assert other.comparison == "tuning of project/fashion_mnist/softtriple on fashion-mnist (validation)"
-    assert other.tags == {"table": "project/fashion_mnist", "row": "softtriple", "trial": "3", "fold": "1"}
+    assert other.tags == {"table": "project/fashion_mnist", "row": "softtriple", "trial": "3", "pair": "1"}
     assert (other.evaluation.clustering, other.measurements) == (False, {})
 
 
@@ -63,16 +66,49 @@ def test_what_makes_another_search_and_what_does_not() -> None:
     assert planned(name).identity(DATASET.model_copy(update={"folder": "/elsewhere"})) == identities[0]
 
 
-def test_of_the_winner_only_what_is_not_the_rows_own_is_kept() -> None:
+def test_a_fold_trains_as_many_steps_as_all_classes() -> None:
+    """Of 20 classes 5 are held out: 15 / 20 of the images, so 20 / 15 as many epochs, rounded, with the schedule stretched alike."""
+    (search,) = plan_searches(PARAMS, "project/standing/softtriple", ("synthetic",), 4, 0, "recall@1")
+    search = replace(search, num_classes=20)
+    training = search.spec(0, search.own, 0).training
+    assert training.num_epochs == round(search.training.num_epochs * 20 / 15)
+    assert training.schedule.warmup_epochs == pytest.approx(search.training.schedule.warmup_epochs * 20 / 15)
+
+
+def test_every_pair_has_a_seed_of_its_own_and_the_folds_rotate() -> None:
+    search = planned("project/fashion_mnist/softtriple", folds=2, num_classes=20)
+    runs = [search.spec(0, search.own, pair) for pair in range(6)]
+    assert len({run.seed for run in runs}) == 6
+    assert min(run.seed for run in runs) >= FIRST_SEED > max(PARAMS.comparison.seeds)
+    held_out = [(run.training.validation.fold, run.training.validation.seed) for run in runs if run.training.validation]
+    assert len(set(held_out)) == 6
+    assert [fold for fold, _ in held_out] == [0, 1, 0, 1, 0, 1]
+    other = planned("project/fashion_mnist/softtriple", seed=1)
+    assert not {run.seed for run in runs} & {other.spec(0, search.own, pair).seed for pair in range(6)}
+
+
+def test_the_losss_published_values_are_the_second_guess() -> None:
+    """The row has scale 20 as published, and a margin that is not."""
     search = planned("project/fashion_mnist/softtriple")
-    own = TrialRecord(0, search.own, "finished", (0.5, 0.7))
-    best = TrialRecord(2, search.own | {"loss.options.scale": 31.0}, "finished", (0.7, 0.9))
-    trials = [own, TrialRecord(1, search.own, "failed", (), "x"), best, TrialRecord(3, search.own, "pruned", (0.1,))]
-    found = found_file(search, "study", DATASET, trials, best, {"git_commit": "c", "git_dirty": "true"})
-    assert found.training == {"loss": {"options": {"scale": 31.0}}}
-    assert (found.score, found.published_score) == (pytest.approx(0.8), pytest.approx(0.6))
-    assert (found.trials.finished, found.trials.pruned, found.trials.failed, found.dirty) == (2, 1, 1, True)
-    assert found_file(search, "study", DATASET, trials, own, {}).training == {}
+    changed = replace(search, training=lay_over(search.training, {"loss.options.scale": 31.0}))
+    assert changed.guesses[0] == changed.own
+    assert changed.guesses[1]["loss.options.scale"] == 20.0
+    assert all(changed.guesses[1][path] == value for path, value in changed.own.items() if not path.startswith("loss.options"))
+
+
+@pytest.mark.parametrize(("winner_scores", "kept"), [((0.7, 0.72, 0.74, 0.71, 0.73), True), ((0.7, 0.5, 0.6, 0.5, 0.62), False)])
+def test_the_winners_settings_are_kept_where_its_gain_is_confirmed(winner_scores: tuple[float, ...], kept: bool) -> None:
+    search = planned("project/fashion_mnist/softtriple")
+    own = Trial(0, search.own, (0.5, 0.7))
+    best = Trial(2, search.own | {"loss.options.scale": 31.0}, (0.7, 0.9))
+    trials = (own, Trial(1, search.own | {"loss.options.scale": 7.0}, (), "not finite"), best)
+    found = Found(trials, best, Confirmation((0.5, 0.55, 0.52, 0.53, 0.51), winner_scores), search.space)
+    file = found_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"})
+    assert file.training == ({"loss": {"options": {"scale": 31.0}}} if kept else {})
+    assert (file.score, file.own_score) == (pytest.approx(0.8), pytest.approx(0.6))
+    assert [one.params for one in file.tried] == [{}, {"loss.options.scale": 7.0}, {"loss.options.scale": 31.0}]
+    assert (file.tried[1].failed, file.num_trials, file.dirty) == ("not finite", 3, True)
+    assert found_file(search, "name", DATASET, Found(trials, own, None, search.space), {}).training == {}
 
 
 def test_an_unknown_metric_is_refused() -> None:

@@ -21,7 +21,7 @@ from tasks.runs import protocols
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec, load_params
 from tasks.tables.runs import _read_protocol
-from tasks.tuning.search import Search, plan_searches
+from tasks.tuning.search import FIRST_SEED, Search, plan_searches
 from tasks.tuning.training_rows import training_rows
 from tasks.workers.jobs import Job
 from tasks.workers.work import embed, train
@@ -127,11 +127,11 @@ def test_what_was_put_in_its_place_is_made_again(packed: Path, alone: DatasetRec
 
 def test_every_run_of_a_search_is_scored_on_held_out_training_classes(write: Callable[..., Params], packed: Path) -> None:
     (search,) = searches(write(), packed, folds=2)
-    for fold in range(2):
-        spec = search.spec(0, search.own, fold)
+    for pair in range(4):
+        spec = search.spec(0, search.own, pair)
         assert spec.evaluation.role == "validation"
         assert spec.evaluation.epoch == "last"
-        assert spec.training.validation == ValidationConfig(folds=2, fold=fold, seed=0)
+        assert spec.training.validation == ValidationConfig(folds=2, fold=pair % 2, seed=FIRST_SEED + pair // 2)
         assert spec.training.keep_epochs == ()
         held_out = open_role(packed, "validation", spec.training.validation).class_names
         assert not set(held_out) & set(PackedDataset(packed, "test").class_names)
@@ -183,7 +183,7 @@ def test_what_params_say_of_scoring_changes_nothing(write: Callable[..., Params]
         (search,) = searches(write(None, overrides, **asked), packed, "project/standing/softtriple", datasets=("synthetic",))
         spec = search.spec(1, search.own, 0)
         assert (spec.evaluation.role, spec.evaluation.epoch) == ("validation", "last")
-        assert (spec.training.validation, spec.training.keep_epochs) == (ValidationConfig(folds=2, fold=0), ())
+        assert (spec.training.validation, spec.training.keep_epochs) == (ValidationConfig(folds=2, fold=0, seed=FIRST_SEED), ())
 
 
 def test_a_dataset_whose_test_classes_are_trained_on_is_refused(write: Callable[..., Params], packed: Path) -> None:

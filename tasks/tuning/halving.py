@@ -1,0 +1,142 @@
+"""Successive halving with a confirmation: how the scores of a search are spent.
+
+Every setting is scored on one pair of fold and seed, the best third on two more, the best eighth on three more: noise between seeds is as
+large as most differences between settings, so the scores go where the choice is close. The winner is then compared with the row's own
+settings on pairs that the search has not seen; the own settings stay unless the 95 % interval of the gain is above 0.
+`benchmarks/tuning_allocation.py` compares this with other ways to spend as many scores.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+
+from scipy import stats
+
+from dml_core.errors import TrainingError
+from tasks.tuning.proposals import ROUND_SIZE, SAMPLER, Trial, propose, widened
+from tasks.tuning.space import Params, Space
+
+RUNGS = ((3, 2), (8, 3))  # one setting in so many is scored on so many more pairs
+FEWEST_KEPT = 2
+MOST_EXTENSIONS = 2  # rounds in a space that was widened
+CONFIRMATION_PAIRS = 5
+NUM_SEARCH_PAIRS = 1 + sum(pairs for _, pairs in RUNGS)
+METHOD = f"{SAMPLER}; successive halving {RUNGS}; confirmed on {CONFIRMATION_PAIRS} fresh pairs of fold and seed"
+
+Score = Callable[[Sequence[Trial], range], list[Trial]]
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The winner and the row's own settings on the same fresh pairs of fold and seed.
+
+    Attributes:
+        own, winner: scores, pair by pair.
+        reason: why the winner could not be scored there; None where it was.
+    """
+
+    own: tuple[float, ...]
+    winner: tuple[float, ...]
+    reason: str | None = None
+
+    @property
+    def gain(self) -> float:
+        """Mean gain of the winner."""
+        return fmean(w - o for w, o in zip(self.winner, self.own, strict=True))
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % interval of the gain (t)."""
+        gains = [w - o for w, o in zip(self.winner, self.own, strict=True)]
+        return float(stats.t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the interval of the gain is above 0. Equal gains on all pairs have no spread to judge by and confirm nothing."""
+        return self.reason is None and self.half_width > 0 and self.gain > self.half_width
+
+
+@dataclass(frozen=True)
+class Found:
+    """The result of a search.
+
+    Attributes:
+        trials: all, by number.
+        winner: the best of those that were scored on most pairs.
+        confirmation: None where the row's own settings are the winner.
+        space: what was searched at the end, ranges extended.
+    """
+
+    trials: tuple[Trial, ...]
+    winner: Trial
+    confirmation: Confirmation | None
+    space: Space
+
+    @property
+    def changes_settings(self) -> bool:
+        """Whether the winner replaces the row's own settings."""
+        return self.confirmation is not None and self.confirmation.confirmed
+
+
+def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, fits: Callable[[Params], bool], score: Score) -> Found:
+    """Search a space.
+
+    Args:
+        space: what is searched.
+        guesses: settings to begin with; the first are the row's own.
+        num_trials: how many settings are tried, guesses included and extensions of ranges not.
+        draw: name and seed of the search.
+        fits: whether settings can be a run.
+        score: scores trials on a range of pairs and returns them with these scores added, or with the reason of their failure.
+
+    Raises:
+        TrainingError: the row's own settings cannot be trained.
+    """
+    trials, space = _first_rung(space, guesses, num_trials, draw, fits, score)
+    num_pairs, best = 1, _best(trials)
+    for one_in, more in RUNGS:
+        kept = best[: max(FEWEST_KEPT, len(trials) // one_in)]
+        for trial in score(kept, range(num_pairs, num_pairs + more)):
+            trials[trial.number] = trial
+        best, num_pairs = _best([trials[trial.number] for trial in kept]), num_pairs + more
+        if not best:
+            raise TrainingError("every setting that was kept failed on a later pair of fold and seed")
+    winner = best[0]
+    return Found(tuple(trials), winner, _confirm(trials[0], winner, score) if winner.number else None, space)
+
+
+def _first_rung(
+    space: Space, guesses: Sequence[Params], num_trials: int, draw: str, fits: Callable[[Params], bool], score: Score
+) -> tuple[list[Trial], Space]:
+    """Every setting on the first pair; while the best is near the end of a range, another round in a wider one."""
+    trials: list[Trial] = []
+    most = num_trials
+    for round_number in range(-(-num_trials // ROUND_SIZE) + MOST_EXTENSIONS):
+        if len(trials) >= most:
+            wider = widened(space, _best(trials)[0].params, fits)
+            if wider == space:
+                break
+            space, most = wider, most + ROUND_SIZE
+        count = min(ROUND_SIZE, most - len(trials))
+        first = list(guesses[:count]) if round_number == 0 else []
+        known = [*trials, *(Trial(number, params) for number, params in enumerate(first))]
+        settings = [*first, *propose(space, known, draw, round_number, fits, count - len(first))]
+        if not settings:
+            break
+        trials += score([Trial(len(trials) + place, params) for place, params in enumerate(settings)], range(1))
+        if trials[0].reason is not None:
+            raise TrainingError(f"the row's own settings, trial 0, cannot be trained: {trials[0].reason}")
+    return trials, space
+
+
+def _best(trials: Sequence[Trial]) -> list[Trial]:
+    """Those that can be trained, best first; of equals the earliest."""
+    return sorted((trial for trial in trials if trial.reason is None), key=lambda trial: (-trial.mean, trial.number))
+
+
+def _confirm(own: Trial, winner: Trial, score: Score) -> Confirmation:
+    pairs = range(NUM_SEARCH_PAIRS, NUM_SEARCH_PAIRS + CONFIRMATION_PAIRS)
+    first, second = score([replace(own, scores=()), replace(winner, scores=())], pairs)
+    if first.reason is not None:
+        raise TrainingError(f"the row's own settings, trial 0, cannot be trained: {first.reason}")
+    return Confirmation(first.scores, second.scores, second.reason)
