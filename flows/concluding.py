@@ -1,4 +1,4 @@
-"""What is left of a table's runs when they have ended: its result beside the state, its page, its comparisons in MLflow."""
+"""The end of a flow of tables: their results, their pages and their comparisons in MLflow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from flows.outcomes import Failure, Outcome, measured_run
 from flows.services import Services
 from tasks.environment import Project
 from tasks.files import write_whole
-from tasks.locks import alone
-from tasks.reports.site.pages import TablePage, write_table
+from tasks.plans.results import add_runs, load_result
+from tasks.reports.site.pages import TablePage, write_site
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
 from tasks.tables.file import label_parts, load_table
-from tasks.tables.result import load_result, save_result
+from tasks.tables.present import table_today
 from tasks.tables.runs import column_dataset
+from tasks.tables.smoke import table_of
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,42 @@ class TableOutcome:
 
 
 def conclude(
-    name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services, smoke: bool
-) -> TableOutcome:
-    """Write a table's page; of runs that were no smoke also its result, and what MLflow says of all of them together."""
-    num_waiting = 0
+    names: Sequence[str],
+    outcomes: Sequence[Outcome],
+    failures: Sequence[Failure],
+    params: Params,
+    services: Services,
+    smoke: bool,
+) -> list[TableOutcome]:
+    """Write the results and pages of tables whose runs have ended, and bring their comparisons in MLflow up to date.
+
+    The pages are written together, so that the index of all tables is written once. Nothing here needs workers: close the services first.
+
+    Args:
+        names: tables.
+        outcomes, failures: all their runs.
+        params: what the project has.
+        services: the flow's.
+        smoke: a smoke run writes no result and nothing to MLflow.
+    """
+    own_outcomes = {name: [outcome for outcome in outcomes if table_of(outcome.spec) == name] for name in names}
+    own_failures = {name: [failure for failure in failures if table_of(failure.spec) == name] for name in names}
     if smoke:
-        page = smoke_page(name, outcomes)
+        pages = {name: smoke_page(name, own_outcomes[name]) for name in names}
+        num_waiting = dict.fromkeys(names, 0)
     else:
-        _keep(name, outcomes, failures, params, services)
-        shown = write_table(services.project, params, name)
-        num_waiting = _summarise(name, shown, outcomes, services)
-        page = shown.markdown
-    page = _with_failures(page, failures)
-    path = _write(services.project, f"{name}{'-smoke' if smoke else ''}", page)
-    num_undelivered = num_waiting + sum(not outcome.delivered for outcome in outcomes)
-    return TableOutcome(name, page, path, tuple(outcomes), tuple(failures), num_undelivered)
+        for name in names:
+            _keep(name, own_outcomes[name], own_failures[name], params, services)
+        written = dict(zip(names, write_site(services.project, params, names), strict=True))
+        pages = {name: page.markdown for name, page in written.items()}
+        num_waiting = {name: _summarise(name, page, own_outcomes[name], params, services) for name, page in written.items()}
+    concluded = []
+    for name in names:
+        page = _with_failures(pages[name], own_failures[name])
+        path = _write(services.project, f"{name}{'-smoke' if smoke else ''}", page)
+        num_undelivered = num_waiting[name] + sum(not outcome.delivered for outcome in own_outcomes[name])
+        concluded.append(TableOutcome(name, page, path, tuple(own_outcomes[name]), tuple(own_failures[name]), num_undelivered))
+    return concluded
 
 
 def smoke_page(name: str, outcomes: Sequence[Outcome]) -> str:
@@ -79,14 +101,31 @@ def _write(project: Project, name: str, page: str) -> Path:
     return path
 
 
-def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], services: Services) -> int:
+def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], params: Params, services: Services) -> int:
     """Bring each of the table's comparisons up to date in MLflow, with the table's page; how many have to wait."""
     tags = services.tags | {"paper": name.partition("/")[0], "table": name}
-    titles = dict.fromkeys((outcome.spec.comparison, outcome.spec.dataset, outcome.spec.evaluation.role) for outcome in outcomes)
-    summaries = [
-        ComparisonReport(comparison=title, dataset=dataset, role=role, folder=None, tags=tags, about=shown.note, files=shown.files)
-        for title, dataset, role in titles
-    ]
+    table = load_table(name)
+    today = table_today(services.project, params, name, table, load_result(services.project, name))
+    first: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault(outcome.spec.comparison, outcome)
+    summaries = []
+    for title, outcome in first.items():
+        column = column_dataset(params, table, outcome.spec.dataset)
+        settings = {label: found for (dataset, label), found in today.settings.items() if dataset == column}
+        summaries.append(
+            ComparisonReport(
+                comparison=title,
+                dataset=outcome.spec.dataset,
+                role=outcome.spec.evaluation.role,
+                folder=None,
+                tags=tags,
+                about=shown.note,
+                files=shown.files,
+                digest=outcome.digest,
+                settings=settings,
+            )
+        )
     return sum(services.tracker.publish(summary) is None for summary in summaries)
 
 
@@ -101,8 +140,7 @@ def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], p
         f"{failure.spec.variant}, {column_dataset(params, table, failure.spec.dataset)}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
-    with alone(services.project.state / "tables" / ".lock"):  # another shell may end a part of the same table now
-        save_result(services.project, load_result(services.project, name).updated(runs, failed, services.tags.get("git_commit")))
+    add_runs(services.project, name, runs, failed, services.tags.get("git_commit"))
 
 
 def _with_failures(page: str, failures: Sequence[Failure]) -> str:

@@ -1,20 +1,23 @@
 """What Prefect keeps of finished steps, and when it may be believed: only whole, of the very step, and with the files that it names.
 
-A step's result is a record of names, sizes and hashes, kept as JSON with its own SHA-256. Any damage to it (cut, garbled, a hash changed,
-a file left out of its list) makes it a record that is not there, and the step runs again. The seal is against damage, not against a person
-who changes a file, the record and the seal together.
+A step's result is a record of names, sizes and hashes, kept as sealed JSON (`tasks.sealed`). A damaged record (cut, garbled, a hash
+changed, a file left out of its list) is set aside, and the step runs again.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect.results import get_result_store
+from prefect._internal.result_records import ResultRecord
+from prefect.client.schemas.objects import State
 from prefect.serializers import JSONSerializer
 from prefect.settings import PREFECT_LOCAL_STORAGE_PATH
 from pydantic import Field
 
-from tasks.runs.records import StepRecord, seal, unseal
+from tasks.runs.finished import read_finished
+from tasks.runs.records import StepRecord
+from tasks.sealed import or_set_aside, seal, unseal
 from tasks.storage import Store
 
 logger = logging.getLogger(__name__)
@@ -34,8 +37,16 @@ class SealedJSON(JSONSerializer[Any]):
 
         Raises:
             ValueError: it is damaged.
+            NewerFormatError: a newer version of the program wrote it.
         """
         return super().loads(unseal(blob).encode())
+
+
+def forget_failure(flow: Any, flow_run: Any, state: State[Any]) -> None:
+    """Remove the file in which Prefect keeps a failed flow's or step's exception, which nothing reads. A hook of flows and of tasks."""
+    if isinstance(state.data, ResultRecord):
+        key = str(state.data.metadata.storage_key)
+        (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / key).unlink(missing_ok=True)
 
 
 def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
@@ -44,21 +55,24 @@ def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
 
 
 def finished_record(step: Any, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
-    """A step's kept record of this identity, if every file is as recorded; a line says so where that is no longer true.
+    """A step's kept record of this identity if every file is as recorded, or None; one line says what is damaged.
+
+    A damaged record is renamed; it is not overwritten by the record of the step that runs again.
 
     Args:
         step: the step's Prefect task; its result is kept under `identity`.
         identity: of the step.
         store: where its files are.
         title: what the line calls the run.
-        warn: say that line.
+        warn: print that line.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote the record.
     """
-    kept: Any = get_result_store().update_for_task(step)
-    kept.cache.clear()  # another process may have kept one since
-    record = kept.read(identity).result if kept.exists(identity) else None
-    if not (isinstance(record, StepRecord) and (record.step, record.identity) == (step.name, identity)):
-        if warn and (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / identity).exists():
-            logger.warning("%s: the record of a finished %s is damaged; the step runs again", title, step.name)
+    records = Path(PREFECT_LOCAL_STORAGE_PATH.value())
+    read = partial(read_finished, records, step.name, identity)
+    record = or_set_aside(records / identity, read, f"; {step.name} of {title} runs again")
+    if record is None:
         return None
     changed = store.changed_files(record)
     if changed and warn:

@@ -26,9 +26,9 @@ def set_aside_if_damaged(home: Path) -> None:
         StoreError: it cannot be renamed.
     """
     path = home / "prefect.db"
-    if any(name in os.environ for name in OF_A_PERSON) or not path.is_file():
+    if any(os.environ.get(name) for name in OF_A_PERSON) or not path.exists():
         return
-    fault = find_fault(path)
+    fault = find_fault(path) if path.is_file() else "not a file"
     if fault is None:
         return
     try:

@@ -26,6 +26,7 @@ class Outcome:
         seconds: of training and embedding, where they ran.
         older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; some only with `--code keep`.
         training_seconds: of its training, whenever that was.
+        digest: of the dataset's content.
     """
 
     spec: RunSpec
@@ -37,6 +38,7 @@ class Outcome:
     seconds: float
     older_code: tuple[str, ...] = ()
     training_seconds: float | None = None
+    digest: str | None = None
 
     @property
     def line(self) -> str:
@@ -65,6 +67,7 @@ def measured_run(outcome: Outcome, row: str, variant: str, dataset: str) -> Meas
         evaluation=outcome.spec.evaluation.model_dump(mode="json"),
         seconds=outcome.training_seconds,
         older_code=outcome.older_code,
+        digest=outcome.digest,
     )
 
 

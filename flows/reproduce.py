@@ -5,6 +5,8 @@
 It is what `dml reproduce`, the schedule, the Prefect UI and `dvc.yaml`'s comparison stages start.
 """
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -17,21 +19,24 @@ from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.choices import DatasetName, VariantName
+from flows.kept import forget_failure
 from flows.outcomes import Failure, Outcome, RunsFailedError, measured_run
 from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
-from tasks.environment import open_project, shown
+from tasks.environment import Project, open_project, shown
 from tasks.locks import alone
+from tasks.plans.results import add_runs
 from tasks.reports.reporting import REPORT_FILE, write_report
+from tasks.runs.best import VALIDATION, best_run, said_best
+from tasks.runs.comparable import scores_by_seed, standing_today
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import Params, RunSpec, changes_results, comparison_runs, load_params, row_name
+from tasks.runs.specs import Params, RunSpec, changes_results, load_params, row_name, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.enough import checked_resolve
-from tasks.tables.result import load_result, save_result
 from tasks.tables.standing import VARIANT
 
 logger = logging.getLogger(__name__)
@@ -45,7 +50,8 @@ class Comparison:
         title: its parent run in MLflow has it.
         report: Markdown; runs that failed are named below the table.
         folder: where the report and DVC's metrics are.
-        best: the run with the highest Recall@1 (the first of `recall_at`), with its places.
+        best: the best of these runs (`tasks.runs.best`), with its places; None where no run has a validation score.
+        best_line: which it is and by which rule, or why there is none.
         ran, reused: how many times each step ran, and how many times a finished one was reused.
         num_undelivered: records that wait in the outbox because MLflow did not take them.
     """
@@ -53,7 +59,8 @@ class Comparison:
     title: str
     report: str
     folder: Path
-    best: Outcome
+    best: Outcome | None
+    best_line: str
     ran: dict[str, int]
     reused: dict[str, int]
     num_undelivered: int
@@ -70,7 +77,7 @@ def _flow_run_name() -> str:
     return ", ".join([f"comparison on {' and '.join(datasets)}", *parts, *seeds])
 
 
-@flow(name="reproduce", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE)
+@flow(name="reproduce", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
 def reproduce(
     datasets: list[DatasetName] | None = None,
     variants: list[VariantName] | None = None,
@@ -100,19 +107,19 @@ def reproduce(
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
-    chosen = datasets or list(params.comparison.default_datasets)
+    runs = standing_runs(params, datasets, variants, seeds if resolve is None else [0], overrides or ())
     if changed_only:
-        chosen = changed_datasets(project, params, chosen)
-        logger.info("changed since they were prepared: %s", ", ".join(chosen) or "none")
-        if not chosen:
+        changed = changed_datasets(project, params, list(runs))
+        logger.info("changed since they were prepared: %s", ", ".join(changed) or "none")
+        runs = {name: runs[name] for name in changed}
+        if not runs:
             return []
-    runs = {name: comparison_runs(params, name, variants, seeds if resolve is None else [0], overrides or ()) for name in chosen}
-    for name in chosen:
-        check_parts(runs[name], check_before(project, params, runs[name]))
+    for found in runs.values():
+        check_parts(found, check_before(project, params, found))
     with closing(Services(project, params.scale)) as services:
-        prepared = {name: prepare_checked(runs[name], params, services) for name in chosen}
+        prepared = {name: prepare_checked(found, params, services) for name, found in runs.items()}
         run = partial(run_chains, prepared=prepared, services=services, force=force, fail_fast=fail_fast, code=code)
-        every = [spec for name in chosen for spec in runs[name]]
+        every = [spec for found in runs.values() for spec in found]
         if resolve is None:
             outcomes, failures = run(every)
         else:
@@ -121,12 +128,11 @@ def reproduce(
             )
         services.display.say("writing the report")
     is_part = bool(variants or seeds or resolve or failures)
-    by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in chosen}
-    failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in chosen}
+    by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in runs}
+    failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in runs}
     if not any(changes_results(override) for override in overrides or ()):
         _keep(outcomes, failures, services)
-    reference = params.comparison.reference
-    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part, reference) for name in chosen if by_dataset[name]]
+    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part, params) for name in runs if by_dataset[name]]
     if failures:
         raise RunsFailedError(failures, max(len(every), len(outcomes) + len(failures)), comparisons)
     return comparisons
@@ -144,25 +150,39 @@ def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Se
         f"{row_name(failure.spec.variant)} {VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
-    with alone(services.project.state / "tables" / ".lock"):  # another shell may end another dataset's comparison now
-        save_result(services.project, load_result(services.project, STANDING).updated(runs, failed, services.tags.get("git_commit")))
+    add_runs(services.project, STANDING, runs, failed, services.tags.get("git_commit"))
 
 
-def _conclude(
-    outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool, reference: str | None
-) -> Comparison:
+def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> Path:
+    """Where a comparison is reported: `results/<dataset>` for the whole standing comparison, else a folder for what was chosen of it.
+
+    Two choices of variants, seeds or settings have two folders, and the same choice the same one.
+    """
+    first = runs[0]
+    if not is_part and not first.overrides:
+        return project.results(first.dataset)
+    chosen = {kind: sorted({getattr(spec, kind) for spec in runs}) for kind in ("variant", "seed")}
+    identity = hashlib.sha256(json.dumps([chosen, first.comparison]).encode()).hexdigest()[:8]
+    variants, seeds = chosen["variant"], chosen["seed"]
+    named = variants[0] if len(variants) == 1 else f"{len(variants)}-variants"
+    counted = f"seed-{seeds[0]}" if len(seeds) == 1 else f"{len(seeds)}-seeds"
+    return project.state / "reports" / first.dataset / f"{row_name(named)[:40]}-{counted}-{identity}"
+
+
+def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool, params: Params) -> Comparison:
     """Write the report: files, artifacts of the flow run, MLflow.
 
-    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, beside it.
+    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, in a folder of its choice.
     """
-    spec, project = outcomes[0].spec, services.project
-    beside = is_part or bool(spec.overrides)
-    folder = project.state / "reports" / spec.dataset if beside else project.results(spec.dataset)
+    spec, project, reference = outcomes[0].spec, services.project, params.comparison.reference
+    folder = report_folder(project, [*(one.spec for one in outcomes), *(one.spec for one in failures)], is_part)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
-    report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
-    if failures:
-        report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
-        (folder / REPORT_FILE).write_text(report)
+    with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same choice now
+        report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
+        if failures:
+            report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
+            (folder / REPORT_FILE).write_text(report)
+    today = standing_today(params, spec.dataset, outcomes[0].digest, spec.overrides)
     summary = ComparisonReport(
         comparison=spec.comparison,
         dataset=spec.dataset,
@@ -170,6 +190,9 @@ def _conclude(
         folder=None if is_part else str(folder),
         tags=services.tags,
         reference=reference,
+        digest=outcomes[0].digest,
+        settings={variant: settings for (_, variant), settings in today.settings.items()},
+        is_one_protocol=today.is_one_protocol,
     )
     num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
     create_markdown_artifact(report, key=f"comparison-{spec.dataset}", description=spec.comparison)
@@ -177,5 +200,14 @@ def _conclude(
         create_link_artifact(shown(project.tracking_uri), "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
     ran = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if did_run)
     reused = Counter(step for outcome in outcomes for step, did_run in outcome.ran.items() if not did_run)
-    best = max(outcomes, key=lambda outcome: outcome.first_recall)
-    return Comparison(spec.comparison, report, folder, best, dict(ran), dict(reused), num_undelivered)
+    best, best_line = _best(outcomes)
+    return Comparison(spec.comparison, report, folder, best, best_line, dict(ran), dict(reused), num_undelivered)
+
+
+def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:
+    """The best of these runs, and the line about it."""
+    scored = [outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics]
+    scores = scores_by_seed((one.spec.variant, one.spec.seed, one.scores.metrics[VALIDATION]) for one in scored)
+    found = best_run(scores)
+    best = next((one for one in scored if found is not None and (one.spec.variant, one.spec.seed) == (found.variant, found.seed)), None)
+    return best, said_best(scores)

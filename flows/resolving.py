@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from flows.outcomes import Failure, Outcome
+from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
-from tasks.tables.enough import FIRST_SEEDS, Resolve, first_metric_scores, next_seeds, widest
+from tasks.tables.enough import FIRST_SEEDS, Resolve, next_seeds, widest
 
 Looked = Callable[[RunSpec], tuple[str, str | None] | None]
 Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]
@@ -63,8 +64,9 @@ def _next(
     if looked is None:
         return num_seeds
     metric, reference = looked
-    values = {(one.spec.variant, one.spec.seed): one.scores.metrics[metric] for one in own if metric in one.scores.metrics}
-    found = widest(first_metric_scores(values), resolve.points, reference)
+    measured = [one for one in own if metric in one.scores.metrics]
+    scores = scores_by_seed((one.spec.variant, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
+    found = widest(scores, resolve.points, reference)
     wanted = next_seeds(found, num_seeds, resolve)
     if found is None:
         say(f"{title}: {num_seeds} seeds; there are no two systems to compare")

@@ -26,7 +26,7 @@ from dml_core.errors import DmlError, TrainingError
 from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
-from flows.kept import SealedJSON, is_finished
+from flows.kept import SealedJSON, forget_failure, is_finished
 from flows.once import StepLock
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
@@ -73,6 +73,7 @@ class Chain:
         self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str], code: Code = "strict"
     ) -> None:
         self.spec = spec
+        self._digest = dataset.digest
         self._services = services
         self._force, self._code = force, code
         self._locks: dict[str, StepLock] = {}
@@ -139,7 +140,8 @@ class Chain:
         store = self._services.store
         network, figures = (str(store.folder(record.key)) for record in (trained, scores))
         metrics = read_scores(scores, store.pull(scores.key))
-        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, self._older_code, trained.facts.get("seconds"))
+        training_seconds = trained.facts.get("seconds")
+        return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, self._older_code, training_seconds, self._digest)
 
     def _ran(self, step: str) -> bool:
         """Whether this chain ran a step: it was not done before, by another run of this flow, or by another process meanwhile."""
@@ -182,7 +184,7 @@ def run_chains(
 # ---------------------------------------------------------------- the flow
 
 
-@flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE)
+@flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
 def run(
     dataset: DatasetName,
     variant: VariantName,
@@ -254,6 +256,7 @@ def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
 _STEP_OPTIONS: dict[str, Any] = {
     "cache_key_fn": _by_identity,
     "persist_result": True,
+    "on_failure": [forget_failure],
     "result_serializer": SealedJSON(),
     "retries": 1,
     "retry_delay_seconds": 5,
@@ -336,25 +339,18 @@ def evaluate(
 def _evaluate(
     key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
 ) -> ScoreRecord:
-    import torch
-    from threadpoolctl import threadpool_limits
-
     from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
     from tasks.scores.measuring import measure_run
+    from tasks.scores.threads import limit_threads
 
     trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)
     folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
-    # More threads than cores, of this process's scorings and beside those who train here, wait for one another instead of working.
-    num_threads = max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE)
-    torch.set_num_threads(num_threads)
-    with threadpool_limits(num_threads):
-        of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-        measured = measure_run(spec.measurements, *of) if spec.measurements else {}
-        history, has_figures = read_history(trained), spec.trial is None
-        evaluate_run(
-            spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
-        )
+    limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
+    of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
+    measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+    history, has_figures = read_history(trained), spec.trial is None
+    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures)
     store.push(key)
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 

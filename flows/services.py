@@ -12,6 +12,7 @@ from prefect.settings import PREFECT_API_URL
 from dml_core.errors import ConfigError, TrainingError
 from tasks.environment import Project, git_tags
 from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.sealed import check_formats
 from tasks.storage import Store
 from tasks.tracking.tracker import Tracker
 from tasks.workers.group import Workers
@@ -25,7 +26,7 @@ class Services:
     """What the steps of a flow work with; made once a flow, closed at its end.
 
     Raises:
-        StoreError: the store cannot be written.
+        StoreError: the store cannot be written, or a newer version of the program wrote the state.
         ConfigError: the server's limit on workers is below what a run takes.
     """
 
@@ -39,6 +40,7 @@ class Services:
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
+        check_formats(project.state)
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.tracker = Tracker(project.tracking_uri, project.state, self.store)

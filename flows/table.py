@@ -13,6 +13,7 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
+from flows.kept import forget_failure
 from flows.outcomes import RunsFailedError
 from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
@@ -48,7 +49,7 @@ def _flow_run_name() -> str:
     return flow_run_name(runtime.flow_run.parameters)
 
 
-@flow(name="table", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE)
+@flow(name="table", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
 def table(
     tables: list[TableName] | None = None,
     rows: list[str] | None = None,
@@ -112,11 +113,7 @@ def table(
         else:
             outcomes, failures = run_chains(runs, prepared, services, force, fail_fast, code)
         services.display.say("writing the pages")
-        concluded = []
-        for name in dict.fromkeys(map(table_of, runs)):
-            own_outcomes = [outcome for outcome in outcomes if table_of(outcome.spec) == name]
-            own_failures = [failure for failure in failures if table_of(failure.spec) == name]
-            concluded.append(conclude(name, own_outcomes, own_failures, params, services, smoke))
+    concluded = conclude(list(dict.fromkeys(map(table_of, runs))), outcomes, failures, params, services, smoke)
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), concluded)
     return concluded

@@ -5,13 +5,11 @@ checked before the first one starts.
 """
 
 import os
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
-from urllib.parse import urlsplit
 
 from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
@@ -24,14 +22,13 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, shown
+from tasks.environment import Project, answers, shown
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import Store
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss  # which brings torch
 
-CONNECT_SECONDS = 2.0
 ENOUGH_CLASSES = 100  # whether parts fit does not hang on how many classes there are, and a million would take memory
 
 
@@ -238,16 +235,3 @@ def _check_raw(name: str, spec: DatasetSpec, options: DatasetConfig, raw: Path) 
         by_hand = all(archive.url is None for archive in options.archives)
     if by_hand:
         raise DataError(f"dataset '{name}' is not prepared and {raw} has no raw files; {options.how_to_get}")
-
-
-def answers(address: str) -> bool:
-    """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
-        return True
-    try:
-        port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
-        with socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS):
-            return True
-    except (OSError, ValueError):
-        return False

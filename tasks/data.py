@@ -5,6 +5,8 @@ process's own), and with `--wait-for-lock`; several flows may ask at once, and w
 and not for the files that another DVC is making. What decodes images is imported where it is used.
 """
 
+import configparser
+import io
 import json
 import os
 import subprocess
@@ -16,12 +18,14 @@ from typing import TYPE_CHECKING
 import yaml
 
 from dml_core.config import unknown_name
+from dml_core.data.readers.shared.rules import check_files
 from dml_core.data.store.info import INFO_FILE, read_info
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
+from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import DatasetSpec, Params
+from tasks.runs.specs import DatasetSpec, Params, load_params
 from tasks.storage import copy_objects
 
 if TYPE_CHECKING:
@@ -126,6 +130,9 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
         DataError: DVC's stage failed; the line is what it said last.
     """
     if "DVC_STAGE" not in os.environ:
+        raw = project.root / dataset_spec(load_params(project.params_file), name).raw
+        if raw.is_dir():
+            check_files(raw)  # DVC, which hashes all of it, would wait for a pipe for ever
         without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
         with alone(project.packed(name).parent / ".lock"):
             run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
@@ -144,6 +151,8 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
     if not here:
         return []
+    for name in here:
+        check_files(project.root / params.datasets[name].raw)
     status = json.loads(run_dvc(project, "--wait-for-lock", "status", "--json", *(f"prepare@{name}" for name in here)))
     return [name for name in here if f"prepare@{name}" in status]
 
@@ -162,7 +171,7 @@ def run_dvc(project: Project, *arguments: str) -> str:
     Raises:
         DataError: it failed; the line is the error of the stage, or DVC's own.
     """
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"} | _without_git(project)
     ran = subprocess.run(
         [sys.executable, "-m", "dvc", *arguments], cwd=project.root, env=environment, capture_output=True, text=True, check=False
     )
@@ -170,3 +179,25 @@ def run_dvc(project: Project, *arguments: str) -> str:
         said = [line for line in (ran.stdout + ran.stderr).splitlines() if line.startswith(("error:", "ERROR:"))]
         raise DataError(f"dvc {' '.join(arguments)} failed: {said[0].partition(':')[2].strip() if said else f'exit code {ran.returncode}'}")
     return ran.stdout
+
+
+def _without_git(project: Project) -> dict[str, str]:
+    """What DVC's environment needs where the project is in no git checkout, as in an image or an unpacked archive: `core.no_scm`.
+
+    It stands in a copy of the machine's DVC configuration below the state folder; the project's own and the user's stay as they are, and
+    come before it.
+    """
+    root = project.root.resolve()
+    if any((folder / ".git").exists() for folder in [root, *root.parents]):
+        return {}
+    from dvc.dirs import system_config_dir
+
+    folder = project.state / "dvc"
+    config = configparser.ConfigParser(interpolation=None)
+    if Path(system_config_dir()) != folder:
+        config.read(Path(system_config_dir()) / "config", encoding="utf-8")
+    config.read_dict({"core": {"no_scm": "true"}})
+    text = io.StringIO()
+    config.write(text)
+    write_whole(folder / "config", text.getvalue())
+    return {"DVC_SYSTEM_CONFIG_DIR": str(folder)}

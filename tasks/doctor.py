@@ -16,11 +16,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from dml_core.errors import ConfigError, DmlError, StoreError
-from tasks.checks import answers
-from tasks.environment import STACK_ENV, Project, shown, stack_environment
+from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
+from tasks.environment import STACK_ENV, Project, answers, shown, stack_environment
+from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store
+from tasks.tracking.availability import check_database
 from tasks.tracking.published import OUTBOX
 
 SECONDS = 5.0
@@ -130,7 +131,7 @@ _ADDRESSES = ("DML_STORE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RAY_ADDRES
 
 def _outbox(project: Project) -> Finding:
     folder = project.state / OUTBOX
-    num_waiting, num_damaged = (len(list(folder.glob(kind))) for kind in ("*.json", "*.json.damaged"))
+    num_waiting, num_damaged = len(list(folder.glob("*.json"))), len(files_set_aside(folder))
     if num_damaged:
         return Finding("outbox", str(folder), "note", f"{num_damaged} damaged records", "their runs are published again by dml reproduce")
     if num_waiting:
@@ -197,9 +198,13 @@ def _database(where: str, uri: str) -> Finding:
     if not path.exists():
         return Finding("mlflow", where, "ok", "made by the first run")
     try:
+        check_database(path)
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=SECONDS)) as database:
             (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (num_runs,) = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
+    except TrackingError as error:
+        said, _, mend = str(error).partition(" cannot be used: ")[2].partition("; ")
+        return Finding("mlflow", where, "wrong", said, mend)
     except sqlite3.Error as error:
         return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "put back a copy, or move it away and dml reproduce")
     if found != "ok":

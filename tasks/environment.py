@@ -8,15 +8,19 @@ there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folde
 import os
 import re
 import secrets
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 from urllib.parse import urlsplit
 
 from dml_core.errors import ConfigError, StoreError
 
 STACK_ENV = Path("stack") / "env"
+PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
+CONNECT_SECONDS = 2.0
 SHORTEST_SECRET = 6  # letters; what is shorter would be found in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
@@ -55,18 +59,33 @@ def find_project() -> Project:
     """The project around the working directory; where its local stack is up, the environment is that of the stack.
 
     Raises:
-        ConfigError: no `params.yaml` here or above.
+        ConfigError: no `params.yaml` here or above, or a state folder that the databases' addresses cannot name.
     """
     here = Path.cwd()
     root = next((folder for folder in [here, *here.parents] if (folder / "params.yaml").is_file()), None)
     if root is None:
         raise ConfigError(f"{here}: no params.yaml here or in a folder above; run dml inside a project")
-    state = Path(os.environ.get("DML_STATE", root / "state")).absolute()
+    _unset_empty()
+    state = state_folder(root)
+    if "?" in str(state):
+        raise ConfigError(f"{state}: the address of a SQLite database ends at a '?'; rename the folder, or set DML_STATE to another one")
     for name, value in stack_environment(state).items():
         os.environ.setdefault(name, value)
     store = os.environ.get("DML_STORE", str(state / "store"))
     tracking_uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
     return Project(root, state, store, tracking_uri)
+
+
+def state_folder(root: Path) -> Path:
+    """The state folder of the project at `root`: `DML_STATE`, or `state` in it."""
+    return Path(os.environ.get("DML_STATE") or root / "state").absolute()
+
+
+def _unset_empty() -> None:
+    """Remove empty variables of the project and of the places and addresses of Prefect, Ray, MLflow and S3: empty means unset."""
+    for name, value in list(os.environ.items()):
+        if value == "" and (name.startswith("DML_") or name in PLACES):
+            del os.environ[name]
 
 
 def stack_environment(state: Path) -> dict[str, str]:
@@ -98,6 +117,19 @@ def shown(address: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
+def answers(address: str) -> bool:
+    """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
+        return True
+    try:
+        port = parts.port or {"https": 443, "ray": 10001}.get(parts.scheme, 80)
+        with socket.create_connection((parts.hostname, port), timeout=CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
 def without_secrets(text: str) -> str:
     """A text of somebody else's (a library's error, a traceback) without the secrets of this environment and users of addresses.
 
@@ -114,19 +146,22 @@ def without_secrets(text: str) -> str:
 def finished_records() -> Path:
     """Where Prefect keeps the records of finished steps, a file each under the step's identity; after `set_environment`."""
     named = os.environ.get("PREFECT_LOCAL_STORAGE_PATH")
-    return Path(named) if named else Path(os.environ["PREFECT_HOME"]) / "storage"
+    return Path(named) if named else Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")) / "storage"
 
 
 def git_tags(project: Project) -> dict[str, str]:
-    """The commit that the project is at, and whether tracked files differ from it; empty outside a git checkout."""
+    """The commit that the project is at, with "-dirty" where tracked files differ from it, and whether they do; empty outside git."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True, text=True, check=False)
 
+    if which("git") is None:
+        return {}
     commit = git("rev-parse", "HEAD")
     if commit.returncode != 0:
         return {}
-    return {"git_commit": commit.stdout.strip(), "git_dirty": str(bool(git("status", "--porcelain", "-uno").stdout.strip())).lower()}
+    is_dirty = bool(git("status", "--porcelain", "-uno").stdout.strip())
+    return {"git_commit": f"{commit.stdout.strip()}{'-dirty' if is_dirty else ''}", "git_dirty": str(is_dirty).lower()}
 
 
 def set_environment(project: Project) -> None:

@@ -14,23 +14,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from dml_core.errors import ConfigError, DataError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
+from tasks.files import files_set_aside
 from tasks.locks import FileLock
 from tasks.plans.here import Here
 from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.runs.identity import identity_in
 from tasks.runs.made import forget_made, steps_before
-from tasks.runs.records import DatasetRecord, RunReport, unseal
+from tasks.runs.records import DatasetRecord, RunReport
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
+from tasks.sealed import DamagedError, read_sealed
 from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
-from tasks.tables.result import TableResult
+from tasks.tables.result import RESULT
+from tasks.tracking.outbox import REPORT
 from tasks.tracking.published import OUTBOX
 
 STEPS = ("train", "embed", "evaluate")
@@ -123,6 +124,7 @@ def _stored(store: Path) -> Iterator[StoredStep]:
 
 def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:
     """Keys of the steps that something refers to, and of what they read."""
+    _check_nothing_set_aside(project)
     scored = {f"evaluate/{identity}" for identity in _of_tables(project)} | _of_mlflow(project, stored)
     kept = scored | _of_outbox(project) | _of_today(project)
     before = steps_before(project.state)
@@ -143,18 +145,25 @@ def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:
 def _of_tables(project: Project) -> Iterator[str]:
     for path in sorted((project.state / "tables").rglob("*.json")):
         try:
-            result = TableResult.model_validate_json(unseal(path.read_bytes()))
-        except (ValueError, ValidationError):
-            raise StoreError(f"{path}: damaged, so what it refers to cannot be told; remove it, or make the table again") from None
-        yield from (run.identity for run in result.runs)
+            result = read_sealed(path, RESULT)
+        except DamagedError as error:
+            raise StoreError(f"{error}, so the steps that it refers to are unknown; dml tables show rebuilds it") from None
+        yield from (run.identity for run in (result.runs if result is not None else ()))
+
+
+def _check_nothing_set_aside(project: Project) -> None:
+    """Refuse to go by what is left where a result or a record that is now damaged may have referred to more."""
+    for folder in (project.state / "tables", project.state / OUTBOX):
+        for path in files_set_aside(folder):
+            raise StoreError(f"{path}: damaged, so the steps that it refers to are unknown; remove it when you need none of them")
 
 
 def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     """Scores that MLflow shows. A run has their identity, or outside of the standing comparison a hash of it and its comparison."""
-    from tasks.tracking.reading import published_as
-
     if not project.is_tracked:
         return set()
+    from tasks.tracking.reading import published_as
+
     shown, comparisons = published_as(project.tracking_uri)
     scored = [step.identity for step in stored if step.step == "evaluate"]
     return {
@@ -165,16 +174,15 @@ def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
 
 
 def _of_outbox(project: Project) -> set[str]:
-    """Steps of runs whose record waits for MLflow; a damaged record is none, `dml sync` says so."""
+    """Steps of runs whose record waits for MLflow."""
     found = set()
-    for path in (project.state / OUTBOX).glob("*.json"):
-        if path.name.startswith("~"):  # a comparison's
-            continue
+    for path in sorted((project.state / OUTBOX).glob("*.json")):
         try:
-            report = RunReport.model_validate_json(unseal(path.read_bytes()))
-        except (ValueError, ValidationError):
-            raise StoreError(f"{path}: damaged, so what it refers to cannot be told; dml sync sets it aside") from None
-        found |= {record.key for record in (report.checkpoint, report.embeddings, report.scores)}
+            report = read_sealed(path, REPORT)
+        except DamagedError as error:
+            raise StoreError(f"{error}, so the steps that it refers to are unknown; dml sync sets it aside") from None
+        if isinstance(report, RunReport):
+            found |= {record.key for record in (report.checkpoint, report.embeddings, report.scores)}
     return found
 
 

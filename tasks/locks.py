@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from dml_core.errors import StoreError
+
 
 class FileLock:
     """One holder's way to a lock; another holder, in this process or elsewhere, makes his own with the same path.
@@ -24,9 +26,16 @@ class FileLock:
         self._file: IO[str] | None = None
 
     def acquire(self, wait: bool = True) -> bool:
-        """Take the lock; without `wait`, only if nobody has it. Whether it was taken."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        file = self._path.open("a")
+        """Take the lock; without `wait`, only if nobody has it. Whether it was taken.
+
+        Raises:
+            StoreError: the lock's file cannot be written.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._path.open("a")
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be locked ({error.strerror or error}); make it a file that can be written") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

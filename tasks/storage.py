@@ -1,14 +1,18 @@
 """Where finished work is kept: a folder, or an S3 bucket that all machines share. The only module that knows object stores.
 
-A step writes into `folder(key)` on its machine and then calls `push(key)`; whoever reads calls `pull(key)` first. For a folder store both
+A step writes into `folder(key)` on its machine and then calls `push(key)`; a reader calls `pull(key)` first. For a folder store both
 do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256 so that a pull fetches only what differs. Before a step
-runs anew, `clear(key)` takes away what an earlier one left; before its files are used, `checked(record)` compares them with the record.
+runs again, `clear(key)` removes what an earlier one left; before its files are used, `checked(record)` compares them with the record.
+
+A store hashes a file again only when its size, time or inode changed, and reads an object's hash again only when its ETag changed: the
+steps of all runs of a flow compare the same packed dataset and the same networks.
 """
 
-import hashlib
 import logging
 import tempfile
+import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,11 @@ from typing import Any
 from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
 from tasks.environment import without_secrets
-from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, describe_folder, visible_files
+from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
-CHUNK_BYTES = 1 << 20
+MULTIPART_BYTES = 64 << 20  # an upload or download in one piece ends at 5 GiB and starts again from its first byte
+HEADS_AT_ONCE = 8
+SETTLED_SECONDS = 2.0  # a file that was written within a clock tick of its hashing may change without a new time
 SET_ASIDE_PREFIX = ".damaged-"
 logger = logging.getLogger(__name__)
 
@@ -38,6 +44,8 @@ class Store:
     def __init__(self, address: str, cache: Path) -> None:
         self.address = address
         self.cache = cache
+        self._file_hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 as it was pushed
 
     def folder(self, key: str) -> Path:
         """The folder of `key` on this machine, whether or not it holds anything yet."""
@@ -75,10 +83,11 @@ class Store:
     def push_folder(self, folder: Path, key: str) -> None:
         """Bring the files of any folder to a remote store, under `key`; those that are there already are not sent again."""
         there = self._remote_hashes(key)
-        for file in describe_folder(folder):
-            if there.get(file.name) != file.sha256:
-                with (folder / file.name).open("rb") as body:
-                    self._call("put_object", Key=self._object_key(f"{key}/{file.name}"), Body=body, Metadata={"sha256": file.sha256})
+        for path in visible_files(folder):
+            name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
+            if there.get(name) != sha256:
+                extra = {"Metadata": {"sha256": sha256}}
+                self._call("upload_file", Filename=str(path), Key=self._object_key(f"{key}/{name}"), ExtraArgs=extra, Config=_transfers())
 
     def pull(self, key: str) -> Path:
         """Make `folder(key)` hold what the store has under `key`, and nothing else, and return it.
@@ -94,7 +103,7 @@ class Store:
                 file.unlink(missing_ok=True)
         for name, sha256 in there.items():
             path = folder / name
-            if not path.exists() or describe_file(path, name).sha256 != sha256:
+            if not path.exists() or self._file_hash(path) != sha256:
                 self._fetch_whole(f"{key}/{name}", path, sha256)
         return folder
 
@@ -103,7 +112,7 @@ class Store:
         if self.is_remote:
             there = self._remote_hashes(record.key)
             return [file.name for file in record.files if there.get(file.name) != file.sha256]
-        return [file.name for file in record.files if not _same_file(self.folder(record.key), file)]
+        return [file.name for file in record.files if not self._is_same(self.folder(record.key), file)]
 
     def checked(self, record: StepRecord) -> Path:
         """The folder of a finished step on this machine, every file with the bytes that were recorded.
@@ -113,7 +122,7 @@ class Store:
         """
         folder = self.pull(record.key)
         for file in record.files:
-            if not _same_file(folder, file):
+            if not self._is_same(folder, file):
                 raise changed_file(folder / file.name)
         return folder
 
@@ -137,6 +146,22 @@ class Store:
             for name in [name for name in self.list_objects(key) if name not in keep]:
                 self._call("delete_object", Key=self._object_key(f"{key}/{name}"))
 
+    def _is_same(self, folder: Path, file: FileRecord) -> bool:
+        path = folder / file.name
+        return path.is_file() and path.stat().st_size == file.num_bytes and self._file_hash(path) == file.sha256
+
+    def _file_hash(self, path: Path) -> str:
+        """SHA-256 of a file as it is now."""
+        at = path.stat()
+        seen = at.st_size, at.st_mtime_ns, at.st_ino
+        known = self._file_hashes.get(path)
+        if known is not None and known[0] == seen:
+            return known[1]
+        sha256 = describe_file(path, path.name).sha256
+        if time.time() - at.st_mtime > SETTLED_SECONDS:
+            self._file_hashes[path] = seen, sha256
+        return sha256
+
     # ------------------------------------------------------------ S3
 
     @cached_property
@@ -154,11 +179,12 @@ class Store:
         return "/".join(part for part in (prefix, key) if part)
 
     def _call(self, operation: str, **arguments: Any) -> Any:
+        from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
             return getattr(self._client, operation)(Bucket=self._bucket, **arguments)
-        except (BotoCoreError, ClientError) as error:
+        except (Boto3Error, BotoCoreError, ClientError) as error:
             why = without_secrets(str(error))
             raise StoreError(
                 f"store {self.address}: {operation} failed ({why}); check the bucket, AWS_ENDPOINT_URL and credentials"
@@ -166,12 +192,16 @@ class Store:
 
     def list_objects(self, key: str = "") -> Iterator[str]:
         """Name below `key` of every object there."""
+        return (name for name, _ in self._list(key))
+
+    def _list(self, key: str) -> Iterator[tuple[str, str]]:
+        """Name below `key` and ETag of every object there."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         token: dict[str, str] = {}
         while True:
             page = self._call("list_objects_v2", Prefix=prefix, **token)
             for entry in page.get("Contents", []):
-                yield entry["Key"].removeprefix(prefix)
+                yield entry["Key"].removeprefix(prefix), entry["ETag"]
             if not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
@@ -199,23 +229,19 @@ class Store:
         return data
 
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
-        """Fetch one object beside `path`, check its hash where it is known, and rename it into place.
+        """Fetch one object into `path`: under another name first, renamed when it is whole and its hash, where it is known, is right.
 
         Raises:
             DamagedObjectError: its bytes are not those of the hash.
             StoreError: it cannot be read.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = self._call("get_object", Key=self._object_key(key))
-        digest = hashlib.sha256()
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".pull-", delete=False) as file:
-            for chunk in iter(lambda: found["Body"].read(CHUNK_BYTES), b""):
-                digest.update(chunk)
-                file.write(chunk)
-        if sha256 not in (None, digest.hexdigest()):
-            Path(file.name).unlink()
-            raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
+            arrived = Path(folder) / ".object"  # no visible file, which another process's pull would remove
+            self._call("download_file", Key=self._object_key(key), Filename=str(arrived), Config=_transfers())
+            if sha256 not in (None, describe_file(arrived, key).sha256):
+                raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
+            arrived.replace(path)
 
     def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
         """Fetch one object; one that arrives damaged twice is damaged in the store, and set aside there, for a step to make it anew."""
@@ -227,7 +253,7 @@ class Store:
         folder, _, name = key.rpartition("/")
         aside = f"{folder}/{SET_ASIDE_PREFIX}{name}"
         source = {"Bucket": self._bucket, "Key": self._object_key(key)}
-        self._call("copy_object", Key=self._object_key(aside), CopySource=source)
+        self._call("copy", Key=self._object_key(aside), CopySource=source, Config=_transfers())
         self._call("delete_object", Key=self._object_key(key))
         path.unlink(missing_ok=True)
         logger.warning("%s; kept as %s", found, aside)
@@ -235,9 +261,26 @@ class Store:
 
     def _remote_hashes(self, key: str) -> dict[str, str]:
         """File name below `key` -> SHA-256 as it was pushed; what was set aside is left out."""
-        names = [name for name in self.list_objects(key) if not name.rpartition("/")[2].startswith(SET_ASIDE_PREFIX)]
-        heads = {name: self._call("head_object", Key=self._object_key(f"{key}/{name}")) for name in names}
-        return {name: head["Metadata"].get("sha256", "") for name, head in heads.items()}
+        etags = {name: etag for name, etag in self._list(key) if not name.rpartition("/")[2].startswith(SET_ASIDE_PREFIX)}
+        versions = [(self._object_key(f"{key}/{name}"), etag) for name, etag in etags.items()]
+        with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+            return dict(zip(etags, pool.map(self._object_hash, versions), strict=True))
+
+    def _object_hash(self, version: tuple[str, str]) -> str:
+        """SHA-256 that an object was pushed with, by its key and ETag; empty where it has none."""
+        if version not in self._object_hashes:
+            sha256 = self._call("head_object", Key=version[0])["Metadata"].get("sha256", "")
+            if not sha256:
+                return ""  # pushed by others; a push of the same bytes adds the hash and leaves the ETag
+            self._object_hashes[version] = sha256
+        return self._object_hashes[version]
+
+
+def _transfers() -> Any:
+    """How files travel: large ones in parts, which are sent again one by one when one is lost."""
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=MULTIPART_BYTES)
 
 
 def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
@@ -303,8 +346,3 @@ def enable_s3_weights() -> None:
         Store(f"s3://{bucket}/{key}", path.parent).download(address.rpartition("/")[2], path)
 
     DOWNLOADERS["s3"] = fetch
-
-
-def _same_file(folder: Path, file: FileRecord) -> bool:
-    path = folder / file.name
-    return path.is_file() and path.stat().st_size == file.num_bytes and describe_file(path, file.name).sha256 == file.sha256

@@ -1,4 +1,4 @@
-"""The `dml` command itself: its groups of verbs, what all of them share, and how an error is told."""
+"""The `dml` command itself: its groups of verbs, and what all of them share."""
 
 import sys
 from contextlib import contextmanager
@@ -9,7 +9,6 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rich.table import Table
 
@@ -25,7 +24,23 @@ class ListByDefault(TyperGroup):
         return super().parse_args(ctx, args if named else ["list", *args])
 
 
+class HiddenError(Exception):
+    """Carries, as its cause, an error that typer would turn into an exit code of its own."""
+
+
+class Verbs(TyperGroup):
+    """All verbs of `dml`. An error of any of them leaves the command as it is, to be reported in one place (`flows.cli.exits`)."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """As typer does, which would end with 1 after the errors of these two kinds."""
+        try:
+            return super().invoke(ctx)
+        except (EOFError, BrokenPipeError) as error:
+            raise HiddenError from error
+
+
 app = typer.Typer(
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -51,77 +66,7 @@ def dml(
     """Reproduce, compare and serve deep metric learning systems."""
 
 
-SUPERVISED = {"reproduce", "run", "serve", "tune"}
-SERVE_GRACE_SECONDS = 8.0  # for the requests that are worked on
 PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
-
-
-def main() -> None:
-    """Run the command; what a person can mend is one line on standard error and exit code 2.
-
-    A flow runs in a process of its own, beside one that ends what it started (`flows.cli.supervisor`). An error of our own is exit code 1:
-    one line, and the traceback in a log file.
-    """
-    from dml_core.errors import DmlError
-
-    try:
-        log = _supervised() if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv else None
-        try:
-            app()
-        except Exception as error:
-            if isinstance(error, DmlError) or log is None:
-                raise
-            sys.exit(_tell(error, log))
-    except DmlError as error:
-        from tasks.environment import without_secrets
-
-        print(f"error: {without_secrets(str(error))}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _supervised() -> "Path | None":
-    """Go on in a process of its own, whose log file this is; without one where there is no project, which the command itself will say."""
-    from dml_core.errors import ConfigError, StoreError
-    from flows.cli.supervisor import supervise
-    from tasks.environment import find_project
-
-    try:
-        state = find_project().state
-        if sys.argv[1] == "serve":
-            return supervise(state / "logs", SERVE_GRACE_SECONDS, "the same command starts it again")
-        return supervise(state / "logs")
-    except ConfigError:
-        return None
-    except OSError as error:
-        raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
-
-
-def _tell(error: Exception, log: "Path") -> int:
-    """Say in one line what was not foreseen, with the traceback in the log, and return the exit code."""
-    import os
-    import traceback
-
-    from flows.cli.supervisor import BUG
-    from tasks.environment import shown, without_secrets
-
-    with log.open("a") as file:
-        file.write(without_secrets("".join(traceback.format_exception(error))))
-    api = os.environ.get("PREFECT_API_URL")
-    if api and _is_of_connection(error):
-        what = f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL"
-        print(f"error: {what}; details in {log}", file=sys.stderr)
-        return 2
-    print(f"error: unforeseen {type(error).__name__}, the traceback is in {log}", file=sys.stderr)
-    return BUG
-
-
-def _is_of_connection(error: BaseException | None) -> bool:
-    """Whether an error comes from a server that is not there: one of httpx, which Prefect's client calls with, or caused by one."""
-    while error is not None:
-        if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def open_project() -> "Project":

@@ -14,27 +14,30 @@ RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/va
 @models_app.command("list")
 def list_(
     dataset: Annotated[str | None, typer.Argument(help="Of this dataset alone.")] = None,
-    every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not the best of each variant.")] = False,
+    every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not only the one that dataset/variant means.")] = False,
 ) -> None:
-    """List what is trained, best first.
+    """List what is trained, highest validation Recall@1 first.
 
-    Scores are per cent, of the test classes. Below is what MLflow's registry leads to.
+    Scores are per cent, of the test classes; validation recall@1 is of held-out training classes. Below is what MLflow's registry leads to.
     """
     project = open_project()
     from rich.table import Table
 
     from dml_core.errors import ConfigError
+    from tasks.runs.best import VALIDATION
     from tasks.use.listing import list_models
 
-    models = list_models(project, dataset, every_seed)
-    if not models:
+    listing = list_models(project, dataset, every_seed)
+    if not listing.models:
         raise ConfigError(f"nothing is trained here{f' on {dataset}' if dataset else ''}: dml reproduce trains the standing comparison")
-    table = Table("run", "seeds", "recall@1", "map@r", "parameters", "checkpoint", "identity")
-    for model in models:
-        scores = [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for name in ("recall@1", "map@r")]
+    table = Table("run", "seeds", "validation recall@1", "recall@1", "map@r", "parameters", "checkpoint", "identity")
+    for model in listing.models:
+        scores = [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for name in (VALIDATION, "recall@1", "map@r")]
         size = f"{model.num_bytes / 1e6:.1f} MB"
         table.add_row(model.run, str(model.num_seeds), *scores, f"{model.num_parameters:,}", size, model.identity)
     print_table(table)
+    for name, line in listing.best.items():
+        print(f"{name}: {line}")
     if project.is_tracked:
         _print_registry(project.tracking_uri, dataset)
 

@@ -157,20 +157,19 @@ def _check(
 ) -> None:
     """Refuse what can be known to be wrong before anything heavy is loaded or started, and say what is to come."""
     from tasks.checks import check_before, check_parts, check_places
-    from tasks.runs.specs import comparison_runs, load_params
+    from tasks.runs.specs import load_params, standing_runs
 
     params = load_params(project.params_file, overrides or ())
-    chosen = datasets or params.comparison.default_datasets
-    runs = {name: comparison_runs(params, name, variants, seeds, overrides or ()) for name in chosen}
-    packed = {name: check_before(project, params, runs[name]) for name in chosen}
+    runs = standing_runs(params, datasets, variants, seeds, overrides or ())
+    packed = {name: check_before(project, params, runs[name]) for name in runs}
     for note in check_places(project):
         _say(f"note: {note}")
     for found in runs.values():
         num_variants, num_seeds = (len({getattr(spec, kind) for spec in found}) for kind in ("variant", "seed"))
         _say(f"{found[0].comparison}: {_number(num_variants, 'variant')}, {_number(num_seeds, 'seed')}, {_number(len(found), 'run')}")
     _say("checking losses and networks")
-    for name in chosen:
-        check_parts(runs[name], packed[name])
+    for name, found in runs.items():
+        check_parts(found, packed[name])
     _say("starting Prefect and loading the libraries (about 15 s)")
 
 
@@ -180,8 +179,9 @@ def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") 
         print(links.sub("", comparison.report).rstrip() + "\n")
         print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
         print(f"report: {comparison.folder / 'report.md'}")
-        print(f"best of it: {comparison.best.spec.title}")
-        _print_places(comparison.best)
+        print(comparison.best_line)
+        if comparison.best is not None:
+            _print_places(comparison.best)
         if comparison.num_undelivered:
             print(f"{comparison.num_undelivered} records wait for MLflow; deliver them with: dml sync")
     if comparisons:

@@ -1,8 +1,9 @@
 """A small process that stands by while a flow runs, and ends everything that the flow started, however the flow itself ends.
 
-`dml reproduce` and `dml run` fork before anything is loaded. The child is the flow; the parent waits. Ray's and Prefect's processes, DVC's
-command and whatever they start are the parent's to adopt (Linux's child subreaper), so that it finds all of them when the flow has ended,
-was interrupted or was killed. If the parent itself is killed, a pipe of its closes, and the child ends the others and itself.
+`dml reproduce`, `dml run` and `dml tune` fork before anything is loaded. The child is the flow; the parent waits. Ray's and Prefect's
+processes, DVC's command and whatever they start are the parent's to adopt (Linux's child subreaper), so that it finds all of them when the
+flow has ended, was interrupted or was killed. If the parent itself is killed, a pipe of its closes, and the child ends the others and
+itself.
 
 An interrupted flow does not unwind: its state is whole at any moment, as it has to be for a power cut, and unwinding several libraries in
 the middle of their work takes minutes and prints pages. What libraries write to the standard error stream below Python (Ray's C++, the
@@ -19,12 +20,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.cli.exits import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
 from tasks.processes import GO_ON
 
 if TYPE_CHECKING:
     import psutil
 
-BUG = 70  # the child's exit code after an error of our own, which it has told; the command's is 1
 GRACE_SECONDS = 4.0  # for a flow that a Prefect server has to be told of
 PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -83,9 +84,9 @@ def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: 
             _drop_if_empty(log)
             return 128 + number
     _end_descendants()
-    if code == BUG:
-        return 1
-    if code < 0 or code not in (0, 2):
+    if code == SUPERVISED_BUG:
+        return BUG
+    if code not in (DONE, MENDABLE, BROKEN_PIPE):
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended of itself (exit code {code})"
         _say(f"error: the flow's process {how}; {go_on}; what was said last is in {log}")
         return 2

@@ -133,12 +133,15 @@ def show(
     project = open_project()
     from rich.table import Table
 
+    from tasks.plans.results import load_result
+    from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
+    from tasks.tables.present import table_today
     from tasks.tables.report import RICH, claim_lines, lines, told_lines
-    from tasks.tables.result import load_result
     from tasks.tables.shown import shown_table
 
-    found = shown_table(name, load_table(name), load_result(project, name))
+    table, result = load_table(name), load_result(project, name)
+    found = shown_table(name, table, result, today=table_today(project, load_params(project.params_file), name, table, result))
     if as_json:
         print(found.model_dump_json(indent=1))
         return
@@ -151,7 +154,7 @@ def show(
         shown.add_row(*row)
     print_table(shown)
     print(f"The paper: {found.states}" if found.page is not None else found.states)
-    for line in claim_lines(found):
+    for line in (*claim_lines(found), *found.left_out):
         print(f"- {line}")
 
 

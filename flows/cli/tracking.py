@@ -20,14 +20,27 @@ def compare(
     What can be told of them stands above. The runs are those that MLflow has.
     """
     project = open_project()
+    from dml_core.config import check_name
+    from dml_core.errors import ConfigError, TrackingError
+    from tasks.runs.comparable import present_digest, standing_today
     from tasks.runs.specs import comparison_title, load_params
     from tasks.tracking.published import published_runs
-    from tasks.tracking.summaries import compare_published, comparison_table
+    from tasks.tracking.summaries import comparable_runs, compare_published, comparison_table
 
     params = load_params(project.params_file, override or ())
     chosen = dataset or params.comparison.default_datasets[0]
+    try:
+        check_name(chosen)
+    except ValueError as error:
+        raise ConfigError(f"dataset {error}") from None
     title = comparison_title(chosen, params.evaluation.role, override or ())
-    runs = published_runs(project.tracking_uri, chosen, title)
+    today = standing_today(params, chosen, present_digest(project, chosen), override or ())
+    selected = comparable_runs(chosen, published_runs(project.tracking_uri, chosen, title), today)
+    for line in selected.left_out:
+        print(line)
+    runs = selected.runs
+    if not runs:
+        raise TrackingError(f"{title}: no run in MLflow has today's data and settings; run dml reproduce --dataset {chosen}")
     found = compare_published(chosen, runs, params.comparison.reference)
     if found is not None:
         print(found.sentence)
@@ -64,9 +77,11 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
     project = open_project()
     from dml_core.errors import TrackingError
     from tasks.environment import shown
+    from tasks.tracking.availability import check_available
 
     if project.tracking_uri.startswith("http"):
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
+    check_available(project.tracking_uri)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended leaves its port waiting
         try:

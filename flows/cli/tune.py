@@ -16,17 +16,16 @@ def tune(
     dataset: Annotated[
         list[str] | None, typer.Option("--dataset", "-d", help="Of the table's columns; all of the row's if left out. Repeat for several.")
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How many settings are tried; more than before goes on.")] = 50,
-    folds: Annotated[int, typer.Option("--folds", min=2, help="Disjoint parts of the training classes, each held out once a trial.")] = 4,
-    parallel: Annotated[
-        int | None, typer.Option("--parallel", min=1, max=4, help="Trials at a time; changes no result. Default: scale.concurrent_runs.")
-    ] = None,
+    trials: Annotated[int, typer.Option("--trials", min=2, help="Number of settings to try.")] = 16,
+    folds: Annotated[int, typer.Option("--folds", min=2, help="Disjoint parts of the training classes; one is held out in each run.")] = 4,
+    parallel: Annotated[int | None, typer.Option("--parallel", min=1, help="Runs at a time. Default: scale.concurrent_runs.")] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the search and its runs.")] = 0,
     metric: Annotated[str, typer.Option("--metric", help="To be high: recall@K, map@r or r_precision.")] = "recall@1",
 ) -> None:
     """Search a row's settings on folds of the training classes.
 
-    Writes the best to flows/tables/tuned; `dml reproduce TABLE --variant tuned` runs it. What was tried already is not tried again.
+    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it.
+    Run the same command again to resume: finished scores are reused.
     """
     project = open_project()
     from tasks.checks import check_places
@@ -52,11 +51,10 @@ def _print_tuned(tuned: "Tuned") -> None:
     from flows.tune import score_of, settings_of
 
     search = tuned.search
-    shown = Table("trial", f"{search.metric}, mean ± standard deviation over {search.folds} folds", "settings", title=search.title)
+    shown = Table("trial", "pairs of fold and seed", f"{search.metric}, mean ± standard deviation", "settings", title=search.title)
     for trial in tuned.shown:
-        shown.add_row(str(trial.number), score_of(trial), settings_of(search, trial))
+        shown.add_row(str(trial.number), str(len(trial.scores)), score_of(trial), settings_of(search, trial))
     print_table(shown)
-    counts = tuned.found.trials
-    print(f"{counts.finished} trials finished, {counts.pruned} given up, {counts.failed} failed; best: trial {tuned.found.trial}")
+    print(tuned.file.says)
     print(f"settings: {tuned.path}")
     print(f"run them: dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant tuned")

@@ -5,26 +5,26 @@ neither moves nor deletes them (the `fetch` stage's output is persistent and unc
 """
 
 import difflib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import yaml
 
-from dml_core.config import merge, read_yaml
+from dml_core.config import check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader
 from dml_core.errors import ConfigError, DataError, StoreError
 from tasks.environment import Project
+from tasks.locks import alone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
-from tasks.runs.specs import DatasetSpec, Params, load_params
+from tasks.runs.specs import DatasetSpec, Params, check_raw_place, load_params
 
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")  # DVC's stages are called by it
 _MIN_CLASSES = 2
 _LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller: else each epoch would decode them whole
 
@@ -55,34 +55,40 @@ def add_images(
         DataError: images that cannot be trained on; the line names the first.
         StoreError: `params.yaml` cannot be written.
     """
-    params = load_params(project.params_file)
-    _check_name(name, params)
+    _check_name(name, load_params(project.params_file))
     reader, raw, options = guess_reader(path.resolve(), reader)
-    spec = DatasetSpec(reader=reader, raw=_place(project, params, raw), options=options)
+    spec = parse(DatasetSpec, {"reader": reader, "raw": _relative(project, raw), "options": options}, str(raw))
+    _check_place(project, name, spec)
     report = _looked_at(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
-    return Added(spec, report, _write(project.params_file, name, spec, report))
+    with alone(project.state / "params.lock"):  # looking took a while: another dataset may have been added meanwhile
+        _check_name(name, load_params(project.params_file))
+        _check_place(project, name, spec)
+        return Added(spec, report, _write(project.params_file, name, spec, report))
 
 
 def _check_name(name: str, params: Params) -> None:
-    if not _NAME.fullmatch(name) or not isinstance(yaml.safe_load(name), str):
+    try:
+        check_name(name)
+        is_text = read_value(name, name) == name  # `on` and `1e5` are no text in YAML
+    except ValueError:
+        is_text = False
+    if not is_text:
         raise ConfigError(f"'{name}': not a name for a dataset; use letters, digits, - and _, a letter first")
     if name in params.datasets or name in params.comparison.datasets:
         raise ConfigError(f"params.yaml has a dataset '{name}' already; choose another name, or remove its blocks first")
 
 
-def _place(project: Project, params: Params, raw: Path) -> str:
-    """`raw` as `params.yaml` has it; DVC takes no two datasets from one folder, nor one from what the project makes."""
+def _relative(project: Project, raw: Path) -> str:
+    """`raw` as `params.yaml` has it: a path in the project, or an absolute one."""
     root = project.root.resolve()
-    others = {f"the raw files of '{name}'": root / spec.raw for name, spec in params.datasets.items()}
-    others |= {"packed data": root / "data/packed", "the state of runs": project.state.resolve()}
-    if root.is_relative_to(raw):
-        raise ConfigError(f"{raw}: the project is in there; put the images into a folder of their own")
-    for what, other in others.items():
-        if raw.is_relative_to(other.resolve()) or other.resolve().is_relative_to(raw):
-            raise ConfigError(f"{raw}: overlaps {what} ({other}); put the images into a folder of their own")
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
+
+
+def _check_place(project: Project, name: str, spec: DatasetSpec) -> None:
+    datasets = load_params(project.params_file).datasets
+    check_raw_place(project.root, name, {**datasets, name: spec})
 
 
 def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
@@ -108,11 +114,12 @@ def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> s
     settings = fitted_settings(values["comparison"]["protocol"], report)
     after = with_entry(before, ("datasets",), [f"{name}:", *_lines(block)])
     after = with_entry(after, ("comparison", "datasets"), [f"{name}:{'' if settings else ' {}'}", *_lines(settings)])
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         partial.write_bytes(after.encode())
         load_params(partial)
         assert read_yaml(partial) == merge(values, {"datasets": {name: block}, "comparison": {"datasets": {name: settings}}})
+        partial.chmod(path.stat().st_mode)
         partial.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None

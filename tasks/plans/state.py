@@ -7,11 +7,12 @@ from typing import Literal
 from dml_core.errors import ConfigError
 from tasks.plans.here import Here
 from tasks.plans.plan import TablePlan, plan_tables
+from tasks.plans.results import load_result
 from tasks.runs.identity import evaluate_identity
 from tasks.runs.protocols import COMMON
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, label_parts, load_table
-from tasks.tables.result import MeasuredRun, load_result
+from tasks.tables.result import MeasuredRun
 from tasks.tables.runs import runs_of
 
 How = Literal["not run", "partly", "done", "stale"]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from dml_core.errors import EvaluationError
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.comparing import Comparison, compare, metric_title
 from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.evaluation.mean_ranks import rank_systems
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.recalls import plot_recalls
+from tasks.runs.comparable import scores_by_seed
 from tasks.runs.made import made_by_older_code
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
@@ -27,11 +29,32 @@ DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.m
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
-    """Variant -> metric -> summary over the variant's seeds, in the order of the runs."""
-    by_variant: dict[str, list[dict[str, float]]] = {}
-    for spec, record in runs:
-        by_variant.setdefault(spec.variant, []).append(record.metrics)
-    return {variant: {name: summarise([metrics[name] for metrics in seeds]) for name in seeds[0]} for variant, seeds in by_variant.items()}
+    """Variant -> metric -> summary over the variant's seeds, in the order of the runs.
+
+    Raises:
+        EvaluationError: two runs of one variant and seed, or runs of one variant that differ in more than the seed.
+    """
+    check_comparable(runs)
+    names = {spec.variant: record.metrics.keys() for spec, record in reversed(runs)}
+    by_name = {name: _scores(runs, name) for name in dict.fromkeys(name for _, record in runs for name in record.metrics)}
+    return {
+        variant: {name: summarise(list(by_name[name][variant].values())) for name in names[variant]}
+        for variant in dict.fromkeys(spec.variant for spec, _ in runs)
+    }
+
+
+def check_comparable(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> None:
+    """Refuse runs that no mean may be taken of.
+
+    Raises:
+        EvaluationError: runs of several datasets, or runs of one variant that differ in more than the seed.
+    """
+    if len({spec.dataset for spec, _ in runs}) > 1:
+        raise EvaluationError("a comparison is of runs on one dataset")
+    first: dict[str, RunSpec] = {}
+    for spec, _ in runs:
+        if first.setdefault(spec.variant, spec).model_copy(update={"seed": spec.seed}) != spec:
+            raise EvaluationError(f"{spec.variant}: seeds {first[spec.variant].seed} and {spec.seed} ran with different settings")
 
 
 def write_report(
@@ -54,8 +77,8 @@ def write_report(
         older_code: variant -> source files that differ from those that made its runs; their rows are marked.
         reference: the variant that the others are compared with; the best where none is named.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     summaries = summarise_runs(runs)
+    folder.mkdir(parents=True, exist_ok=True)
     _write_metrics(summaries, folder / METRICS_FOLDER)
     recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
     rows = [[variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items()]
@@ -71,15 +94,13 @@ def write_report(
 
 def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]], reference: str | None = None) -> Comparison | None:
     """The variants of one dataset by their first metric, in per cent; None for one variant."""
+    check_comparable(runs)
     first = table_columns(runs[0][1].metrics)[0]
-    return compare(runs[0][0].dataset, first, _first_scores(runs, first), reference)
+    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference)
 
 
-def _first_scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str) -> dict[str, dict[int, float]]:
-    scores: dict[str, dict[int, float]] = {}
-    for spec, record in runs:
-        scores.setdefault(spec.variant, {})[spec.seed] = 100 * record.metrics[metric]
-    return scores
+def _scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str, factor: float = 1.0) -> dict[str, dict[int, float]]:
+    return scores_by_seed((spec.variant, spec.seed, factor * record.metrics[metric]) for spec, record in runs if metric in record.metrics)
 
 
 def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison | None, folder: Path) -> None:
@@ -94,7 +115,7 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
         lines += [f"{metric_title(found.metric)} of the row less that of the column, in points: mean and half of the difference's own 95 %"]
         lines += [f"interval. Bold: the two are told apart (paired t test, Holm over all {len(found.pairs)} pairs, 0.05).", ""]
         lines += [*_matrix(found), ""]
-        ranking = rank_systems(found.metric, {found.dataset: _first_scores(runs, found.metric)})
+        ranking = rank_systems(found.metric, {found.dataset: _scores(runs, found.metric, 100)})
         if ranking is not None:
             plot_mean_ranks(ranking, folder / RANKS_FILE)
             lines += [ranking.sentence, "", f"![Mean ranks]({RANKS_FILE})", ""]
@@ -164,7 +185,7 @@ def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[st
 def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[int, list[float]]]:
     """Variant -> K -> Recall@K of each seed."""
     recalls: dict[str, dict[int, list[float]]] = {}
-    for spec, record in runs:
+    for spec, record in runs:  # each seed once: `summarise_runs` has checked it
         for k, value in recall_by_k(record.metrics).items():
             recalls.setdefault(spec.variant, {}).setdefault(k, []).append(value)
     return recalls

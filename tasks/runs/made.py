@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
-from tasks.files import write_whole
 from tasks.runs.identity import StepIdentity
-from tasks.runs.records import Record, seal, unseal
+from tasks.runs.records import Record
+from tasks.sealed import read_or_set_aside, write_sealed
 
 Code = Literal["strict", "keep"]  # what changed code does: its steps run again, or what older code made is reused and marked
 
@@ -30,6 +30,9 @@ class MadeStep(Record):
     reads: str | None = None
 
 
+_MADE = TypeAdapter(MadeStep)
+
+
 @dataclass(frozen=True)
 class OlderStep:
     """A step that other code made: its identity, and the source files that differ."""
@@ -43,11 +46,11 @@ def note_made(state: Path, step: StepIdentity) -> None:
     made = MadeStep(identity=step.identity, sources=step.sources(), reads=step.reads)
     if _read(state, step) == made:
         return
-    write_whole(_path(state, step), seal(made.model_dump_json()))
+    write_sealed(_path(state, step), made, _MADE)
 
 
 def find_older(state: Path, step: StepIdentity) -> OlderStep | None:
-    """The step as other code made it last; None where no other did, or where what was noted of it is damaged."""
+    """The step as other code made it last; None where no other did, or where its note is damaged (renamed, with one line)."""
     made = _read(state, step)
     if made is None or made.identity == step.identity:
         return None
@@ -63,14 +66,14 @@ def finished_identities(state: Path, step: StepIdentity) -> tuple[str, ...]:
 
 def steps_before(state: Path) -> dict[str, str]:
     """Identity of a finished step -> identity of the step that it read, as far as it was noted."""
-    found = (_parsed(path) for path in (state / "made").glob("*.json"))
+    found = (read_or_set_aside(path, _MADE) for path in sorted((state / "made").glob("*.json")))
     return {made.identity: made.reads for made in found if made is not None and made.reads is not None}
 
 
 def forget_made(state: Path, identities: Collection[str]) -> None:
     """Remove what was noted of these steps."""
     for path in (state / "made").glob("*.json"):
-        made = _parsed(path)
+        made = read_or_set_aside(path, _MADE)
         if made is not None and made.identity in identities:
             path.unlink(missing_ok=True)
 
@@ -85,11 +88,4 @@ def _path(state: Path, step: StepIdentity) -> Path:
 
 
 def _read(state: Path, step: StepIdentity) -> MadeStep | None:
-    return _parsed(_path(state, step))
-
-
-def _parsed(path: Path) -> MadeStep | None:
-    try:
-        return MadeStep.model_validate_json(unseal(path.read_bytes()))
-    except (FileNotFoundError, ValueError, ValidationError):
-        return None
+    return read_or_set_aside(_path(state, step), _MADE)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dml_core.config import Config, merge, parse, read_yaml, unknown_name
+from dml_core.config import Config, Name, merge, parse, read_yaml, unknown_name
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
@@ -46,8 +46,8 @@ class Protocol(Config):
     evaluation: dict[str, Any] = {}
     epochs: tuple[Epoch, ...] = Field(default=("last",), min_length=1)
     training: dict[str, Any]
-    datasets: dict[str, dict[str, Any]] = Field(min_length=1)
-    variants: dict[str, Variant] = Field(min_length=1)
+    datasets: dict[Name, dict[str, Any]] = Field(min_length=1)
+    variants: dict[Name, Variant] = Field(min_length=1)
 
     def training_config(self, dataset: str, variant: str) -> TrainingConfig:
         """The training settings of a variant on a dataset, its loss's options checked, which imports the loss and torch.

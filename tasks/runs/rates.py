@@ -1,17 +1,25 @@
-"""How fast networks trained and embedded on this machine: kept in the state when a step ends, read by whoever says how long others take."""
+"""How fast networks trained and embedded on this machine: kept in the state when a step ends, read where times are estimated.
 
+`rates.jsonl` has a sealed record a line, and is only appended to; lines without a seal were written before there was one.
+"""
+
+import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from dml_core.errors import StoreError
 from tasks.runs.records import DatasetRecord, Record
 from tasks.runs.specs import RunSpec
+from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
 
 RATES_FILE = "rates.jsonl"
 FEWEST_IMAGES = 500  # below it a step's time is its beginning and its end
 
 Step = Literal["train", "embed"]
+logger = logging.getLogger(__name__)
 
 
 class Rate(Record):
@@ -34,6 +42,9 @@ class Rate(Record):
     def of(self) -> tuple[str, str, int, str, int]:
         """What it is the rate of: a later one takes over from it."""
         return self.step, self.backbone, self.crop_size, self.device, self.num_workers
+
+
+_RATE = TypeAdapter(Rate)
 
 
 def input_size(spec: RunSpec) -> int:
@@ -60,19 +71,39 @@ def note_rate(state: Path, step: Step, spec: RunSpec, dataset: DatasetRecord, fa
         num_workers=facts["num_workers"],
         images_per_second=round(images_per_second, 2),
     )
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / RATES_FILE).open("a") as file:
-        file.write(f"{rate.model_dump_json()}\n")
+    path = state / RATES_FILE
+    or_set_aside(path, partial(read_bytes, path))
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"\n{seal(rate.model_dump_json())}\n")  # the line before may have been cut
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
 
 
 def read_rates(state: Path) -> list[Rate]:
-    """The last rate of each kind; lines that are damaged are passed over."""
+    """The last rate of each kind. Damaged lines stay in the file and are left out, and one line says how many.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote one.
+    """
     path = state / RATES_FILE
     found: dict[object, Rate] = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    num_damaged = 0
+    for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
         try:
-            rate = Rate.model_validate_json(line)
-        except ValidationError:
-            continue
-        found[rate.of] = rate
+            rate = _parsed(path, line)
+        except DamagedError:
+            num_damaged += 1
+        else:
+            found[rate.of] = rate
+    if num_damaged:
+        logger.warning("%s: %d damaged lines left out of the time estimates", path, num_damaged)
     return list(found.values())
+
+
+def _parsed(path: Path, line: bytes) -> Rate:
+    try:
+        return _RATE.validate_json(line)  # without a seal
+    except ValidationError:
+        return parse_sealed(path, line, _RATE)

@@ -13,9 +13,12 @@ METRICS_FILE = "metrics.json"
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, no unknown keys. Not strict as configuration is: Prefect reads a tuple back from JSON as a list."""
+    """Base of all records: immutable. Not strict as configuration is: Prefect reads a tuple back from JSON as a list.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Fields that a newer program added are kept as they are: `tasks.sealed` says when they are not.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class FileRecord(Record):
@@ -83,27 +86,7 @@ def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
 
 def changed_file(path: Path) -> StoreError:
     """What is said of a file of a finished step that is no longer what the step left."""
-    return StoreError(f"{path}: changed or gone since its step recorded it; start the same command again, and the step runs anew")
-
-
-def seal(record: str) -> str:
-    """A record as it is kept on disk, with its SHA-256: `unseal` tells any damage. It is no protection against a person."""
-    return json.dumps({"sha256": hashlib.sha256(record.encode()).hexdigest(), "record": record})
-
-
-def unseal(kept: bytes) -> str:
-    """The record that was sealed.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    found = json.loads(kept)
-    try:
-        if found["sha256"] == hashlib.sha256(found["record"].encode()).hexdigest():
-            return str(found["record"])
-    except (TypeError, KeyError, AttributeError, UnicodeError):
-        pass  # JSON, but not what `seal` writes
-    raise ValueError("the record does not fit its SHA-256")
+    return StoreError(f"{path}: changed or gone since its step recorded it; start the same dml reproduce again, and the step runs again")
 
 
 def describe_file(path: Path, name: str) -> FileRecord:
@@ -166,6 +149,9 @@ class ComparisonReport(Record):
         files: the table's page in its forms, to be kept with the parent.
         is_search: the runs are a search's, which have no means over seeds: the parent says what is in `about`, and keeps the files.
         reference: the variant that the others are compared with; the best where none is named.
+        digest: of the dataset's present content; runs on other content are left out. None where it is not known.
+        settings: variant -> settings identity (`tasks.runs.comparable`) of its present settings, as far as they are known.
+        is_one_protocol: runs of other settings than these are left out even where a variant has no others.
     """
 
     comparison: str
@@ -177,6 +163,9 @@ class ComparisonReport(Record):
     files: tuple[str, ...] = ()
     is_search: bool = False
     reference: str | None = None
+    digest: str | None = None
+    settings: dict[str, str] = {}
+    is_one_protocol: bool = False
 
     @property
     def outbox_name(self) -> str:

@@ -4,14 +4,15 @@ The standing comparison is a cross of datasets, variants and seeds. A run's trai
 dataset's part and then the variant's part laid over it; every value is written once.
 """
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from dml_core.config import Config, located, merge, parse, read_value, read_yaml, unknown_name
+from dml_core.config import Config, Name, located, merge, parse, read_value, read_yaml, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
@@ -20,7 +21,22 @@ from dml_core.models.backbones.registry import backbone_module
 from dml_core.search import Search
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
+from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
+
+SEEDS = range(2**32)  # those that every generator of random numbers takes
+
+
+def _check_path(text: str) -> str:
+    if not text.strip() or not text.isprintable() or "${" in text:
+        raise ValueError(f"{text[:200]!r} is not a folder's path; write printable letters and no ${{, which DVC replaces")
+    return text
+
+
+def _check_seed(seed: int) -> int:
+    if seed not in SEEDS:
+        raise ValueError(f"{seed} is not a seed; use 0 to {SEEDS[-1]}")
+    return seed
 
 
 class DatasetSpec(Config):
@@ -34,7 +50,7 @@ class DatasetSpec(Config):
     """
 
     reader: str
-    raw: str
+    raw: Annotated[str, AfterValidator(_check_path)]
     mirror: str | None = Field(default=None, pattern=r"^s3://.+")
     options: dict[str, Any] = {}
 
@@ -102,34 +118,41 @@ class ComparisonSpec(Config):
     """
 
     default_datasets: tuple[str, ...]
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, AfterValidator(_check_seed)], ...] = Field(min_length=1)
     reference: str | None = None
     protocol: dict[str, Any]
-    datasets: dict[str, dict[str, Any]]
-    variants: dict[str, dict[str, Any]]
+    datasets: dict[Name, dict[str, Any]]
+    variants: dict[Name, dict[str, Any]]
     search: dict[str, Search] = {}
+
+    @field_validator("seeds", "default_datasets")
+    @classmethod
+    def _each_once(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(given)) != len(given):
+            raise ValueError(f"a value is given twice: {', '.join(map(str, given))}; give each value once")
+        return given
 
 
 class Params(Config):
     """The whole of `params.yaml`."""
 
-    datasets: dict[str, DatasetSpec]
+    datasets: dict[Name, DatasetSpec]
     comparison: ComparisonSpec
     evaluation: EvaluationConfig = EvaluationConfig()
     scale: ScaleSpec = ScaleSpec()
 
 
 class Trial(Config):
-    """Which run of a search a run is: of which row of its table, the number of the trial, the fold that is held out."""
+    """Which run of a search a run is: the row of its table, the number of the trial, the pair of fold and seed."""
 
     row: str
     number: int
-    fold: int
+    pair: int
 
     @property
     def label(self) -> str:
-        """How the run is called among those of the search."""
-        return f"trial {self.number} fold {self.fold}"
+        """Name of the run among those of the search."""
+        return f"trial {self.number} pair {self.pair}"
 
 
 class RunSpec(Config):
@@ -186,7 +209,7 @@ class RunSpec(Config):
         """What a reader of MLflow filters a search's runs by."""
         if self.trial is None:
             return {}
-        return {"table": str(self.table), "row": self.trial.row, "trial": str(self.trial.number), "fold": str(self.trial.fold)}
+        return {"table": str(self.table), "row": self.trial.row, "trial": str(self.trial.number), "pair": str(self.trial.pair)}
 
     @property
     def where(self) -> str:
@@ -234,6 +257,7 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     for name, dataset in params.datasets.items():
         with located(f"{path.name}: datasets.{name}"):
             parse_dataset(dataset.reader, dataset.options)
+            check_raw_place(path.parent, name, params.datasets)
     for kind, names in (("datasets", params.comparison.datasets), ("default_datasets", params.comparison.default_datasets)):
         for name in names:
             if name not in params.datasets:
@@ -241,14 +265,83 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     reference, variants = params.comparison.reference, params.comparison.variants
     if reference is not None and reference not in variants:
         raise ConfigError(f"{path.name}: comparison.reference: {unknown_name('variant', reference, list(variants))}")
+    _check_rows(path, variants)
     for name in params.comparison.datasets:
-        comparison_runs(params, name, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
+        for variant in variants:
+            _training(params, name, variant, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
     return params
+
+
+def check_raw_place(root: Path, name: str, datasets: Mapping[str, DatasetSpec]) -> None:
+    """Check that a dataset's raw folder shares no file with another one's, nor with what the project writes: DVC takes one owner a file.
+
+    Args:
+        root: the project's folder.
+        name: of the dataset.
+        datasets: all of the project, this one included.
+
+    Raises:
+        ConfigError: they overlap, links followed.
+    """
+    root = _real(root)
+    raw = _real(root / datasets[name].raw)
+    if root.is_relative_to(raw):
+        raise ConfigError(f"raw: {raw}: the project is in there; put the images into a folder of their own")
+    others = {f"the raw files of '{other}'": root / spec.raw for other, spec in datasets.items() if other != name}
+    others |= {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
+    for what, place in others.items():
+        place = _real(place)
+        if raw.is_relative_to(place) or place.is_relative_to(raw):
+            raise ConfigError(f"raw: {raw} overlaps {what} ({place}); put the images into a folder of their own")
+
+
+def _real(path: Path) -> Path:
+    """A path with its links followed, as far as they lead anywhere; `Path.resolve` raises where they lead in a circle."""
+    return Path(os.path.realpath(path))
+
+
+def _check_rows(path: Path, variants: Iterable[str]) -> None:
+    """Two variants never share a row of the standing comparison's table."""
+    by_row: dict[str, str] = {}
+    for variant in variants:
+        other = by_row.setdefault(row_name(variant), variant)
+        if other != variant:
+            where = f"{path.name}: comparison.variants"
+            raise ConfigError(f"{where}: '{other}' and '{variant}' have the same row '{row_name(variant)}'; rename one")
+
+
+def check_seeds(seeds: Iterable[int]) -> None:
+    """Check seeds that a command names.
+
+    Raises:
+        ConfigError: a number that is not a seed.
+    """
+    for seed in seeds:
+        try:
+            _check_seed(seed)
+        except ValueError as error:
+            raise ConfigError(f"--seed: {error}") from None
 
 
 def changes_results(override: str) -> bool:
     """Whether a `--set` override can change a result; what is below `scale` cannot."""
     return not override.startswith("scale.")
+
+
+def standing_runs(
+    params: Params,
+    datasets: Sequence[str] | None = None,
+    variants: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    overrides: Sequence[str] = (),
+) -> dict[str, list[RunSpec]]:
+    """Dataset -> the comparison's runs on it; on the default datasets where none is given.
+
+    Raises:
+        ConfigError: as `comparison_runs`; or a dataset is given twice.
+    """
+    refuse_repeats("--dataset", datasets or ())
+    return {name: comparison_runs(params, name, variants, seeds, overrides) for name in datasets or params.comparison.default_datasets}
 
 
 def comparison_runs(
@@ -268,9 +361,13 @@ def comparison_runs(
         tuned: lay over what a search found, for the variants that ask for it.
 
     Raises:
-        ConfigError: an unknown dataset or variant, a setting that is wrong in one of the runs, or a variant that is to be tuned and is not.
+        ConfigError: an unknown dataset or variant, one that is given twice, a setting that is wrong in one of the runs, or a variant
+            that is to be tuned and is not.
     """
     comparison = params.comparison
+    refuse_repeats("--variant", variants or ())
+    refuse_repeats("--seed", seeds or ())
+    check_seeds(seeds or ())
     if dataset not in comparison.datasets:
         raise unknown_name("dataset of the comparison", dataset, list(comparison.datasets))
     for variant in variants or ():
@@ -334,10 +431,17 @@ def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
     if keys[0] == "datasets":
         raise ConfigError(f"--set {override}: DVC prepares datasets from params.yaml; change it there")
     for kind, at in (("dataset of the comparison", ["comparison", "datasets"]), ("variant", ["comparison", "variants"])):
-        known = list(values.get("comparison", {}).get(at[1], {}))
+        known = list(_within(values, at))
         if keys[:2] == at and len(keys) > 3 and keys[2] not in known:
             raise ConfigError(f"--set {override}: {unknown_name(kind, keys[2], known)}")
-    nested: Any = read_value(text, f"--set {override}")
+    nested: Any = read_value(text, f"--set {path.strip()}")
     for key in reversed(keys):
         nested = {key: nested}
     return dict(nested)
+
+
+def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:
+    """The mapping at a path of keys; empty where there is none, which the parser refuses."""
+    for key in keys:
+        values = values.get(key) if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}

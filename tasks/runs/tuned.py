@@ -20,12 +20,21 @@ TUNED = "tuned"  # the variant, and the folder
 STANDING = "project/standing"  # the table that the standing comparison is
 
 
-class TrialCounts(Config):
-    """How the trials of a search ended."""
+class Tried(Config):
+    """One trial: what differs from the row's own settings, by dotted name, its score on each pair of fold and seed, or why it failed."""
 
-    finished: int = Field(ge=1)
-    pruned: int = Field(ge=0)
-    failed: int = Field(ge=0)
+    params: dict[str, Any]
+    scores: tuple[float, ...] = ()
+    failed: str | None = None
+
+
+class ConfirmedGain(Config):
+    """Winner and own settings on the same fresh pairs of fold and seed; `half_width` is of the 95 % interval of the gain."""
+
+    own: tuple[float, ...]
+    winner: tuple[float, ...]
+    gain: float
+    half_width: float
 
 
 class TunedFile(Config):
@@ -33,13 +42,13 @@ class TunedFile(Config):
 
     Attributes:
         table, row, dataset: of whom; the dataset as the table's columns name it.
-        training: changes to the row's settings; none where no trial was better than the row as it is.
-        trial: the best one's number; 0 is the row as it is.
-        score: its mean of the metric over the folds; published_score: that of the row as it is.
-        fold_scores: of the best, fold by fold.
-        metric, folds, seed: what was compared, and how.
-        trials: how many there were.
-        space: what was tried, by dotted name.
+        training: changes to the row's settings; none where the winner's gain was not confirmed.
+        trial: the winner's number; 0 has the row's own settings.
+        score: its mean of the metric over the pairs of fold and seed that it was scored on; own_score: that of the row's own settings.
+        confirmation: winner and own settings on fresh pairs; None where the own settings won, and in files of searches without it.
+        metric, folds, seed: of the search.
+        num_trials: how many settings were tried; tried: each of them, by number (not in files of searches that kept no list).
+        space: what was searched, by dotted name.
         fingerprint: of the training images alone, packed; they are all that the search could read.
         sampler: who proposed and who stopped trials.
         commit: of the code that searched, and whether it had changes.
@@ -52,12 +61,13 @@ class TunedFile(Config):
     training: dict[str, Any]
     trial: int = Field(ge=0)
     score: float
-    published_score: float
-    fold_scores: tuple[float, ...]
+    own_score: float
+    confirmation: ConfirmedGain | None = None
     metric: str
     folds: int = Field(ge=2)
     seed: int = Field(ge=0)
-    trials: TrialCounts
+    num_trials: int = Field(ge=1)
+    tried: tuple[Tried, ...] = ()
     space: dict[str, Search]
     fingerprint: str
     sampler: str
@@ -68,11 +78,18 @@ class TunedFile(Config):
     @property
     def says(self) -> str:
         """Where the settings came from, in a line."""
-        count = self.trials.finished + self.trials.pruned + self.trials.failed
         at = f", commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else ""
-        scores = f"{self.metric} {100 * self.score:.1f} over {self.folds} folds of the training classes"
-        own = f"{100 * self.published_score:.1f} with the row's own settings"
-        return f"trial {self.trial} of {count} of dml tune, seed {self.seed}{at}: {scores}, {own}"
+        search = f"dml tune, {self.num_trials} trials, seed {self.seed}{at}"
+        gain = self.confirmation
+        if gain is None:
+            if self.trial == 0:
+                return f"{search}: no trial was better than the row's own settings"
+            return f"{search}: trial {self.trial}, {self.metric} {100 * self.score:.1f} against {100 * self.own_score:.1f}; not confirmed"
+        result = "trial" if self.training else "the row's own settings stay, trial"
+        return (
+            f"{search}: {result} {self.trial} gains {100 * gain.gain:+.1f} ± {100 * gain.half_width:.1f} {self.metric} "
+            f"on {len(gain.own)} fresh pairs of fold and seed"
+        )
 
 
 def tuned_path(table: str, row: str, dataset: str) -> Path:

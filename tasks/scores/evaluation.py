@@ -1,7 +1,7 @@
 """Scoring one run from its files: `metrics.json`, and the figures beside it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,10 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
+from dml_core.training.epochs import RECALL
+from tasks.files import write_whole
+from tasks.runs.best import VALIDATION
+from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery
 from tasks.scores.figures import Side, draw_figures
 
 METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
@@ -55,10 +58,10 @@ def evaluate_run(
     same = query_role == gallery_role
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
     metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
-    metrics |= kept_epoch(embeddings) | dict(measured or {})
+    metrics |= kept_epoch(embeddings) | held_out_recall(history, kept_epoch(embeddings).get(KEPT_EPOCH)) | dict(measured or {})
     try:
         (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
-        (folder / METRICS_FILE).write_text(json.dumps(metrics, indent=2) + "\n")
+        write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
         if has_figures:
             gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
             queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
@@ -67,6 +70,18 @@ def evaluate_run(
     except OSError as error:
         raise StoreError(f"{folder}: scores cannot be written ({error.strerror or error}); free or change the store") from None
     return {name: float(value) for name, value in metrics.items()}
+
+
+def held_out_recall(history: Sequence[Mapping[str, float]], num_epochs: float | None = None) -> dict[str, float]:
+    """The run's Recall@1 on the training classes that it held out, as a score (`tasks.runs.best`); nothing where it held out none.
+
+    Args:
+        history: the training steps; the last of each epoch has what was measured after it.
+        num_epochs: after how many epochs the weights were reached that are scored; all of them where None is given.
+    """
+    found = {row["epoch"] + 1: row[RECALL["best_validation"]] for row in history if RECALL["best_validation"] in row}
+    epoch = max(found, default=None) if num_epochs is None else num_epochs
+    return {VALIDATION: found[epoch]} if epoch in found else {}
 
 
 def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:

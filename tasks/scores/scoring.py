@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dml_core.config import parse
-from dml_core.errors import ConfigError, EvaluationError
+from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
@@ -113,14 +113,14 @@ def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
     if any(path is not None for path in files[1:]):
         raise EvaluationError(f"{files.embeddings}: a folder has its own labels and queries; leave --labels and --query-... out")
     manifest = files.embeddings / MANIFEST_FILE
+    if not manifest.exists():
+        raise EvaluationError(f"{files.embeddings}: no {MANIFEST_FILE} there; expected a folder that extraction has written")
     try:
         query_role, gallery_role = query_and_gallery(files.embeddings)
         entries = json.loads(manifest.read_text())
         gallery = _role_shards(files.embeddings, entries[gallery_role])
         return gallery, None if query_role == gallery_role else _role_shards(files.embeddings, entries[query_role])
-    except FileNotFoundError:
-        raise EvaluationError(f"{files.embeddings}: no {MANIFEST_FILE} there; expected a folder that extraction has written") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (StoreError, OSError, ValueError, LookupError, TypeError, AttributeError):
         raise EvaluationError(f"{manifest}: not the manifest of extracted embeddings; extract them again") from None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dml_core.config import unknown_name
+from dml_core.config import refuse_repeats, unknown_name
 from dml_core.training.epochs import Epoch
 
 Track = Literal["paper", "common"]
@@ -13,7 +13,7 @@ TRACKS: tuple[Track, ...] = get_args(Track)
 
 @dataclass(frozen=True)
 class Choice:
-    """What narrows tables; nothing of it is needed.
+    """What narrows tables; nothing of it is needed. A row, dataset or seed that is given twice is refused (ConfigError).
 
     Attributes:
         rows, datasets: of the tables that have them; a row that is named has to be one that is run.
@@ -35,6 +35,10 @@ class Choice:
     prepared_only: bool = False
     one_row: bool = False
     epochs: tuple[Epoch, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, values in (("--row", self.rows), ("--dataset", self.datasets), ("--seed", self.seeds)):
+            refuse_repeats(what, values)
 
 
 def narrowed(kind: str, asked: Sequence[str], known: dict[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.evaluation.statistics import paired_difference
+from tasks.runs.comparable import scores_by_seed
 from tasks.runs.records import Record
 from tasks.tables.file import Claim, TableFile
 from tasks.tables.result import TableResult
@@ -114,11 +115,8 @@ def _by_seed(table: TableFile, result: TableResult, row: str, variant: str | Non
     """A row's values of a metric by seed after the last epoch: in a variant, or its first."""
     variant = variant or next(iter(table.rows[row].variants), None)
     factor = _factor(table, dataset, metric)
-    return {
-        run.seed: factor * run.scores[metric]
-        for run in result.runs
-        if (run.row, run.variant, run.dataset, run.epoch) == (row, variant, dataset, "last") and metric in run.scores
-    }
+    runs = [run for run in result.runs if (run.row, run.variant, run.dataset, run.epoch) == (row, variant, dataset, "last")]
+    return scores_by_seed((row, run.seed, factor * run.scores[metric]) for run in runs if metric in run.scores).get(row, {})
 
 
 def _factor(table: TableFile, dataset: str, metric: str) -> float:

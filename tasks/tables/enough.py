@@ -4,7 +4,6 @@ Enough is where half of the 95 % interval of every system's difference to the re
 that width is looked at, never whether a difference is shown: seeds that are added until a test succeeds make it succeed by accident.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,11 +87,3 @@ def _seeds_for(deviation: float, points: float) -> int:
     while stdtrit(num_seeds - 1, 0.975) * deviation / num_seeds**0.5 > points and num_seeds < 10_000:
         num_seeds += 1
     return num_seeds
-
-
-def first_metric_scores(values: Mapping[tuple[str, int], float]) -> dict[str, dict[int, float]]:
-    """(system, seed) -> fraction, as system -> seed -> per cent."""
-    scores: dict[str, dict[int, float]] = {}
-    for (system, seed), value in values.items():
-        scores.setdefault(system, {})[seed] = 100 * value
-    return scores

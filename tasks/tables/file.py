@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from dml_core.config import Config, parse, read_yaml
+from dml_core.config import Config, Name, parse, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.search import Search
 from dml_core.training.epochs import Epoch
@@ -28,7 +28,7 @@ from tasks.runs.tuned import TUNED
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
 ImageRole = Literal["test", "train"]
-RowName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")]
+RowName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=100)]
 
 
 class Columns(Config):
@@ -43,7 +43,7 @@ class Columns(Config):
         note: what a reader has to know of these columns, as that they are not in the paper.
     """
 
-    dataset: str
+    dataset: Name
     metrics: tuple[str, ...] = Field(min_length=1)
     unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
     options: dict[str, Any] = {}
@@ -275,15 +275,15 @@ def project_tables() -> list[str]:
 
 
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
-    """The tables that names and shell-like patterns (`softtriple/*`, `*/table*`) mean, each once, in the order of the patterns.
+    """The tables that names and shell-like patterns (`softtriple/*`, `*/table*`) mean, in the order of the patterns.
 
     A pattern means the project's own tables where it begins with their folder, else the papers' alone; never the standing comparison,
     whose runs are asked for without a table.
 
     Raises:
-        ConfigError: one means none; the nearest name is given.
+        ConfigError: one means none, and the nearest name is given; or two mean the same table.
     """
-    found: list[str] = []
+    found: dict[str, str] = {}
     for pattern in patterns:
         known = project_tables() if pattern.startswith(f"{PROJECT}/") else paper_tables()
         matches = [name for name in table_names() if name == pattern] or [
@@ -291,8 +291,11 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
         ]
         if not matches:
             raise _unknown_table(pattern)
-        found += matches
-    return list(dict.fromkeys(found))
+        for name in matches:
+            if name in found:
+                raise ConfigError(f"{name} is given twice, by '{found[name]}' and by '{pattern}'; give each table once")
+            found[name] = pattern
+    return list(found)
 
 
 def _unknown_table(name: str) -> ConfigError:

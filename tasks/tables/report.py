@@ -37,6 +37,7 @@ def as_markdown(table: ShownTable) -> str:
     paragraphs = [f"# {table.name}: {table.title}", *told_lines(table), table.states, table.note or "", grid]
     paragraphs.append(_bullets(claim_lines(table)))
     paragraphs += [_bullets(tolerances), _bullets(_older_code(table)), *(f"{row.label}: {row.note}." for row in table.rows if row.note)]
+    paragraphs.append(_bullets(table.left_out))
     if table.gone:
         paragraphs.append(f"Not shown: runs of rows that the file no longer has ({', '.join(table.gone)}).")
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"

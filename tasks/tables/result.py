@@ -6,12 +6,13 @@ It is written at the end of every run of a table, and holds numbers and places o
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
 from dml_core.training.epochs import Epoch
 from tasks.environment import Project
-from tasks.files import write_whole
-from tasks.runs.records import Record, seal, unseal
+from tasks.runs.comparable import Facts, settings_identity
+from tasks.runs.records import Record
+from tasks.sealed import DamagedError, read_sealed, write_sealed
 from tasks.tables.file import run_label
 
 
@@ -29,6 +30,7 @@ class MeasuredRun(Record):
         training: how it was trained, whole; evaluation: how it was scored.
         seconds: of its training, where it is known.
         older_code: source files that differ from those that made it, where it was kept all the same.
+        digest: of the dataset's content; None of runs that were measured before it was recorded.
     """
 
     row: str
@@ -44,11 +46,18 @@ class MeasuredRun(Record):
     seconds: float | None = None
     older_code: tuple[str, ...] = ()
     epoch: Epoch = "last"
+    digest: str | None = None
 
     @property
     def label(self) -> str:
         """How the run is called, with others of its row, variant and epoch."""
         return run_label(self.row, self.variant, self.epoch)
+
+    @property
+    def facts(self) -> Facts:
+        """What decides which other runs it may be averaged and compared with."""
+        settings = settings_identity(self.training, self.evaluation, self.digest)
+        return Facts(self.dataset, self.label, self.seed, self.digest, settings)
 
     @property
     def place(self) -> tuple[str, str, str, str, int]:
@@ -79,20 +88,33 @@ class TableResult(Record):
         return TableResult(name=self.name, runs=tuple(found[place] for place in sorted(found)), failures=kept | failures, made=made)
 
 
+RESULT = TypeAdapter(TableResult)
+
+
 def result_path(project: Project, name: str) -> Path:
     """Where a table's result is kept."""
     return project.state / "tables" / f"{name}.json"
 
 
-def load_result(project: Project, name: str) -> TableResult:
-    """What was measured of a table so far; nothing where none was, or where the file is damaged (its runs are reused all the same)."""
+def read_result(project: Project, name: str) -> TableResult:
+    """What was measured of a table so far; nothing where none was. `tasks.plans.results.load_result` repairs a damaged one.
+
+    Raises:
+        DamagedError: the file is damaged, or another table's.
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: it cannot be read.
+    """
     path = result_path(project, name)
-    try:
-        return TableResult.model_validate_json(unseal(path.read_bytes()))
-    except (FileNotFoundError, ValueError, ValidationError):
-        return TableResult(name=name)
+    found = read_sealed(path, RESULT)
+    if found is not None and found.name != name:
+        raise DamagedError(f"{path}: damaged (the result of {found.name})")
+    return found or TableResult(name=name)
 
 
 def save_result(project: Project, result: TableResult) -> None:
-    """Keep it, in place of what was there."""
-    write_whole(result_path(project, result.name), seal(result.model_dump_json()))
+    """Keep it, in place of what was there.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    write_sealed(result_path(project, result.name), result, RESULT)

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dml_core.config import merge, parse, unknown_name
+from dml_core.config import merge, parse, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
@@ -17,7 +17,7 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
 from tasks.runs.protocols import COMMON, Protocol, read_protocol
-from tasks.runs.specs import Params, RunSpec, ScaleSpec
+from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.tables.choice import Choice, narrowed
 from tasks.tables.file import Row, TableFile, load_table, run_label
@@ -44,8 +44,10 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     """The runs of several tables, on datasets as their columns name them.
 
     Raises:
-        ConfigError: an unknown row or dataset, a row that is named and not run, settings that do not fit, or nothing to run at all.
+        ConfigError: a table given twice, an unknown row or dataset, a row that is named and not run, settings that do not fit, or
+            nothing to run at all.
     """
+    refuse_repeats("table", names)
     if STANDING in names:
         raise ConfigError(f"{STANDING} is run by itself, as `dml reproduce` without a table: its runs are those of params.yaml")
     tables = {name: load_table(name) for name in names}
@@ -131,6 +133,7 @@ def runs_of(
     Raises:
         ConfigError: a row that is named and not run, or settings that do not fit.
     """
+    check_seeds(choice.seeds)
     found: dict[str, list[RunSpec]] = {}
     said: dict[str, None] = {}
     for dataset in datasets_of(table) if datasets is None else datasets:

@@ -12,6 +12,7 @@ from dml_core.evaluation.comparing import Comparison
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.evaluation.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
+from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
@@ -168,6 +169,7 @@ class ShownTable(Record):
         gone: rows that have runs and are no longer in the file.
         comparisons: of the measured lines with each other, by the first metric of each dataset that has a best; where two share two seeds.
         ranking: of the lines over the datasets that have a metric in common, or over the seeds of the one dataset there is.
+        left_out: runs that are not shown because they are on other data or of other settings than those that are, a line each.
     """
 
     format: int = FORMAT
@@ -185,6 +187,7 @@ class ShownTable(Record):
     gone: tuple[str, ...]
     comparisons: tuple[Comparison, ...] = ()
     ranking: Ranking | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def told(self) -> list[str]:
@@ -209,15 +212,17 @@ class ShownTable(Record):
         return sum(bool(row.lines) for row in self.rows)
 
 
-def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None) -> ShownTable:
-    """A table with what was measured of it.
+def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
+    """A table with what was measured of it: every mean is over runs that differ in nothing but the seed, on the data of today.
 
     Args:
         name: `<paper>/<file>`.
         table: its file.
         result: what was measured so far.
         waiting: (row, dataset) -> what it waits for, where more is known than that it was not run.
+        today: the datasets and settings as they are now (`tasks.tables.present`); runs of others are left out and named.
     """
+    result, left_out = comparable(result, today)
     rows = _with_systems([_row(name, table, row, result, waiting or {}) for row in table.rows])
     lines = [line for row in rows for line in row.lines]
     cells = [cell for row in rows for line in row.lines if line.epoch == "last" for cell in line.cells]
@@ -236,7 +241,14 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, lines, _reference(table, rows)),
         ranking=rank_lines(columns, lines),
+        left_out=left_out,
     )
+
+
+def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
+    """A table's result with the runs that may be averaged and compared, and a line for those of each line that may not."""
+    found = select(result.runs, lambda run: run.facts, today)
+    return result.model_copy(update={"runs": found.runs}), found.left_out
 
 
 def _with_systems(rows: Sequence[ShownRow]) -> tuple[ShownRow, ...]:
@@ -338,11 +350,10 @@ def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence
 
 
 def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
-    values = {
-        run.seed: column.factor * run.scores[column.metric] for run in runs if run.dataset == column.dataset and column.metric in run.scores
-    }
-    if not values:
+    measured = [run for run in runs if run.dataset == column.dataset and column.metric in run.scores]
+    if not measured:
         return None
+    values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
     mean, half_width = mean_over_seeds(list(values.values()))
     tolerance = table.tolerance_of(row, column.metric)
     shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)

@@ -4,8 +4,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,25 @@ from typing import Any
 import mlflow
 import numpy as np
 import pandas as pd
+import torch
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, Schema, TensorSpec
+from torch import Tensor
 
 import dml_core
 from dml_core.config import parse
+from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
+from tasks.runs.best import RULE
 from tasks.runs.identity import source_files
 from tasks.runs.records import RunReport
 from tasks.tracking.pages import model_tags, run_title
+from tasks.tracking.reading import all_pages
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
 BEST = "best"
@@ -50,7 +56,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
 
     Args:
         client: of `uri`.
-        uri: MLflow's tracking address; only the fluent interface logs models, so the caller holds the tracker's lock.
+        uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time calls this.
         run_id: the run that trained it.
         report: that run's.
         checkpoint: folder of its checkpoint.
@@ -59,6 +65,9 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
 
     Returns:
         The model's id.
+
+    Raises:
+        StoreError: the network does not open again, or gives other embeddings; nothing is logged then.
     """
     from dml_core.data.store.splits import open_role  # these bring torchvision, which finding a published run does not need
     from dml_core.trained import save_network
@@ -82,6 +91,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             evaluation.metric,
             run_title(report.dataset.name, report.variant, report.seed),
         )
+        _check_opens(network, training, len(dataset.class_names), weights, dataset.raw_bytes(0))
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,
@@ -98,6 +108,29 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             step=num_steps,
         )
     return str(info.model_id)
+
+
+def _check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
+    """Open a network as whoever loads the published model does, and compare its embedding of an image with the trained network's.
+
+    MLflow tries a model too, but only warns.
+
+    Raises:
+        StoreError: it does not open, or gives another embedding.
+    """
+    from dml_core.data.views.transforms import scale
+    from dml_core.models.embedder import Embedder
+    from dml_core.trained import load_model
+
+    opened = load_model(folder, "cpu")
+    backbone = training.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
+    trained = Embedder(training.model.model_copy(update={"backbone": backbone}), num_classes)
+    trained.load_state_dict({name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")})
+    with torch.no_grad():
+        expected = trained.eval().embed(scale(opened.view(image)[None], training.transform.scaling)).numpy()
+    found = opened.embed([image])
+    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        raise StoreError(f"{opened.title}: the saved network gives other embeddings than the trained one; it was not published")
 
 
 @contextmanager
@@ -146,8 +179,9 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
     """
     model_id = find_model(client, run)
     if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name, description="The best run of the standing comparison; the alias `best` leads to it.")
-    versions = {found.source: found.version for found in client.search_model_versions(f"name = '{name}'")}  # it leaves model_id out
+        client.create_registered_model(name, description=f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}.")
+    search = partial(client.search_model_versions, filter_string=f"name = '{name}'")
+    versions = {found.source: found.version for found in all_pages(search)}  # it leaves model_id out
     found = versions.get(f"models:/{model_id}")
     if found is None:
         found = client.create_model_version(

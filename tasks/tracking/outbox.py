@@ -1,41 +1,44 @@
-"""Records that MLflow has not taken yet: a sealed file each, written whole or not at all, and set aside when it is damaged."""
+"""Records that MLflow has not taken yet: a sealed file each, which is renamed and never overwritten where it is damaged."""
 
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from dml_core.errors import StoreError
-from tasks.runs.records import ComparisonReport, RunReport, seal, unseal
+from tasks.runs.records import ComparisonReport, RunReport
+from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 
 Report = RunReport | ComparisonReport
-_REPORT: TypeAdapter[Report] = TypeAdapter(Report)
+REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
 
 def keep_report(outbox: Path, report: Report) -> Path:
-    """Write a report into the outbox, beside and then renamed, and return its file.
+    """Write a report into the outbox and return its file.
 
     Raises:
-        StoreError: the outbox cannot be written.
+        StoreError: the outbox cannot be written, or a newer version of the program wrote the report that waits there.
     """
     path = outbox / report.outbox_name
-    beside = path.with_suffix(".partial")
+    read_or_set_aside(path, REPORT)
+    write_sealed(path, report, REPORT)
+    return path
+
+
+def read_report(path: Path) -> Report:
+    """A report from the outbox. A damaged one is renamed first.
+
+    Raises:
+        DamagedError: it is damaged; the line says what its name is now.
+        StoreError: it cannot be read, or a newer version of the program wrote it; it stays.
+    """
     try:
-        outbox.mkdir(parents=True, exist_ok=True)
-        beside.write_text(seal(report.model_dump_json()))
-        return beside.replace(path)
-    except OSError as error:
-        raise StoreError(f"{outbox}: the run's record cannot be written ({error.strerror or error}); free or change DML_STATE") from None
+        report = read_sealed(path, REPORT)
+    except DamagedError as error:
+        raise DamagedError(f"{error}, kept as {move_damaged(path).name}; `dml reproduce` publishes it again") from None
+    if report is None:
+        raise DamagedError(f"{path}: gone")
+    return report
 
 
-def read_report(path: Path) -> Report | None:
-    """A report from the outbox; None where the file is damaged, which is then renamed to `<name>.damaged`."""
-    try:
-        return _REPORT.validate_json(unseal(path.read_bytes()))
-    except ValueError:
-        path.replace(path.with_name(f"{path.name}.damaged"))
-        return None
-
-
-def waiting_runs(outbox: Path) -> bool:
-    """Whether a run's record waits; a comparison's (its name begins with ~) is delivered after them."""
-    return any(not path.name.startswith("~") for path in outbox.glob("*.json"))
+def run_records(outbox: Path) -> list[Path]:
+    """The records of runs in the outbox; a comparison's (its name begins with ~) is delivered after them."""
+    return [path for path in sorted(outbox.glob("*.json")) if not path.name.startswith("~")]

@@ -13,17 +13,18 @@ from typing import Any
 
 from dml_core.config import flatten, parse
 from dml_core.evaluation.columns import SHOWN, table_columns
-from dml_core.evaluation.comparing import Comparison
+from dml_core.evaluation.comparing import Comparison, Scores
 from dml_core.evaluation.confidence import Summary
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
-from tasks.tracking.published import PUBLISHED_TAG, PublishedRun, metric_name
+from tasks.runs.best import best_seed
+from tasks.tracking.published import DETAIL, SUMMARY_TAG, PublishedRun, metric_name
 
 NOTE_TAG, SOURCE_TAG, COMMIT_TAG, USER_TAG = "mlflow.note.content", "mlflow.source.name", "mlflow.source.git.commit", "mlflow.user"
 KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experiment.primaryMetric.name", "mlflow.sharedViewState."
 VIEW = "variants"
-VIEW_PARAMETERS = ("loss.name", "seed")
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
+NUM_SEEDS = "num_seeds"
 WORKFLOW = "workflowType=machine_learning"  # else the page's menu speaks of agents and prompts
 DEFAULTS_TAG = "dml.defaults"
 ORACLE_NOTE = "**Oracle**: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
@@ -107,7 +108,7 @@ def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str
     The second kind stands below `detail/`, so that lists by name begin with the first, and charts have a section for each.
     """
     main = table_columns(metrics)
-    detail = {f"detail/{metric_name(name)}": value for name, value in metrics.items() if name not in main}
+    detail = {f"{DETAIL}{metric_name(name)}": value for name, value in metrics.items() if name not in main}
     return {metric_name(name): metrics[name] for name in main}, detail
 
 
@@ -138,20 +139,23 @@ def describe_comparison(
     model: str,
     about: str | None = None,
     found: Comparison | None = None,
+    validation: Scores | None = None,
+    left_out: Sequence[str] = (),
 ) -> str:
-    """The description of a comparison's parent run: the table, best first, with links to each variant's best run and the model.
+    """The description of a comparison's parent run: the table, highest mean first, with a link to one run of each variant, and the model.
 
     A paper's table says first what it is and what came of it (`about`); its report is its page. Then what can be told of the variants
-    (`found`), of which the best and all that cannot be told from it are bold.
+    (`found`), of which the best and all that cannot be told from it are bold. The run of a variant is its best by validation scores
+    (`tasks.runs.best`), else its lowest seed. What is not averaged stands below (`left_out`).
     """
     bold = found.in_bold if found is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "best run"]
+    head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
     for variant, metrics in summaries.items():
-        seeds = [run for run in runs if run.variant == variant]
-        best = best_run(seeds)
-        link = f"[seed {best.seed}]({run_link(experiment_id, best.run_id)})"
+        seeds = {run.seed: run for run in runs if run.variant == variant}
+        seed = best_seed(seeds, (validation or {}).get(variant, {}))
+        link = f"[seed {seed}]({run_link(experiment_id, seeds[seed].run_id)})"
         name = f"**{variant}**" if variant in bold else variant
         lines.append(
             f"| {name} | {' | '.join(str(metrics[metric]) if metric in metrics else '-' for metric in names)} | {len(seeds)} | {link} |"
@@ -165,16 +169,12 @@ def describe_comparison(
             "",
             *lines,
             "",
-            f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds; switch to charts there",
+            *(f"- {line}" for line in left_out),
+            *([f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds"] if about is None else []),
             f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
             f"- {model}",
         ]
     )
-
-
-def best_run(runs: Sequence[PublishedRun]) -> PublishedRun:
-    """The run with the highest Recall@1; the lowest seed of several."""
-    return max(runs, key=lambda run: (run.metrics.get("recall_at_1", 0.0), -run.seed))
 
 
 def run_link(experiment_id: str, run_id: str) -> str:
@@ -187,29 +187,34 @@ def view_link(experiment_id: str) -> str:
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
 
 
-def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], found: Comparison | None = None) -> str:
+def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], best: str, found: Comparison | None = None) -> str:
     """The line over an experiment's runs that answers which loss, Markdown; `run` and `view` are the links that it leads to."""
+    links = f"[Side by side]({view}) · [table and report]({run})"
+    if not summaries:
+        return f"No run has the present data and settings. {links}"
     told = f"{found.sentence} " if found is not None else ""
-    best, metrics = next(iter(summaries.items()))
+    highest, metrics = next(iter(summaries.items()))
     score = next(iter(metrics.values()))
     return (
-        f"**{best}** is best on average: Recall@1 {score} per cent over {score.num_seeds} seed{'s' if score.num_seeds > 1 else ''}, "
-        f"of {len(summaries)} variants. {told}[Side by side]({view}) · [table and report]({run})"
+        f"Highest mean Recall@1 on the test classes: **{highest}**, {score} per cent over {score.num_seeds} "
+        f"seed{'s' if score.num_seeds > 1 else ''}, of {len(summaries)} variants. {told}{best[0].upper()}{best[1:]}. {links}"
     )
 
 
-def experiment_tags() -> dict[str, str]:
+def experiment_tags(comparison: str) -> dict[str, str]:
     """What an experiment's page needs to be of use at once: its kind, its first metric, and a saved view of variants side by side.
+
+    The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
+    can average by itself only the 100 runs that its page has loaded, and those of every comparison.
 
     MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
     prefix. A saved view ("Views" above the table) is an experiment's tag, in the form that MLflow 3.17's page writes.
     """
     section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
-    chart = {"type": "BAR", "runsCountToCompare": 20, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
+    chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
     state = {
-        "selectedColumns": [*(f"metrics.`{name}`" for name in VIEW_METRICS), *(f"params.`{name}`" for name in VIEW_PARAMETERS)],
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "param", "groupByData": "variant"}]},
-        "searchFilter": f"tags.`{PUBLISHED_TAG}` = 'true'",
+        "selectedColumns": [f"metrics.`{name}`" for name in (*VIEW_METRICS, NUM_SEEDS)],
+        "searchFilter": f"tags.`{SUMMARY_TAG}` = '{comparison}'",
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,
         "isAccordionReordered": True,

@@ -17,6 +17,8 @@ from typing import Any
 
 from dml_core.errors import TrackingError
 from tasks.environment import shown, without_secrets
+from tasks.runs.comparable import Facts
+from tasks.tracking.availability import check_available
 
 EXPERIMENT_PREFIX = "dml-repro/"
 PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, SEED_TAG, PROCESS_TAG = (
@@ -30,7 +32,10 @@ PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, 
     "dml.process",
 )
 OLDER_CODE_TAG = "dml.older_code"
+SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # what a run may be averaged and compared with (`tasks.runs.comparable`)
+SUMMARY_TAG = "dml.summary_of"  # a variant's means over seeds, of which comparison
 TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
+DETAIL = "detail/"  # before metrics that explain the others
 OUTBOX = "outbox"
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
@@ -55,6 +60,10 @@ class PublishedRun:
     def seed(self) -> int:
         """The run's seed."""
         return int(self.tags[SEED_TAG])
+
+    def facts(self, dataset: str) -> Facts:
+        """What decides which other runs on the dataset it may be averaged and compared with."""
+        return Facts(dataset, self.variant, self.seed, self.tags.get(DIGEST_TAG), self.tags.get(SETTINGS_TAG))
 
 
 def experiment_name(dataset: str) -> str:
@@ -83,6 +92,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     Raises:
         TrackingError: MLflow cannot be reached, or has no such runs.
     """
+    check_available(uri)
     if uri.startswith("sqlite:///"):
         runs = _read_database(Path(uri.removeprefix("sqlite:///")), dataset, comparison)
     elif uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ):

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from alembic.util.exc import CommandError
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 from mlflow.exceptions import MlflowException
@@ -12,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from dml_core.errors import TrackingError
 from tasks.environment import shown, without_secrets
+from tasks.tracking.availability import check_available
 from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
 
 
@@ -62,10 +64,15 @@ def as_published(run: Any) -> PublishedRun:
 
 @contextmanager
 def told_as_tracking_error(uri: str) -> Iterator[None]:
-    """Whatever goes wrong on the way to MLflow, as one line."""
+    """Raise whatever goes wrong on the way to MLflow as one line, at once where nobody answers.
+
+    Raises:
+        TrackingError: that line.
+    """
+    check_available(uri)
     try:
         yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
         first_line = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
         reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
         raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {reason}") from None

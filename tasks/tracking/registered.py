@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import mlflow
 import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
@@ -77,7 +77,11 @@ class Registry:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._client = MlflowClient(uri, registry_uri=uri)
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        """Made when it is first used, inside what raises a `TrackingError`: it opens a local database."""
+        return MlflowClient(self.uri, registry_uri=self.uri)
 
     # ------------------------------------------------------------ networks as folders
 
@@ -163,7 +167,9 @@ class Registry:
         with told_as_tracking_error(self.uri):
             try:
                 run = self._client.get_run(version.run_id) if version.run_id else None
-            except MlflowException:
+            except MlflowException as error:
+                if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                    raise
                 return None
             return self._logged(run, version.model_id) if run is not None else None
 
@@ -181,7 +187,7 @@ class Registry:
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Whole runs: of one that is just being published `find_model` would take the model for broken."""
-        experiments = self._client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+        experiments = all_pages(partial(self._client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
         return all_runs(
             self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}' and tags.`{PUBLISHED_TAG}` = 'true'"
         )
@@ -205,8 +211,8 @@ class Registry:
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
         """Have the alias lead to a network's version, made where it is missing, with its card and why it may be there."""
-        client = self._client
         with told_as_tracking_error(self.uri):
+            client = self._client
             if not client.search_registered_models(f"name = '{name}'"):
                 client.create_registered_model(name)
             known = {version.model_id: version.number for version in self.versions(name) if version.name == name}

@@ -3,13 +3,46 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dml_core.errors import TrackingError
 from dml_core.evaluation.columns import table_columns
 from dml_core.evaluation.comparing import Comparison, compare
 from dml_core.evaluation.confidence import Summary, summarise
-from tasks.tracking.published import PublishedRun, metric_name, plain_name
+from tasks.runs.best import VALIDATION
+from tasks.runs.comparable import Selection, Today, scores_by_seed, select
+from tasks.runs.records import ComparisonReport
+from tasks.tracking.published import DETAIL, PublishedRun, metric_name, plain_name
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+def today_of(report: ComparisonReport) -> Today:
+    """The present of a comparison, as its report has it."""
+    digests = {} if report.digest is None else {report.dataset: report.digest}
+    return Today(digests, {(report.dataset, variant): settings for variant, settings in report.settings.items()}, report.is_one_protocol)
+
+
+def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> Selection[PublishedRun]:
+    """The published runs that may be averaged by variant and paired by seed, and a line for those of each variant that may not.
+
+    Raises:
+        TrackingError: MLflow has two current runs of one variant and seed.
+    """
+    found = select(runs, lambda run: run.facts(dataset), today)
+    by_place: dict[tuple[str, int], PublishedRun] = {}
+    for run in found.runs:
+        other = by_place.setdefault((run.variant, run.seed), run)
+        if other is not run:
+            raise TrackingError(
+                f"MLflow has two runs of {run.variant}, seed {run.seed} on {dataset} ({other.run_id} and {run.run_id}); delete one there"
+            )
+    return found
+
+
+def validation_scores(runs: Sequence[PublishedRun]) -> dict[str, dict[int, float]]:
+    """Variant -> seed -> validation Recall@1 (`tasks.runs.best`), of the runs that have one."""
+    name = f"{DETAIL}{metric_name(VALIDATION)}"
+    return scores_by_seed((run.variant, run.seed, run.metrics[name]) for run in runs if name in run.metrics)
 
 
 def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Summary]]:
@@ -18,13 +51,11 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     The metrics are every Recall@K, K rising, then MAP@R, R-precision and NMI; one that a seed lacks is summarised over the others.
     """
     columns = [metric_name(name) for name in table_columns(plain_name(name) for run in runs for name in run.metrics)]
-    by_variant: dict[str, list[PublishedRun]] = {}
-    for run in runs:
-        by_variant.setdefault(run.variant, []).append(run)
-    found = {
-        variant: {name: summarise(values) for name in columns if (values := [run.metrics[name] for run in seeds if name in run.metrics])}
-        for variant, seeds in by_variant.items()
-    }
+    found: dict[str, dict[str, Summary]] = {run.variant: {} for run in runs}
+    for name in columns:
+        scores = scores_by_seed((run.variant, run.seed, run.metrics[name]) for run in runs if name in run.metrics)
+        for variant, by_seed in scores.items():
+            found[variant][name] = summarise(list(by_seed.values()))
     first = columns[0] if columns else ""
     return dict(sorted(found.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 
@@ -34,10 +65,8 @@ def compare_published(dataset: str, runs: Sequence[PublishedRun], reference: str
     first = next(iter(table_columns(plain_name(name) for run in runs for name in run.metrics)), None)
     if first is None:
         return None
-    scores: dict[str, dict[int, float]] = {}
-    for run in runs:
-        if metric_name(first) in run.metrics:
-            scores.setdefault(run.variant, {})[run.seed] = 100 * run.metrics[metric_name(first)]
+    name = metric_name(first)
+    scores = scores_by_seed((run.variant, run.seed, 100 * run.metrics[name]) for run in runs if name in run.metrics)
     return compare(dataset, first, scores, reference)
 
 

@@ -1,34 +1,47 @@
-"""MLflow: an experiment a dataset, one parent run a comparison, one child a run. The modules `tracking*` are the only ones that know it.
+"""MLflow: one experiment for each dataset, one parent run for each comparison, one child for each run.
 
-Publishing is idempotent: a run is found again by its identity, and only what it lacks is added. A superseded run is deleted in MLflow's
-sense: out of sight, restorable, and restored when its settings come back. A report that cannot be delivered is kept in the outbox,
-`state/outbox/`, and delivered by `dml sync`; training never waits for a server. Of the processes that share a state folder one at a time
-talks to MLflow: what the one creates, the next one finds.
+Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found again by its identity, and only what it lacks
+is added. A superseded run is deleted in MLflow's sense: hidden, restorable, and restored when its settings come back. A report that cannot
+be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
+
+Locks, of all threads and processes that share a state folder: `mlflow.lock` is held while an experiment or a run is looked up or created,
+so that what one creates the next one finds. `mlflow.locks/` has one for each record of the outbox, held while it is delivered, and one for
+each variant and seed of a comparison, of whose runs one stays. No run waits for the upload of another. A local database is SQLite, which
+takes one writer at a time: each call holds `mlflow.locks/database`, and so does the logging of a model there.
 """
 
+import hashlib
 import json
 import logging
+import math
+import threading
 import time
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 
 from dml_core.errors import StoreError, TrackingError
+from dml_core.evaluation.comparing import Scores
+from dml_core.evaluation.confidence import Summary
 from dml_core.training.history import read_history
 from tasks.locks import alone
+from tasks.runs.best import best_run, said_best
+from tasks.runs.comparable import settings_identity
 from tasks.runs.records import ComparisonReport, RunReport, StepRecord, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import pages
 from tasks.tracking.live import LiveCurves
-from tasks.tracking.outbox import keep_report, read_report, waiting_runs
+from tasks.tracking.outbox import keep_report, read_report, run_records
 from tasks.tracking.published import (
     COMPARISON_TAG,
+    DIGEST_TAG,
     EXPERIMENT_PREFIX,
     IDENTITY_TAG,
     OLDER_CODE_TAG,
@@ -38,6 +51,8 @@ from tasks.tracking.published import (
     PROCESS_TAG,
     PUBLISHED_TAG,
     SEED_TAG,
+    SETTINGS_TAG,
+    SUMMARY_TAG,
     TRAINED_TAG,
     VARIANT_TAG,
     PublishedRun,
@@ -45,11 +60,12 @@ from tasks.tracking.published import (
     experiment_name,
     in_order,
 )
-from tasks.tracking.reading import all_runs, as_published, told_as_tracking_error
-from tasks.tracking.summaries import compare_published, summarise_published
+from tasks.tracking.reading import all_pages, all_runs, as_published, told_as_tracking_error
+from tasks.tracking.summaries import comparable_runs, compare_published, summarise_published, today_of, validation_scores
 
 MAX_METRICS_PER_BATCH = 1000
 logger = logging.getLogger(__name__)
+_model_lock = threading.Lock()  # MLflow logs models by an interface that changes `sys.path` and the process's tracking address
 
 
 class Tracker:
@@ -66,13 +82,18 @@ class Tracker:
         self.outbox = state / OUTBOX
         self._artifacts = state / "mlartifacts"
         self._store = store
-        self._lock = state / "mlflow.lock"
+        self._lock, self._locks = state / "mlflow.lock", state / "mlflow.locks"
         self._sent: dict[str, set[tuple[str, int]]] = {}  # run -> names and steps of the points that `log_epochs` knows to be there
 
     @cached_property
     def _client(self) -> MlflowClient:
         """Made when it is first used: it opens a local database, and a damaged one is told as any other that cannot be used."""
-        return MlflowClient(self.uri)
+        client = MlflowClient(self.uri)
+        return cast(MlflowClient, _OneCallAtATime(client, self._database)) if self.uri.startswith("sqlite:") else client
+
+    def _database(self) -> AbstractContextManager[None]:
+        """Held by who writes to a local database."""
+        return alone(self._locks / "database") if self.uri.startswith("sqlite:") else nullcontext()
 
     def publish(self, report: RunReport | ComparisonReport) -> str | None:
         """Deliver a report, or keep it in the outbox; the MLflow run's id, or None where it was kept.
@@ -80,9 +101,9 @@ class Tracker:
         A comparison waits with its runs: what it says is read from those that MLflow has.
         """
         report = report.model_copy(update={"tags": report.tags | pages.source_tags()})
-        with alone(self._lock):  # so that no other process's record is in the outbox for the moment of its delivery alone
+        with alone(self._locks / report.outbox_name):
             kept = keep_report(self.outbox, report)
-            if isinstance(report, ComparisonReport) and waiting_runs(self.outbox):
+            if isinstance(report, ComparisonReport) and self._runs_wait():
                 return None
             try:
                 run_id = self._deliver(report)
@@ -99,23 +120,18 @@ class Tracker:
             TrackingError: the server does not take them; what was not delivered stays. Or, after the others were delivered: some are
                 damaged, which are set aside, or their runs' files are, which the next run makes anew.
         """
-        with alone(self._lock):
-            return self._sync()
-
-    def _sync(self) -> int:
         num_delivered, faults = 0, []
         for path in sorted(self.outbox.glob("*.json")):
-            report = read_report(path)
-            if report is None:
-                faults.append(f"{path}: damaged, set aside as {path.name}.damaged; `dml reproduce` publishes it again")
-                continue
-            try:
-                self._deliver(report)
-            except StoreError as error:
-                faults.append(str(error))
-                continue
-            path.unlink()
-            num_delivered += 1
+            with alone(self._locks / path.name):
+                if not path.exists():  # another process delivered it meanwhile
+                    continue
+                try:
+                    self._deliver(read_report(path))
+                except StoreError as error:
+                    faults.append(str(error))
+                    continue
+                path.unlink()
+                num_delivered += 1
         if faults:
             raise TrackingError(f"{num_delivered} records delivered, {len(faults)} not: {'; '.join(faults)}")
         return num_delivered
@@ -140,7 +156,7 @@ class Tracker:
         Raises:
             TrackingError: MLflow does not take them.
         """
-        with alone(self._lock), told_as_tracking_error(self.uri):
+        with told_as_tracking_error(self.uri):
             sent = self._sent.pop(run_id, None)  # gone where this call fails: what MLflow took of it is asked for anew
             if sent is None:
                 sent = self._points_of(run_id, self._client.get_run(run_id).data.metrics)
@@ -160,6 +176,14 @@ class Tracker:
             return frozenset()  # publishing will try again, and say so
         return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.data.tags)
 
+    def _runs_wait(self) -> bool:
+        """Whether a run's record waits in the outbox; returns when those that are being delivered have been."""
+        for path in run_records(self.outbox):
+            with alone(self._locks / path.name):
+                if path.exists():
+                    return True
+        return False
+
     # ------------------------------------------------------------ delivery of a run
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
@@ -167,9 +191,15 @@ class Tracker:
             return self._deliver_comparison(report) if isinstance(report, ComparisonReport) else self._deliver_run(report)
 
     def _deliver_run(self, report: RunReport) -> str:
-        run_id = self._find_or_create_run(
-            report.comparison, report.identity, report.dataset.name, report.variant, report.seed, report.parameters
-        )
+        place = hashlib.sha256(f"{report.comparison}\n{report.variant}\n{report.seed}".encode()).hexdigest()[:16]
+        with alone(self._locks / place):
+            return self._complete_run(report)
+
+    def _complete_run(self, report: RunReport) -> str:
+        with alone(self._lock):
+            run_id = self._find_or_create_run(
+                report.comparison, report.identity, report.dataset.name, report.variant, report.seed, report.parameters
+            )
         if self._client.get_run(run_id).data.tags.get(PUBLISHED_TAG) != "true":
             report = self._checked(report)
             history = read_history(self._store.pull(report.checkpoint.key))
@@ -207,10 +237,11 @@ class Tracker:
             f"{record.step}.{name}": value for record in (report.checkpoint, report.embeddings) for name, value in record.facts.items()
         }
         epoch = str(report.parameters["evaluation"].get("epoch", "last"))
-        digests = {"epoch": epoch, "dataset_digest": report.dataset.digest, "dvc_digest": report.dvc_digest or "none"}
+        settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], report.dataset.digest)
+        digests = {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
         tags = {f"dml.{name}": str(value) for name, value in (report.tags | facts | digests).items() if name not in pages.SOURCE_FACTS}
         run = self._client.get_run(run_id)
-        tags[TRAINED_TAG] = report.checkpoint.identity
+        tags |= {TRAINED_TAG: report.checkpoint.identity, DIGEST_TAG: report.dataset.digest, SETTINGS_TAG: settings}
         parent = pages.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])
         tags[pages.NOTE_TAG] = pages.describe_run(report.dataset.name, report.variant, report.seed, parent, epoch)
         self._set_tags(run_id, tags | _mlflow_tags(report.tags))
@@ -264,7 +295,10 @@ class Tracker:
 
         found = find_model(self._client, self._client.get_run(run_id))
         checkpoint = self._store.pull(report.checkpoint.key)
-        return found or log_model(self._client, self.uri, run_id, report, checkpoint, num_steps)
+        if found is not None:
+            return found
+        with _model_lock, self._database():
+            return log_model(self._client, self.uri, run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run_id: str, report: RunReport) -> None:
         """Of the runs of one variant and seed in a comparison the one that is published last stays; the others are deleted."""
@@ -281,35 +315,62 @@ class Tracker:
 
     def _deliver_comparison(self, report: ComparisonReport) -> str:
         """Bring the parent run up to date with its current runs: means, description, report, registered model. Adds what has changed."""
-        parent = self._find_or_create_parent(report.comparison, report.dataset)
+        with alone(self._lock):
+            parent = self._find_or_create_parent(report.comparison, report.dataset)
         self._mark_killed(report.comparison)
         if report.is_search:
             self._describe_parent(parent, report, report.about or "")
             return parent
-        runs = in_order(as_published(run) for run in self._search(current_runs_filter(report.comparison)))
+        published = in_order(as_published(run) for run in self._search(current_runs_filter(report.comparison)))
+        selected = comparable_runs(report.dataset, published, today_of(report))
+        runs, experiment = list(selected.runs), self._client.get_run(parent).info.experiment_id
         summaries, found = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
-        best = pages.best_run([run for run in runs if run.variant == next(iter(summaries))])
-        run = self._client.get_run(parent)
-        now = int(time.time() * 1000)
-        means = pages.summary_metrics(summaries)
-        self._log_metrics(parent, [Metric(name, mean, now, 0) for name, mean in means.items() if run.data.metrics.get(name) != mean])
+        validation = validation_scores(runs)
+        self._log_means(parent, pages.summary_metrics(summaries))
         note = pages.describe_comparison(
             report.comparison,
             report.role,
-            run.info.experiment_id,
+            experiment,
             parent,
             summaries,
             runs,
-            self._register(report, best),
+            self._register(report, runs, validation),
             report.about,
             found,
+            validation,
+            selected.left_out,
         )
         self._describe_parent(parent, report, note)
         if report.comparison == comparison_title(report.dataset, "test"):
-            link, view = pages.run_link(run.info.experiment_id, parent), pages.view_link(run.info.experiment_id)
-            answer = pages.describe_experiment(link, view, summaries, found)
-            self._client.set_experiment_tag(run.info.experiment_id, pages.NOTE_TAG, answer)
+            self._publish_variants(report, summaries)
+            link, view = pages.run_link(experiment, parent), pages.view_link(experiment)
+            answer = pages.describe_experiment(link, view, summaries, said_best(validation), found)
+            for tag, value in {pages.NOTE_TAG: answer, **pages.experiment_tags(report.comparison)}.items():
+                self._client.set_experiment_tag(experiment, tag, value)
         return parent
+
+    def _log_means(self, run_id: str, means: dict[str, float]) -> None:
+        """Log the metrics that have changed; one that no longer has a value becomes NaN, since MLflow deletes none."""
+        there, now = self._client.get_run(run_id).data.metrics, int(time.time() * 1000)
+        gone = {name: math.nan for name, value in there.items() if name not in means and not math.isnan(value)}
+        changed = {name: mean for name, mean in means.items() if there.get(name) != mean}
+        self._log_metrics(run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
+
+    def _publish_variants(self, report: ComparisonReport, summaries: dict[str, dict[str, Summary]]) -> None:
+        """One run for each variant with its means, for the saved view; those of variants that have no means any more are deleted."""
+        there = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in self._search(f"tags.`{SUMMARY_TAG}` = '{report.comparison}'")}
+        for variant in there.keys() - summaries.keys():
+            self._client.delete_run(there[variant])
+        for variant, metrics in summaries.items():
+            run_id = there.get(variant)
+            if run_id is None:
+                tags = {SUMMARY_TAG: report.comparison, VARIANT_TAG: variant}
+                run_id = self._client.create_run(
+                    self._experiment(report.dataset), run_name=f"{variant}, mean over seeds", tags=tags
+                ).info.run_id
+                self._client.set_terminated(run_id, "FINISHED")
+            num_seeds = max(summary.num_seeds for summary in metrics.values())
+            self._log_means(run_id, {name: summary.mean for name, summary in metrics.items()} | {pages.NUM_SEEDS: float(num_seeds)})
 
     def _describe_parent(self, parent: str, report: ComparisonReport, note: str) -> None:
         """Description, tags and files of a parent run."""
@@ -323,16 +384,21 @@ class Tracker:
             if Path(path).is_file():
                 self._client.log_artifact(parent, path)
 
-    def _register(self, report: ComparisonReport, best: PublishedRun) -> str:
-        """Register the model of the best run; the line that says so. Only a standing comparison's: one with other settings is a trial."""
-        if report.comparison != comparison_title(report.dataset, report.role):
-            return f"Model: {best.variant}, seed {best.seed} is best; only a standing comparison registers its model"
+    def _register(self, report: ComparisonReport, runs: Sequence[PublishedRun], validation: Scores) -> str:
+        """Register the model of the best run by validation scores; return the line about it.
+
+        Only the standing comparison's is registered (one with other settings is a trial), and none where no classes are held out.
+        """
+        best = best_run(validation)
+        if best is None or report.comparison != comparison_title(report.dataset, report.role):
+            why = "" if best is None else " (only the standing comparison registers its model)"
+            return f"Model: {said_best(validation)}{why}"
         from tasks.tracking.models import register_best, registered_name
 
+        run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
         name = registered_name(report.dataset, report.role)
-        what = f"{best.variant}, seed {best.seed}: the variant with the best mean Recall@1, and of its seeds the best on the same classes"
-        version = register_best(self._client, name, self._client.get_run(best.run_id), what)
-        return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best` ({what})"
+        version = register_best(self._client, name, self._client.get_run(run_id), str(best))
+        return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
 
     def _mark_killed(self, comparison: str) -> None:
         """A run still running in MLflow, but whose process on this machine is gone, was killed; the same command goes on with it."""
@@ -380,7 +446,7 @@ class Tracker:
 
     def _search(self, filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
         """Runs of all our experiments, the newest first."""
-        experiments = self._client.search_experiments(filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'")
+        experiments = all_pages(partial(self._client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
         return all_runs(self._client, [experiment.experiment_id for experiment in experiments], filter_string, view)
 
     def _set_tags(self, run_id: str, tags: dict[str, str]) -> None:
@@ -393,7 +459,28 @@ class Tracker:
         if found is not None:
             return str(found.experiment_id)
         location = (self._artifacts / dataset).absolute().as_uri() if self.uri.startswith("sqlite:") else None
-        return str(self._client.create_experiment(name, artifact_location=location, tags=pages.experiment_tags()))
+        tags = pages.experiment_tags(comparison_title(dataset, "test"))
+        return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+class _OneCallAtATime:
+    """MLflow's client of a local database, whose calls hold a lock: of 16 threads that write, SQLite refuses some as "database is locked".
+
+    Files are uploaded without it: their bytes do not go to the database.
+    """
+
+    UPLOADS = frozenset({"log_artifact", "log_artifacts", "log_text"})
+
+    def __init__(self, client: MlflowClient, lock: Callable[[], AbstractContextManager[None]]) -> None:
+        self._client, self._lock = client, lock
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return method if name in self.UPLOADS else partial(self._call, method)
+
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._lock():
+            return method(*arguments, **options)
 
 
 def _mlflow_tags(tags: dict[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import ConfigError, DataError, DmlError, StoreError
+from dml_core.files import writing
 from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
 from tasks.runs.embeddings import MANIFEST_FILE
@@ -241,7 +242,11 @@ def _take_up(out: Path, plan: dict[str, Any]) -> None:
     """
     path = out / PLAN_FILE
     if path.is_file():
-        if json.loads(path.read_text()) != plan:
+        try:
+            begun = json.loads(path.read_bytes())
+        except ValueError:
+            raise ConfigError(f"{path}: damaged; remove {out}, or name another folder") from None
+        if begun != plan:
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -264,10 +269,8 @@ def _write_shard(out: Path, name: str, found: Rows) -> None:
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
-    beside = path.with_name(f".{path.name}-{os.getpid()}")
-    with beside.open("wb") as file:
+    with writing(path) as file:
         np.save(file, array)
-    beside.replace(path)
 
 
 def _finish(out: Path, images: Images, places: list[int], shards: list[str], num_dimensions: int) -> None:
@@ -279,9 +282,8 @@ def _finish(out: Path, images: Images, places: list[int], shards: list[str], num
         _save(out / f"{ROLE}-labels.npy", np.array(classes))
         entry["labels"] = f"{ROLE}-labels.npy"
         columns["label"] = pa.array(classes)
-    beside = out / f".{ITEMS_FILE}-{os.getpid()}"
-    pq.write_table(pa.table(columns), beside)
-    beside.replace(out / ITEMS_FILE)
+    with writing(out / ITEMS_FILE) as file:
+        pq.write_table(pa.table(columns), file)
     write_whole(out / MANIFEST_FILE, json.dumps({ROLE: entry}, indent=1))
 
 

@@ -100,7 +100,7 @@ def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
     """Test views of training images, spread over the dataset; the test images have no say in the graph."""
     dataset = open_role(Path(run.dataset.folder), "train", run.spec.training.validation)
     chosen = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
-    return [model.view(dataset.raw_bytes(index), dataset.box(index)) for index in chosen]
+    return [model.view(dataset.image(index), dataset.box(index)) for index in chosen]
 
 
 def _measure(run: TrainedRun, own: TrainedModel, exported: TrainedModel, file: Path, weights: Path, precision: str) -> Measured:
@@ -135,7 +135,7 @@ def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.f
     """Rows of a role's images, and the seconds in the network."""
     rows, seconds = [], 0.0
     for start in range(0, len(dataset), BATCH_SIZE):
-        views = [model.view(dataset.raw_bytes(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
+        views = [model.view(dataset.image(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
         if not start:
             model.embed_views(views)  # the first call prepares
         began = time.perf_counter()
@@ -147,7 +147,7 @@ def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.f
 def _recall(run: TrainedRun, roles: list[str], datasets: list[PackedDataset], rows: list[NDArray[np.float32]]) -> float:
     """Recall@1 as the run's evaluation has it."""
     shards = {role: EmbeddingShard(lambda found=found: found, data.labels) for role, data, found in zip(roles, datasets, rows, strict=True)}  # type: ignore[misc]
-    config = run.spec.evaluation.model_copy(update={"recall_at": (1,), "bootstrap": None, "device": "cpu"})
+    config = run.spec.evaluation.model_copy(update={"recall_at": (1,), "intervals": None, "device": "cpu"})
     if "query" in shards:
         return float(evaluate_shards([shards["gallery"]], config, [shards["query"]])["recall@1"])
     return float(evaluate_shards([shards[roles[0]]], config)["recall@1"])

@@ -1,15 +1,18 @@
 """From what a person names to the batches of an index: images that a model embeds, or embeddings that are there already."""
 
 import json
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from torch import Tensor
 
 from dml_core.errors import DataError, EvaluationError
+from dml_core.files import check_regular, read_regular
 from dml_core.index.items import Item
 from dml_core.index.thumbnails import thumbnail
 from dml_core.index.writing import Batch
@@ -94,7 +97,7 @@ class Embeddings:
     def batches(self) -> Iterator[Batch]:
         """The embeddings, some thousands at a time."""
         read = _rows_of_folder if self._source.is_dir() else _rows_of_npz if self._source.suffix == ".npz" else _rows_of_parquet
-        for embeddings, names, labels in read(self._source):
+        for embeddings, names, labels in _readable(self._source, read(self._source)):
             items = [
                 Item(str(name), None if label is None else str(label), self._thumbnail(str(name)))
                 for name, label in zip(names, labels, strict=True)
@@ -106,7 +109,7 @@ class Embeddings:
             return None
         path = self._images / name
         try:
-            return thumbnail(path.read_bytes(), str(path), self._pixels)
+            return thumbnail(read_regular(path), str(path), self._pixels)
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}); name the folder that the names are in") from None
 
@@ -129,18 +132,21 @@ def _identity(path: Path) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path))
     except FileNotFoundError:
         raise EvaluationError(f"{path}: missing, so that the embeddings are not finished; run `dml embed` again") from None
     except (OSError, ValueError):
-        raise EvaluationError(f"{path}: cannot be read; run `dml embed` again") from None
+        found = None
+    if not isinstance(found, dict):
+        raise EvaluationError(f"{path}: cannot be read; run `dml embed` again")
     return found
 
 
 def _npz(path: Path) -> Any:
     try:
+        check_regular(path)
         return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (BadZipFile, OSError, ValueError, EOFError) as error:
         raise EvaluationError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {WRITTEN_BY}") from None
 
 
@@ -150,8 +156,23 @@ def _schema(path: Path) -> Any:
 
     try:
         return parquet.read_schema(path)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not readable as a table ({str(error).splitlines()[0]})") from None
+
+
+def _readable(source: Path, rows: Iterator[tuple[Any, Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+    """The rows of embeddings.
+
+    Raises:
+        EvaluationError: a file is missing, damaged, or not what `dml embed` writes.
+    """
+    import pyarrow as pa
+
+    try:
+        yield from rows
+    except (pa.ArrowException, BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise EvaluationError(f"{source}: cannot be read ({reason}); {WRITTEN_BY}") from None
 
 
 def _rows_of_folder(folder: Path) -> Iterator[tuple[Any, Any, Any]]:

@@ -1,14 +1,18 @@
 """What is trained: the standing comparison's runs as the store has them, and what MLflow's registry leads to."""
 
-import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
+from dml_core.errors import StoreError
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.environment import Project
-from tasks.runs.records import METRICS_FILE
+from tasks.runs.best import VALIDATION, best_seed, said_best
 from tasks.storage import Store
-from tasks.use.models import TrainedRun, trained_runs
+from tasks.use.models import TrainedRun, run_scores, trained_runs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,19 @@ class ListedModel:
     num_seeds: int
 
 
-def list_models(project: Project, dataset: str | None, every_seed: bool) -> list[ListedModel]:
-    """The trained runs, best Recall@1 first within a dataset; of each variant the best seed, or every one.
+@dataclass(frozen=True)
+class Listing:
+    """Trained networks, and for each dataset the line about its best run (`tasks.runs.best`)."""
+
+    models: tuple[ListedModel, ...]
+    best: dict[str, str]
+
+
+def list_models(project: Project, dataset: str | None, every_seed: bool) -> Listing:
+    """The trained runs, by dataset; of each variant the seed that its name without a seed means, or every one.
+
+    Variants with the highest mean validation Recall@1 come first, and of a variant the highest; those without such a score follow in the
+    order of params.yaml, by seed.
 
     Args:
         project: whose.
@@ -41,24 +56,33 @@ def list_models(project: Project, dataset: str | None, every_seed: bool) -> list
         every_seed: list all seeds.
     """
     store = Store(project.store, project.state / "cache")
-    by_variant: dict[tuple[str, str], list[tuple[TrainedRun, dict[str, float]]]] = {}
+    by_dataset: dict[str, dict[str, dict[int, tuple[TrainedRun, dict[str, float]]]]] = {}
     for run in trained_runs(project):
         if dataset in (None, run.spec.dataset):
-            by_variant.setdefault((run.spec.dataset, run.spec.variant), []).append((run, _scores(store, run)))
-    found = []
-    for runs in by_variant.values():
-        best_first = sorted(runs, key=lambda one: -one[1].get("recall@1", -1.0))
-        found += [_listed(store, run, scores, len(runs)) for run, scores in (best_first if every_seed else best_first[:1])]
-    datasets = list(dict.fromkeys(name for name, _ in by_variant))
-    return sorted(found, key=lambda model: (datasets.index(model.run.partition("/")[0]), -model.scores.get("recall@1", -1.0)))
+            variants = by_dataset.setdefault(run.spec.dataset, {})
+            variants.setdefault(run.spec.variant, {})[run.spec.seed] = (run, _scores(store, run))
+    models, best = [], {}
+    for name, variants in by_dataset.items():
+        scores = {
+            variant: {seed: scores[VALIDATION] for seed, (_, scores) in runs.items() if VALIDATION in scores}
+            for variant, runs in variants.items()
+        }
+        best[name] = said_best(scores)
+        for variant in sorted(variants, key=lambda one: -fmean(scores[one].values()) if scores[one] else 1.0):
+            runs, own = variants[variant], scores[variant]
+            scored = [seed for seed, (run, _) in runs.items() if run.scored is not None] or list(runs)
+            seeds = sorted(runs, key=lambda seed: (-own.get(seed, -1.0), seed)) if every_seed else [best_seed(scored, own)]
+            models += [_listed(store, *runs[seed], len(runs)) for seed in seeds]
+    return Listing(tuple(models), best)
 
 
 def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    if run.scored is None:
+    """A run's metrics; none if it is not scored or, with a warning, if they are damaged: the other runs are listed all the same."""
+    try:
+        return run_scores(store, run)
+    except StoreError as error:
+        logger.warning("%s", error)
         return {}
-    path = store.pull(f"evaluate/{run.scored}") / METRICS_FILE
-    found: dict[str, float] = json.loads(path.read_bytes()) if path.is_file() else {}
-    return found
 
 
 def _listed(store: Store, run: TrainedRun, scores: dict[str, float], num_seeds: int) -> ListedModel:

@@ -15,6 +15,8 @@ from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weigh
 from tasks.data import read_dataset
 from tasks.environment import Project, find_project
 from tasks.locks import alone
+from tasks.runs.best import VALIDATION, best_seed
+from tasks.runs.finished import finished_scores
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
 from tasks.runs.made import find_older
 from tasks.runs.records import DatasetRecord
@@ -47,7 +49,7 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     """The folder of a network, for `load_model`.
 
     Args:
-        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed the first of the comparison's that is trained), the
+        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
             identity of a training, or `models:/name@alias` or `models:/name/version` of MLflow's registry.
         project: whose runs are meant; that around the working directory where none is given.
 
@@ -76,21 +78,34 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
 def find_run(project: Project, text: str) -> TrainedRun:
     """The trained run that `dataset/variant[/seed]` names.
 
+    Without a seed it is the scored one with the highest Recall@1 on held-out training classes (`tasks.runs.best`), and the lowest seed
+    where the comparison holds out none.
+
     Raises:
         ConfigError: there is none.
     """
     parts = text.split("/")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and not parts[2].isdigit()):
+    if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch("[0-9]{1,10}", parts[2])):
         raise ConfigError(f"{text}: names no trained network; expected {MODEL_FORMS}")
     dataset, variant, *seed = parts
     params = load_params(project.params_file)
-    record = None
-    for spec in comparison_runs(params, dataset, (variant,), [int(number) for number in seed] or None):
-        record = record or read_dataset(project, dataset)
-        found = as_trained(project, spec, record)
-        if found is not None and (seed or found.scored is not None):
-            return found
+    specs = comparison_runs(params, dataset, (variant,), [int(number) for number in seed] or None)
+    record = read_dataset(project, dataset)
+    runs = {run.spec.seed: run for spec in specs if (run := as_trained(project, spec, record)) is not None and (seed or run.scored)}
+    if runs:
+        store = Store(project.store, project.state / "cache")
+        scores = {number: run_scores(store, run).get(VALIDATION, -1.0) for number, run in runs.items()} if len(runs) > 1 else {}
+        return runs[best_seed(runs, scores)]
     raise ConfigError(f"{text}: not trained here; train it: dml run {dataset} {variant}{f' --seed {seed[0]}' if seed else ''}")
+
+
+def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
+    """A run's metrics; none if it is not scored.
+
+    Raises:
+        StoreError: they are damaged.
+    """
+    return {} if run.scored is None else finished_scores(store.pull(f"evaluate/{run.scored}"), run.scored) or {}
 
 
 def trained_runs(project: Project) -> list[TrainedRun]:

@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from dml_core.data.readers.shared.own import LIST_SUFFIXES
 from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
+from dml_core.files import read_regular
 from dml_core.index.index import Index
 from dml_core.index.items import Item
 from dml_core.index.thumbnails import picture_size, thumbnail
@@ -94,7 +95,7 @@ class _Query(NamedTuple):
 
 def _images_of(path: Path) -> list[_Query]:
     if not path.is_dir() and path.suffix not in LIST_SUFFIXES:
-        return [_Query(str(path), path.read_bytes)]
+        return [_Query(str(path), partial(read_regular, path))]
     found = find_images(str(path))
     inside = path if path.is_dir() else path.parent
     boxes = found.boxes or [None] * len(found)

@@ -1,12 +1,14 @@
 """Images to embed, wherever they are: a folder, a list, an object store. Their names are read at once, their bytes when they are needed."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dml_core.data.readers.shared.own import LIST_SUFFIXES, is_image_name
 from dml_core.data.store.rows import Box
 from dml_core.errors import DataError
+from dml_core.files import check_regular, read_regular
 from tasks.storage import Store
 
 BOX_COLUMNS = ("left", "top", "right", "bottom")
@@ -59,11 +61,38 @@ def find_images(source: str) -> Images:
 def _in_folder(folder: Path) -> Images:
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; name a folder of images, a .csv or .parquet list, or s3://bucket/prefix")
-    paths = sorted(
-        path.relative_to(folder) for path in folder.rglob("*") if is_image_name(path) and not _is_hidden(path.relative_to(folder))
-    )
-    names = [path.as_posix() for path in paths if (folder / path).is_file()]
-    return Images(names, _parents(names), None, folder.absolute(), lambda place: (folder.absolute() / names[place]).read_bytes())
+    names = [path.as_posix() for path in sorted(path.relative_to(folder) for path in _image_paths(folder))]
+    for name in names:
+        _check_name(name, folder)
+    return Images(names, _parents(names), None, folder.absolute(), lambda place: read_regular(folder.absolute() / names[place]))
+
+
+def _image_paths(folder: Path) -> Iterator[Path]:
+    """Everything below `folder` that has the name of an image and is no folder, also links to nothing and pipes, which no one can read.
+
+    Links to folders are followed, but not to one that they are in. Hidden files and folders are left out.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror or error})")
+
+    for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
+        inside = Path(place)
+        if inside.is_symlink() and inside.parent.resolve().is_relative_to(inside.resolve()):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (inside / name for name in files if not name.startswith(".") and is_image_name(Path(name)))
+
+
+def _check_name(name: str, folder: Path) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{folder}: the name of {name.encode(errors='backslashreplace').decode()} is not UTF-8; rename the file") from None
 
 
 def _in_bucket(address: str) -> Images:
@@ -78,11 +107,16 @@ def _in_list(path: Path) -> Images:
 
     texts = csv.ConvertOptions(column_types={"path": pa.string(), "label": pa.string()}, strings_can_be_null=True)
     try:
+        check_regular(path)
         table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path, convert_options=texts)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{path}: not readable as a table ({str(error).splitlines()[0]})") from None
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path}: not readable as a table ({reason})") from None
+    twice = sorted(column for column in set(table.column_names) if table.column_names.count(column) > 1)
+    if twice:
+        raise DataError(f"{path}: column '{twice[0]}' is there twice; remove one")
     for column in ("path", *(["label"] if "label" in table.column_names else [])):
         if column not in table.column_names or table[column].null_count:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
@@ -90,16 +124,15 @@ def _in_list(path: Path) -> Images:
     classes = [str(name) for name in table["label"].to_pylist()] if "label" in table.column_names else None
     boxes, root = None, path.absolute().parent
     if set(BOX_COLUMNS) <= set(table.column_names):
-        sides = zip(*(table[column].to_pylist() for column in BOX_COLUMNS), strict=True)
-        boxes = [None if None in found else tuple(map(float, found)) for found in sides]
-    return Images(names, classes, boxes, root, lambda place: (root / names[place]).read_bytes())  # type: ignore[arg-type]
+        try:
+            sides = zip(*(table[column].cast(pa.float64()).to_pylist() for column in BOX_COLUMNS), strict=True)
+        except pa.ArrowException as error:
+            raise DataError(f"{path}: a box is not of numbers ({str(error).splitlines()[0]})") from None
+        boxes = [None if None in found else found for found in sides]
+    return Images(names, classes, boxes, root, lambda place: read_regular(root / names[place]))
 
 
 def _parents(names: list[str]) -> list[str] | None:
     """The folder that each image is in, as its class; None where some are in none."""
     parents = [PurePosixPath(name).parent.name for name in names]
     return parents if all(parents) else None
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

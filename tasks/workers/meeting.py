@@ -62,4 +62,6 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
 
 def _join(backend: str, meeting: Path, rank: int, world_size: int, timeout_seconds: int) -> None:
     timeout = timedelta(seconds=timeout_seconds)
-    dist.init_process_group(backend, init_method=meeting.as_uri(), rank=rank, world_size=world_size, timeout=timeout)
+    # By its path: torch does not decode the %20 of a file:// address.
+    store = dist.FileStore(str(meeting), world_size)  # type: ignore[attr-defined]  # torch exports it at run time
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -5,6 +5,7 @@ checkpoint or begins anew, and embedding wants one that is whole, of this run an
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
     check_kept(job.spec.training.model.backbone)
-    store = Store(job.store, Path(job.cache))
+    store = _store(job.store, job.cache)
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     dataset = open_role(packed, "train", validation)
     with patient():
@@ -83,7 +84,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     Raises:
         StoreError: the run's checkpoint is not there whole, or not of all its epochs.
     """
-    store = Store(job.store, Path(job.cache))
+    store = _store(job.store, job.cache)
     folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     role = job.spec.evaluation.role
     scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
@@ -104,6 +105,12 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     with patient():
         store.push(job.embed_key)
     return {}
+
+
+@cache
+def _store(address: str, cache_folder: str) -> Store:
+    """One for all jobs of the process: it remembers which files of the packed dataset it has compared."""
+    return Store(address, Path(cache_folder))
 
 
 def _identity(job: Job) -> str:

@@ -3,7 +3,6 @@
 Neither Prefect nor MLflow is asked. A run that the code as it is has not made is shown as other code made it last, and marked.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,12 @@ from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.evaluation.confidence import Summary, summarise
 from tasks.data import read_dataset
 from tasks.environment import Project
+from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
+from tasks.runs.finished import finished_scores
 from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.made import finished_identities
-from tasks.runs.records import METRICS_FILE, DatasetRecord
+from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
 from tasks.scores.figures import Side
 from tasks.storage import Store
@@ -85,7 +86,8 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         project: whose store.
         params: of the project, overrides laid over them.
         named: what is to be looked at.
-        seed: whose pictures a comparison shows; the first of `comparison.seeds` where none is given.
+        seed: whose pictures are shown. Where none is given: of a comparison the first of `comparison.seeds`, of a run without a seed
+            its best (`tasks.runs.best`).
         overrides: of the comparison.
 
     Raises:
@@ -98,12 +100,17 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
     if len(of_run) == 2 and seed is not None:
         raise ConfigError(f"{named} names a seed, and --seed too: give one of them")
-    chosen_seed = int(of_run[1]) if len(of_run) == 2 else params.comparison.seeds[0] if seed is None else seed
-    seeds = sorted({*params.comparison.seeds, chosen_seed})
+    asked = int(of_run[1]) if len(of_run) == 2 else seed
+    seeds = sorted({*params.comparison.seeds, *([] if asked is None else [asked])})
     specs = comparison_runs(params, dataset, of_run[:1] or None, seeds, overrides)
     record = read_dataset(project, dataset)
     store = Store(project.store, project.state / "cache")
     found = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
+    chosen_seed = params.comparison.seeds[0] if asked is None else asked
+    if of_run and asked is None and found:
+        chosen_seed = best_seed(
+            (number for _, number in found), {n: run.metrics[VALIDATION] for (_, n), run in found.items() if VALIDATION in run.metrics}
+        )
     variants = list(dict.fromkeys(spec.variant for spec in specs))
     missing = tuple(variant for variant in variants if (variant, chosen_seed) not in found)
     if len(missing) == len(variants):
@@ -121,8 +128,8 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
     current = next(_identities(project.state, dataset, spec))
     for embedded, scored in _identities(project.state, dataset, spec):
         scores = store.pull(f"evaluate/{scored}")
-        if (scores / METRICS_FILE).is_file() and (store.is_remote or (store.folder(f"embed/{embedded}") / MANIFEST_FILE).is_file()):
-            metrics = json.loads((scores / METRICS_FILE).read_text())
+        metrics = finished_scores(scores, scored)
+        if metrics is not None and (store.is_remote or (store.folder(f"embed/{embedded}") / MANIFEST_FILE).is_file()):
             return FinishedRun(spec, scored, (embedded, scored) == current, metrics, scores, f"embed/{embedded}")
     return None
 

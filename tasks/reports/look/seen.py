@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from dml_core.errors import StoreError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.confidence import Summary, bootstrap_means, percentile_interval
-from dml_core.evaluation.config import BootstrapConfig
+from dml_core.evaluation.confidence import Summary, interval_over_units
 from dml_core.evaluation.outcomes import ConfusedPair, QueryOutcomes, confused_pairs, query_outcomes, sample_queries, worst_queries
 from dml_core.evaluation.retrieval import per_query_metrics
 from tasks.reports.look.album import Album
@@ -163,16 +162,14 @@ def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int)
 def scores_of(seen: SeenRun, over_seeds: dict[str, Summary]) -> list[Score]:
     """Every metric that tables show, with its intervals; those that are no mean over queries have none of queries and classes."""
     config, outcomes = seen.run.spec.evaluation, seen.outcomes
-    drawing = config.bootstrap or BootstrapConfig()
     columns = table_columns(seen.run.metrics)
     values = {name: column for name, column in per_query_metrics(outcomes.scores, config.recall_at).items() if name in columns}
     values_SM = np.stack(list(values.values()), axis=1)
     labels_S = seen.queries.labels[outcomes.scores.is_scored]
     intervals = []
     for units_S in (np.arange(len(labels_S)), labels_S):
-        means_BM = bootstrap_means(values_SM, units_S, drawing.num_replicates, seen.run.spec.seed)
-        ends = np.stack(percentile_interval(means_BM, 0.95), axis=1)
-        intervals.append({name: (float(low), float(high)) for name, (low, high) in zip(values, ends, strict=True)})
+        ends = np.stack(interval_over_units(values_SM, units_S), axis=1)
+        intervals.append({name: (float(low), float(high)) for name, (low, high) in zip(values, ends, strict=True) if low < high})
     return [Score(name, seen.run.metrics[name], intervals[0].get(name), intervals[1].get(name), over_seeds[name]) for name in columns]
 
 

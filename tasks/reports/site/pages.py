@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from dml_core.evaluation.columns import recall_k
 from tasks.environment import Project, shown
 from tasks.files import write_whole
+from tasks.plans.results import load_result
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
 from tasks.reports.site.pictures import diagram_picture
@@ -22,9 +23,9 @@ from tasks.reports.site.waiting import waits
 from tasks.runs.specs import Params, table_comparison
 from tasks.storage import Store
 from tasks.tables.file import load_table, run_label, table_names
+from tasks.tables.present import table_today
 from tasks.tables.report import as_markdown, as_note
-from tasks.tables.result import load_result
-from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, shown_table
+from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, comparable, shown_table
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
@@ -74,20 +75,17 @@ def write_site(project: Project, params: Params, names: Sequence[str], folder: P
         folder: where the pages go; the project's `results/site` where none is given.
     """
     folder = folder or project.root / SITE
-    pages = [_write_table(project, params, name, folder) for name in names]
-    _write_index(project, folder)
+    store = Store(project.store, project.state / "cache")
+    pages = [_write_table(project, params, name, store, folder) for name in names]
+    write_whole(folder / INDEX, index_page(folder))
     return pages
 
 
-def write_table(project: Project, params: Params, name: str) -> TablePage:
-    """One table's page in the project's own site, at the end of its runs."""
-    return write_site(project, params, [name])[0]
-
-
-def _write_table(project: Project, params: Params, name: str, folder: Path) -> TablePage:
-    table, result = load_table(name), load_result(project, name)
-    shown = shown_table(name, table, result, waits(project, params, name, table, result))
-    store = Store(project.store, project.state / "cache")
+def _write_table(project: Project, params: Params, name: str, store: Store, folder: Path) -> TablePage:
+    table, measured = load_table(name), load_result(project, name)
+    today = table_today(project, params, name, table, measured)
+    result, _ = comparable(measured, today)
+    shown = shown_table(name, table, measured, waits(project, params, name, table, result), today)
     html = (
         environment()
         .get_template("table.html")
@@ -108,14 +106,21 @@ def _write_table(project: Project, params: Params, name: str, folder: Path) -> T
     return page
 
 
-def _write_index(project: Project, folder: Path) -> None:
-    """The index of all tables; those without a page in this folder are named all the same."""
-    tables = [shown_table(name, load_table(name), load_result(project, name)) for name in table_names()]
-    papers: dict[str, list[ShownTable]] = {}
-    for table in tables:
-        papers.setdefault(table.name.partition("/")[0], []).append(table)
-    there = {table.name for table in tables if (folder / f"{table.name}.html").is_file()}
-    write_whole(folder / INDEX, environment().get_template("index.html").render(papers=papers, there=there))
+def index_page(folder: Path) -> str:
+    """HTML of the index of a folder's pages, by their JSON; tables without a page there are listed with the command that writes it."""
+    papers: dict[str, list[tuple[str, str, ShownTable | None, bool]]] = {}
+    for name in table_names():
+        entry = name, load_table(name).title, _written(folder, name), (folder / f"{name}.html").is_file()
+        papers.setdefault(name.partition("/")[0], []).append(entry)
+    return environment().get_template("index.html").render(papers=papers)
+
+
+def _written(folder: Path, name: str) -> ShownTable | None:
+    """A table as its page in the folder shows it; None where it has no page there, or one that another version wrote."""
+    try:
+        return ShownTable.model_validate_json((folder / f"{name}.json").read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], str]:

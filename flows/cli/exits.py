@@ -1,0 +1,188 @@
+"""How `dml` ends, for every verb: the exit code, and at most one line on standard error.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | an error of this program: the line names the log file with the traceback |
+| 2 | something that a person can mend: the line says what, where and what to do |
+| 130 | interrupted with Ctrl-C |
+| 141 | the reader of standard output has closed it, as `head` does |
+"""
+
+import contextlib
+import os
+import select
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from flows.cli.app import HiddenError, app
+from flows.cli.interrupts import INTERRUPTED
+
+DONE, BUG, MENDABLE, BROKEN_PIPE = 0, 1, 2, 141
+SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can tell it from a library's `sys.exit(1)`; the command's is 1
+SUPERVISED = {"reproduce", "run", "serve", "tune"}
+SERVE_GRACE_SECONDS = 8.0  # for the requests that are worked on
+
+
+def main() -> None:
+    """Run the command and exit. A flow runs in a process that another one supervises (`flows.cli.supervisor`)."""
+    log: Path | None = None
+    try:
+        _make_streams_safe()
+        log = _supervised() if set(sys.argv[1:2]) & SUPERVISED and "--help" not in sys.argv else None
+        try:
+            app()
+            code: int | str | None = DONE
+        except SystemExit as ended:  # of a usage error, of --help, or of typer after each verb
+            code = ended.code
+        _flush_output()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the one place for all that no verb has handled
+        code = _report(error.__cause__ if isinstance(error, HiddenError) and error.__cause__ else error, log)
+    _close_output()
+    sys.exit(code)
+
+
+def _supervised() -> Path | None:
+    """Continue in a supervised process, and return its log file; None outside a project, which the command itself reports."""
+    from dml_core.errors import ConfigError, StoreError
+    from flows.cli.supervisor import supervise
+    from tasks.environment import find_project
+
+    try:
+        state = find_project().state
+        if sys.argv[1] == "serve":
+            return supervise(state / "logs", SERVE_GRACE_SECONDS, "the same command starts it again")
+        return supervise(state / "logs")
+    except ConfigError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
+
+
+# ---------------------------------------------------------------- errors
+
+
+def _report(error: BaseException, log: Path | None) -> int:
+    """Print the one line of an error, and return the exit code.
+
+    Args:
+        error: what the verb raised.
+        log: of a supervised flow, its log file.
+    """
+    from dml_core.errors import DmlError
+
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        return BROKEN_PIPE
+    if isinstance(error, DmlError):
+        return _say(str(error), MENDABLE)
+    path = _write_traceback(error, log)
+    api = os.environ.get("PREFECT_API_URL")
+    if api and _is_of_connection(error):
+        from tasks.environment import shown
+
+        return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)
+    if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
+        what = f"{_path_of(error)}: {error.strerror}; check this path" if error.filename is not None else error.strerror
+        return _say(f"{what}, details in {path}", MENDABLE)
+    return _say(f"unforeseen {type(error).__name__}, the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
+
+
+def _say(line: str, code: int) -> int:
+    """Print an error in one line, without secrets; return the exit code."""
+    from tasks.environment import without_secrets
+
+    with contextlib.suppress(OSError):  # standard error itself may be closed or full
+        print(f"error: {' '.join(without_secrets(line).split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _write_traceback(error: BaseException, log: Path | None) -> Path:
+    """Append a traceback to the log file, or where there is none to a new one in the state folder or the system's temporary one."""
+    import tempfile
+    import time
+    import traceback
+
+    from tasks.environment import find_project, without_secrets
+
+    text = without_secrets("".join(traceback.format_exception(error)))
+    name = f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    paths = [Path(tempfile.gettempdir()) / name]
+    with contextlib.suppress(Exception):  # whatever the error is about may be what is broken here too
+        paths.insert(0, find_project().state / "logs" / name)
+    for path in [log] if log is not None else paths:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return path
+    return Path(os.devnull)
+
+
+def _path_of(error: OSError) -> str:
+    """The path that the system refused."""
+    name = error.filename
+    return (os.fsdecode(name) if isinstance(name, str | bytes) else str(name)) or "the empty path"
+
+
+def _is_of_connection(error: BaseException | None) -> bool:
+    """Whether an error comes from a server that is not there: one of httpx, which Prefect's client calls with, or caused by one."""
+    while error is not None:
+        if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+# ---------------------------------------------------------------- standard streams
+
+
+def _make_streams_safe() -> None:
+    """Put the null device where a standard stream is closed, and print what the terminal's encoding lacks as escapes."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open until the end
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush_output() -> None:
+    """Print what is buffered.
+
+    Raises:
+        BrokenPipeError: nobody reads it any more.
+        StoreError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        from dml_core.errors import StoreError
+
+        raise StoreError(f"standard output cannot be written ({error.strerror}); send it elsewhere") from None
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output or standard error is a pipe that has been closed at its other end."""
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)
+    return any(flags & select.POLLERR for _, flags in poll.poll(0))
+
+
+def _close_output() -> None:
+    """Print what is left; what cannot be written goes to the null device, or Python would complain of it at its end."""
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, number)
+            os.close(null)

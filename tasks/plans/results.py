@@ -1,0 +1,56 @@
+"""The results of tables as everything but `dml gc` reads them: a damaged one is set aside and rebuilt from the store."""
+
+import logging
+from pathlib import Path
+
+from tasks.environment import Project
+from tasks.locks import alone
+from tasks.plans.rebuilding import rebuilt_runs
+from tasks.sealed import DamagedError, move_damaged
+from tasks.tables.result import MeasuredRun, TableResult, read_result, result_path, save_result
+
+logger = logging.getLogger(__name__)
+
+
+def load_result(project: Project, name: str) -> TableResult:
+    """What was measured of a table so far; nothing where none was.
+
+    A damaged result is renamed, and what the store's finished records still prove of it is written in its place; one line says so.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: it cannot be read, or its repair cannot be written.
+    """
+    try:
+        return read_result(project, name)
+    except DamagedError:
+        with alone(_lock(project)):
+            return _read_or_rebuild(project, name)
+
+
+def add_runs(project: Project, name: str, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> None:
+    """Add what was measured to a table's result; another process may add to the same one now.
+
+    Raises:
+        StoreError: as `load_result`, or the result cannot be written.
+    """
+    with alone(_lock(project)):
+        save_result(project, _read_or_rebuild(project, name).updated(runs, failures, made))
+
+
+def _lock(project: Project) -> Path:
+    return project.state / "tables" / ".lock"
+
+
+def _read_or_rebuild(project: Project, name: str) -> TableResult:
+    """The result; a damaged one is set aside and rebuilt. The tables' lock is held."""
+    try:
+        return read_result(project, name)
+    except DamagedError as error:
+        aside = move_damaged(result_path(project, name))
+        result = TableResult(name=name).updated(rebuilt_runs(project, name, aside), {}, None)
+        if result.runs:
+            save_result(project, result)
+        num_runs = f"{len(result.runs)} run{'' if len(result.runs) == 1 else 's'}"
+        logger.warning("%s; kept as %s; rebuilt %s from the store; the same dml reproduce adds the others", error, aside.name, num_runs)
+        return result

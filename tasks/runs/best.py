@@ -1,0 +1,54 @@
+"""Which run is the best: one rule, for the end of `dml reproduce`, MLflow's `@best`, `dml models` and a run named without a seed.
+
+The test classes measure and choose nothing: what is chosen on them is no longer a fair score on them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dml_core.evaluation.comparing import Scores
+
+VALIDATION = "validation_recall@1"  # the score of a run: Recall@1 on the training classes that it held out
+RULE = "the variant with the highest mean Recall@1 on held-out training classes, and of its seeds the one with the highest"
+NO_BEST = "no best run: the comparison holds out no training classes to choose by (validation: {share: 0.2} in params.yaml holds some out)"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best run of a comparison by RULE, with its variant's mean and its own validation Recall@1 (fractions)."""
+
+    variant: str
+    seed: int
+    mean: float
+    score: float
+
+    def __str__(self) -> str:
+        return (
+            f"best run: {self.variant}, seed {self.seed}: {RULE} "
+            f"(validation Recall@1: mean {100 * self.mean:.1f}, this seed {100 * self.score:.1f})"
+        )
+
+
+def best_run(scores: Scores) -> Best | None:
+    """The best run; None where no run has a validation score. Of equal variants the first by name, of equal seeds the lowest.
+
+    Args:
+        scores: variant -> seed -> validation Recall@1, of the runs that have one.
+    """
+    means = {variant: sum(by_seed[seed] for seed in sorted(by_seed)) / len(by_seed) for variant, by_seed in scores.items() if by_seed}
+    if not means:
+        return None
+    variant = min(means, key=lambda name: (-means[name], name))
+    seed = best_seed(scores[variant], scores[variant])
+    return Best(variant, seed, means[variant], scores[variant][seed])
+
+
+def best_seed(seeds: Iterable[int], scores: Mapping[int, float]) -> int:
+    """Of a variant's seeds the one with the highest validation Recall@1; the lowest of equals, and where none has such a score."""
+    return min(seeds, key=lambda seed: (-scores.get(seed, -1.0), seed))
+
+
+def said_best(scores: Scores) -> str:
+    """The best run, or why there is none, in one line: the words are the same wherever it is printed."""
+    found = best_run(scores)
+    return NO_BEST if found is None else str(found)

@@ -1,0 +1,190 @@
+"""Which runs may stand in one mean or one paired difference: those on the same data, of the same settings, one for each seed.
+
+Every mean, interval and comparison of runs takes its values from `scores_by_seed`, and `select` says which runs they are.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from dml_core.config import parse
+from dml_core.data.store.info import INFO_FILE, read_info
+from dml_core.errors import ConfigError, EvaluationError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.training.config import TrainingConfig
+from tasks.environment import Project
+from tasks.runs.specs import Params, RunSpec, comparison_runs
+
+# Settings that change no result of the last epoch's weights, and where a score is computed.
+NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
+KEEPING = {"keep_epochs", "keep_every_epochs"}
+NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
+T = TypeVar("T")
+
+
+def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None) -> str:
+    """Hash of everything in which runs of one mean agree: training and evaluation settings without the seed, and the dataset's content.
+
+    Args:
+        training, evaluation: as a `RunSpec` has them, as plain values. A setting that is left out has its default, so settings that
+            were recorded before an option existed equal today's with its default.
+        digest: of the dataset; None where it is not recorded.
+    """
+    try:
+        trained = parse(TrainingConfig, dict(training), "training").model_dump(mode="json")
+        scored = parse(EvaluationConfig, dict(evaluation), "evaluation").model_dump(mode="json")
+    except ConfigError:
+        trained, scored = dict(training), dict(evaluation)  # settings of another version are settings that no run of today has
+    left_out = NEUTRAL_TRAINING | (KEEPING if scored.get("epoch") == "last" else set())
+    parts = [
+        {name: value for name, value in trained.items() if name not in left_out},
+        {name: value for name, value in scored.items() if name not in NEUTRAL_EVALUATION},
+        digest,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def spec_settings(spec: RunSpec, digest: str | None) -> str:
+    """The settings identity of a run on a dataset of this content."""
+    return settings_identity(spec.training.model_dump(mode="json"), spec.evaluation.model_dump(mode="json"), digest)
+
+
+def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[int, float]]:
+    """System -> seed -> value, in the order given.
+
+    Args:
+        values: (system, seed, value) of runs.
+
+    Raises:
+        EvaluationError: two values of one system and seed; counted twice they would look like independent runs.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for system, seed, value in values:
+        by_seed = found.setdefault(system, {})
+        if seed in by_seed:
+            raise EvaluationError(f"{system} has two results of seed {seed}; one run a seed can be averaged")
+        by_seed[seed] = value
+    return found
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decides whether a run may be averaged with others: `settings` is a `settings_identity`, None where it is not recorded."""
+
+    dataset: str
+    system: str
+    seed: int
+    digest: str | None
+    settings: str | None
+
+
+@dataclass(frozen=True)
+class Today:
+    """What runs are compared with: the datasets and settings as they are now.
+
+    Attributes:
+        digests: dataset -> its digest; a dataset that is not prepared here is missing.
+        settings: (dataset, system) -> settings identity.
+        is_one_protocol: runs of other settings than `settings` are left out even where a system has no others: its systems are there to
+            be compared under one protocol.
+    """
+
+    digests: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    is_one_protocol: bool = False
+
+
+UNKNOWN = Today()
+
+
+def present_digest(project: Project, dataset: str) -> str | None:
+    """The digest of a dataset as it is prepared here; None where it is not.
+
+    Raises:
+        DataError: what is prepared is damaged.
+    """
+    folder = project.packed(dataset)
+    return read_info(folder).fingerprint if (folder / INFO_FILE).is_file() else None
+
+
+def standing_today(params: Params, dataset: str, digest: str | None, overrides: Sequence[str] = ()) -> Today:
+    """The present of the standing comparison on one dataset; a variant whose settings cannot be told (not tuned yet) is missing."""
+    settings = {}
+    for variant in params.comparison.variants:
+        with suppress(ConfigError):
+            (spec,) = comparison_runs(params, dataset, (variant,), (0,), overrides)
+            settings[dataset, variant] = spec_settings(spec, digest)
+    return Today({} if digest is None else {dataset: digest}, settings, is_one_protocol=True)
+
+
+@dataclass(frozen=True)
+class Selection(Generic[T]):
+    """Runs that may be averaged by system and paired by seed, and a line for each system's runs that may not."""
+
+    runs: tuple[T, ...]
+    left_out: tuple[str, ...]
+
+
+def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOWN) -> Selection[T]:
+    """The runs of each dataset's present content, and of each system's present settings.
+
+    Where the present content is not known, it is the one that most runs have; where a system has no run of its present settings, its
+    runs of the settings that most of them have stay (but see `Today.is_one_protocol`). Of equally many the first stays.
+
+    Args:
+        runs: of any systems and datasets.
+        facts: what is known of a run.
+        today: what is known of the present.
+    """
+    described = [(run, facts(run)) for run in runs]
+    digests = {
+        name: today.digests.get(name, _commonest(one.digest for _, one in described if one.dataset == name))
+        for name in _datasets(described)
+    }
+    present = [one for _, one in described if one.digest == digests[one.dataset]]
+    settings = _settings(present, today)
+    kept, left_out = [], dict[tuple[str, str, str], list[int]]()
+    for run, one in described:
+        why = _why_not(one, digests[one.dataset], settings.get((one.dataset, one.system)))
+        if why is None:
+            kept.append(run)
+        else:
+            left_out.setdefault((one.dataset, one.system, why), []).append(one.seed)
+    return Selection(tuple(kept), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
+
+
+def _datasets(described: Sequence[tuple[T, Facts]]) -> list[str]:
+    return list(dict.fromkeys(one.dataset for _, one in described))
+
+
+def _settings(present: Sequence[Facts], today: Today) -> dict[tuple[str, str], str | None]:
+    """(dataset, system) -> the settings of the runs that stay."""
+    recorded: dict[tuple[str, str], list[str | None]] = {}
+    for one in present:
+        recorded.setdefault((one.dataset, one.system), []).append(one.settings)
+    found = {}
+    for place, all_settings in recorded.items():
+        asked = today.settings.get(place)
+        found[place] = asked if asked in all_settings or (today.is_one_protocol and today.settings) else _commonest(all_settings)
+    return found
+
+
+def _why_not(one: Facts, digest: str | None, settings: str | None) -> str | None:
+    """Why a run is left out; None where it stays."""
+    if one.digest != digest:
+        return "measured on data that was not recorded" if one.digest is None else "measured on other data than the present"
+    return None if one.settings == settings else "measured with other settings"
+
+
+def _commonest(values: Iterable[str | None]) -> str | None:
+    counts = Counter(values)
+    return max(counts, key=lambda value: counts[value], default=None)
+
+
+def _line(dataset: str, system: str, why: str, seeds: Sequence[int]) -> str:
+    which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
+    return f"left out: {system} on {dataset}, {which}: {why}"

@@ -1,0 +1,73 @@
+"""Records of finished steps as Prefect keeps them: one file each under the step's identity, with the sealed record as its result."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from tasks.environment import finished_records
+from tasks.runs.records import (
+    METRICS_FILE,
+    CheckpointRecord,
+    EmbeddingRecord,
+    ScoreRecord,
+    StepRecord,
+    changed_file,
+    read_scores,
+)
+from tasks.sealed import DamagedError, NewerFormatError, read_bytes, unseal
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    f"{kind.__module__}.{kind.__name__}": TypeAdapter(kind) for kind in (CheckpointRecord, EmbeddingRecord, ScoreRecord)
+}
+
+_SCORES = TypeAdapter(dict[str, float])
+
+
+def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
+    """The kept record of a step; None where there is none. Its files are not looked at (`Store.changed_files`).
+
+    Args:
+        records: the folder of the records (`tasks.environment.finished_records`).
+        step: "train", "embed" or "evaluate".
+        identity: of the step.
+
+    Raises:
+        DamagedError: it is damaged, or another step's.
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: it cannot be read.
+    """
+    path = records / identity
+    data = read_bytes(path)
+    if data is None:
+        return None
+    try:
+        kept = from_json(unseal(from_json(data)["result"]))
+        record: StepRecord = KINDS[kept["__class__"]].validate_python(kept["data"])
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{path}: {error}") from None
+    except (ValueError, TypeError, LookupError, ValidationError):
+        raise DamagedError(f"{path}: damaged") from None
+    if (record.step, record.identity) != (step, identity):
+        raise DamagedError(f"{path}: damaged (the record of {record.step}/{record.identity})")
+    return record
+
+
+def finished_scores(folder: Path, identity: str) -> dict[str, float] | None:
+    """The scores of an evaluation, whose files are in `folder`, from the file whose hash its record has; None where there is none.
+
+    Where this machine has no record, as of a run that another machine left in a bucket, the file is believed if it can be read.
+
+    Raises:
+        StoreError: the file or the record is damaged.
+    """
+    path = folder / METRICS_FILE
+    record = read_finished(finished_records(), "evaluate", identity)
+    if isinstance(record, ScoreRecord):
+        return read_scores(record, folder).metrics
+    data = read_bytes(path)
+    try:
+        return None if data is None else _SCORES.validate_json(data)
+    except ValidationError:
+        raise changed_file(path) from None

@@ -1,0 +1,171 @@
+"""Sealed files: records on disk that prove themselves with a SHA-256 and say in which format they are. Read and written here alone.
+
+A sealed file is JSON: `{"format": 1, "sha256": ..., "record": "<JSON>"}`; the hash is of format and record together. Files without a
+format were written before there was one, and are read as format 1.
+
+- A file of a newer format is refused by name and left as it is. Every format keeps the three keys and the hash.
+- A field that this program does not know, in a format that it reads, is kept as it is (`tasks.runs.records.Record`): a program that adds
+  a field which changes the meaning of others raises FORMAT.
+- A damaged file (cut, garbled, a folder, a dangling link) is renamed to `<name>.damaged-<N>`, with one line; it is never overwritten.
+
+The seal is against damage, not against a person who changes record and hash together.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
+
+from dml_core.errors import StoreError
+from tasks.files import set_aside, write_whole
+from tasks.locks import alone
+
+FORMAT = 1
+DAMAGED_ERRNOS = (errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
+Content = TypeVar("Content")
+logger = logging.getLogger(__name__)
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class DamagedError(StoreError):
+    """A sealed file that is not what was written."""
+
+
+class NewerFormatError(StoreError):
+    """A sealed file that a newer version of the program wrote."""
+
+
+def seal(record: str) -> str:
+    """A record as it is kept on disk, with the format and the SHA-256 of both."""
+    return json.dumps({"format": FORMAT, "sha256": _sha256(f"{FORMAT} {record}"), "record": record})
+
+
+def unseal(kept: str | bytes) -> str:
+    """The record that was sealed.
+
+    Raises:
+        ValueError: it is damaged.
+        NewerFormatError: it is whole, and of a format that this program does not read; the error names no file.
+    """
+    try:
+        found = from_json(kept)
+        record, written = found["record"], found.get("format")
+        if found["sha256"] == _sha256(record if written is None else f"{written} {record}") and written in (None, *range(1, FORMAT + 1)):
+            return str(record)
+        newer = found["sha256"] == _sha256(f"{written} {record}") and isinstance(written, int)
+    except (TypeError, KeyError, AttributeError):
+        newer = False  # JSON, but not what `seal` writes
+    if newer:
+        raise NewerFormatError(f"written by a newer version (format {written}, this program reads up to {FORMAT}); update dml-repro")
+    raise ValueError("the record does not fit its SHA-256")
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """A file's bytes; None where there is none.
+
+    Raises:
+        DamagedError: a folder or a dangling link is in its place.
+        StoreError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise DamagedError(f"{path}: damaged (a link to nothing)") from None
+        return None
+    except OSError as error:
+        if error.errno in DAMAGED_ERRNOS:
+            raise DamagedError(f"{path}: damaged ({error.strerror})") from None
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); make it readable") from None
+
+
+def read_sealed(path: Path, kind: TypeAdapter[Content]) -> Content | None:
+    """The content of a sealed file; None where there is no such file.
+
+    Raises:
+        DamagedError: it is damaged; it is left as it is.
+        NewerFormatError: a newer version of the program wrote it.
+        StoreError: it cannot be read.
+    """
+    data = read_bytes(path)
+    return None if data is None else parse_sealed(path, data, kind)
+
+
+def parse_sealed(path: Path, data: str | bytes, kind: TypeAdapter[Content]) -> Content:
+    """The content of sealed bytes, which are of the file `path`; raises as `read_sealed`."""
+    try:
+        return kind.validate_json(unseal(data))
+    except NewerFormatError as error:
+        raise NewerFormatError(f"{path}: {error}") from None
+    except (ValueError, ValidationError):
+        raise DamagedError(f"{path}: damaged") from None
+
+
+def read_or_set_aside(path: Path, kind: TypeAdapter[Content]) -> Content | None:
+    """The content of a sealed file; None where there is none, or where it is damaged: it is then renamed, and one line says so.
+
+    Raises:
+        NewerFormatError, StoreError: as `read_sealed`.
+    """
+    return or_set_aside(path, partial(read_sealed, path, kind))
+
+
+def or_set_aside(path: Path, read: Callable[[], Content | None], then: str = "") -> Content | None:
+    """What `read` returns of a file; None where it is damaged: it is then renamed, and one line says so and what happens `then`."""
+    try:
+        return read()
+    except DamagedError:
+        with alone(path.with_name(".set-aside.lock")):
+            try:
+                return read()  # another process may have set it aside meanwhile, and written it again
+            except DamagedError as error:
+                logger.warning("%s; kept as %s%s", error, move_damaged(path).name, then)
+                return None
+
+
+def check_formats(state: Path) -> None:
+    """Refuse a state folder in which a newer version of the program wrote, before any work is done. Damaged files are left alone.
+
+    Raises:
+        NewerFormatError: it names the first such file.
+    """
+    for folder in ("tables", "outbox", "made"):
+        for path in sorted((state / folder).rglob("*.json")):
+            with suppress(DamagedError):
+                read_sealed(path, _ANYTHING)
+
+
+def move_damaged(path: Path) -> Path:
+    """Set a damaged file aside and return where it is now.
+
+    Raises:
+        StoreError: it cannot be renamed.
+    """
+    try:
+        return set_aside(path)
+    except OSError as error:
+        raise StoreError(f"{path}: damaged, and cannot be renamed ({error.strerror or error}); move it away") from None
+
+
+def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content]) -> None:
+    """Write a sealed file, in place of one that was there.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        write_whole(path, seal(kind.dump_json(content).decode()))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
+
+
+def _sha256(text: Any) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""What a table's runs would be today: the content of its datasets as they are here, and the settings that its file or params.yaml has."""
+
+from dml_core.errors import ConfigError
+from tasks.environment import Project
+from tasks.runs.comparable import Today, present_digest, spec_settings
+from tasks.runs.protocols import COMMON
+from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
+from tasks.runs.tuned import STANDING
+from tasks.tables.choice import Choice
+from tasks.tables.file import TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import named_dataset, runs_of
+
+
+def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
+    """The present of every dataset and line of which something was measured; what is not prepared or no longer in the file is missing."""
+    digests, settings = {}, {}
+    for dataset in dict.fromkeys(run.dataset for run in result.runs):
+        digest = _digest(project, params, name, table, dataset)
+        if digest is not None:
+            digests[dataset] = digest
+    for run in {(run.dataset, run.label): run for run in result.runs}.values():
+        spec = _spec_today(params, name, table, run)
+        if spec is not None:
+            settings[run.dataset, run.label] = spec_settings(spec, digests.get(run.dataset, run.digest))
+    return Today(digests, settings, is_one_protocol=name == STANDING)
+
+
+def _digest(project: Project, params: Params, name: str, table: TableFile, dataset: str) -> str | None:
+    try:
+        own = dataset if name == STANDING else named_dataset(params, dataset, table.dataset_options(dataset))
+    except ConfigError:
+        return None
+    return None if own is None else present_digest(project, own)
+
+
+def _spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
+    try:
+        if name == STANDING:
+            variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
+            return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
+        choice = Choice((run.row,), variant=run.variant, epochs=(run.epoch,))
+        if run.variant == COMMON:
+            choice = Choice((run.row,), track="common")
+        return runs_of(name, table, choice, (run.row,), (run.dataset,))[run.dataset][0]
+    except (ConfigError, KeyError):
+        return None  # the row, its variant or its dataset is no longer in the file, or it is not tuned
