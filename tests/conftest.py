@@ -1,6 +1,8 @@
 """Shared by several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
 
 import hashlib
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from dml_core.config import merge, parse
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.training.config import TrainingConfig
+from tests.skips import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks of every run
+
+# A process that a test forks ends with 1 if a flow has run in its parent: Prefect's exit handlers look for threads that it does not have.
+os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[1]
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
@@ -39,6 +45,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu") is not None:
                 item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """What a test or a library under it (as MLflow, with its server's address) leaves in the environment ends with the test."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """Ways in which a file is found damaged, and what a folder holds: for every test that damages files."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,12 @@ def garble(path: Path) -> None:
 def empty(path: Path) -> None:
     """Nothing in it, as after a crash of the machine."""
     path.write_bytes(b"")
+
+
+def as_format(sealed: str, number: int) -> str:
+    """A sealed file as another version of the program would write it: whole, of another format."""
+    record = json.loads(sealed)["record"]
+    return json.dumps({"format": number, "sha256": hashlib.sha256(f"{number} {record}".encode()).hexdigest(), "record": record})
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {

@@ -3,6 +3,7 @@
 import multiprocessing
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ from dml_core.data.views.batches import Loader
 # What workers need: forked from one process that has imported it, they start in a second; an import of torch for each took half a minute.
 PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.centroids", "torch._dynamo", "torch.distributed"]
 
+TIMEOUT = timedelta(minutes=3)  # a deadlock is an error of the test, and not half an hour
+
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
     multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:  # they meet at a file: a port that is free now may be taken when they come
-        mp.start_processes(_join, (work, num_workers, f"file://{folder}/meet", arguments), nprocs=num_workers, start_method="forkserver")
+        mp.start_processes(
+            _join, (work, num_workers, f"file://{folder}/meet", TIMEOUT, arguments), nprocs=num_workers, start_method="forkserver"
+        )
 
 
 def load_float64() -> None:
@@ -29,8 +34,8 @@ def load_float64() -> None:
     Loader.batches = lambda *arguments: ((images.double(), indices) for images, indices in batches(*arguments))
 
 
-def _join(rank: int, work: Callable[..., None], num_workers: int, where: str, arguments: tuple[Any, ...]) -> None:
+def _join(rank: int, work: Callable[..., None], num_workers: int, where: str, timeout: timedelta, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_workers)
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=num_workers, timeout=timeout)
     work(rank, *arguments)
     dist.destroy_process_group()

@@ -106,6 +106,55 @@ def test_a_former_dataset_and_a_killed_attempt_are_replaced(raw: Path, tmp_path:
     assert read_info(tmp_path / "out").num_classes == 6
 
 
+def tree(folder: Path) -> dict[str, bytes | str]:
+    return {
+        str(path.relative_to(folder)): str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+FOREIGN = {
+    "a file": lambda folder: folder.write_text("mine"),
+    "another file": lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("mine")),
+    "a folder": lambda folder: (folder / "mine").mkdir(parents=True),
+    "a folder with the name of a file": lambda folder: (folder / "images.arrow").mkdir(parents=True),
+    "beside packed data": lambda folder: (prepare("synthetic", folder.parent / "raw", folder, OPTIONS), (folder / "x").write_text("mine")),
+}
+
+
+@pytest.mark.parametrize("place", ["out", ".out.partial", ".out.replaced"])
+@pytest.mark.parametrize("what", FOREIGN)
+def test_what_prepare_did_not_write_is_neither_removed_nor_replaced(raw: Path, tmp_path: Path, what: str, place: str) -> None:
+    FOREIGN[what](tmp_path / place)
+    before = tree(tmp_path)
+    with pytest.raises(StoreError, match="move it away"):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert tree(tmp_path) == before
+
+
+def test_a_link_to_packed_data_stays_and_the_data_are_replaced(raw: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk/packed")
+    for _ in range(2):
+        prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+        assert (tmp_path / "out").is_symlink()
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["packed"]
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/cat.jpg").write_text("mine")
+    (tmp_path / "linked").symlink_to(tmp_path / "pictures")
+    with pytest.raises(StoreError, match=r"holds 'cat\.jpg'"):
+        prepare("synthetic", raw, tmp_path / "linked", OPTIONS)
+    assert (tmp_path / "pictures/cat.jpg").read_text() == "mine"
+
+
+def test_packed_data_with_a_damaged_description_are_replaced(raw: Path, tmp_path: Path) -> None:
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / "dataset.json").write_text("{")
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert contents(tmp_path / "out") == before
+
+
 @pytest.mark.parametrize("num_bytes", [0, 3000, 20_000])
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, num_bytes: int) -> None:
     """The kernel refuses to let any file of this process grow above the limit."""

@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
             "num_epochs": 2,
         },
         "datasets": {
-            "synthetic": {"tuned": False, "transform": {"crop_size": 24}},
+            "synthetic": {"tuned": False, "validation": None, "transform": {"crop_size": 24}},  # four training classes
             "fashion-mnist": {"transform": {"crop_size": 28}, "num_epochs": 2},
         },
     },

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tasks.runs.records import unseal
+from tasks.sealed import unseal
 from tests.e2e.conftest import Project
 from tests.e2e.stacks import bucket, in_postgres, mlflow_runs, project_with_stack, slots, stack_up, stored, told
 

@@ -19,7 +19,8 @@ def test_the_standing_comparison_gets_seeds_until_it_is_sure_and_is_reported_bes
     assert "comparison on synthetic: 4 seeds; " in printed
     assert printed.count("starting Ray") == 1
     assert re.search(r"(softmax|untrained) (is better than|and) .* over 4 seeds\.", printed)
-    assert (project.root / "state/reports/synthetic/report.md").is_file()
+    (report,) = (project.root / "state/reports/synthetic").glob("*/report.md")
+    assert re.search(rf"^report: .*{report.parent.name}/report\.md$", printed, re.MULTILINE)
     assert "every pair" not in printed.lower(), "links to files beside the report are left out of the terminal"
     assert not (project.root / "results").exists() or not list((project.root / "results").glob("synthetic/report.md"))
     shown = project.run("dml", "compare", "synthetic")

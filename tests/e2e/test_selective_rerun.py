@@ -84,7 +84,7 @@ def test_a_new_variant_and_an_edited_loss_are_all_that_trains_and_a_run_that_fai
     assert steps_run(printed) == {"train": 2, "embed": 2, "evaluate": 2}
     assert "synthetic / fails / seed 0: FAILED: the loss 'softmax' is not finite" in printed
     assert "error: 1 of 4 runs failed" in printed.splitlines()[-1]
-    report = (project.root / "state/reports/synthetic/report.md").read_text()
+    report = (project.root / printed.split("\nreport: ")[1].splitlines()[0]).read_text()
     assert "| softtriple " in report
     assert "is highest (R@1 " in report
     assert "but one seed decides nothing." in of_test

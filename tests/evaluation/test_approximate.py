@@ -1,5 +1,6 @@
 """Approximate indexes: exact where they search everything, honest about what they miss."""
 
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -156,3 +157,24 @@ def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:
     # The rule on ties concerns the exact evaluator; the index's own order among duplicates may only help a query.
     exact = evaluate_shards(gallery, CONFIG)
     assert all(exact[f"recall@{k}"] <= values[f"recall@{k}"] < exact[f"recall@{k}"] + 0.1 for k in CONFIG.recall_at)
+
+
+@pytest.mark.parametrize("num_items", [2, 255, 256, 300])
+@pytest.mark.parametrize("num_lists", [1, 3, 1024])
+@pytest.mark.parametrize("index", ["ivf_flat", "ivf_pq", "hnsw"])
+def test_a_gallery_of_any_size_is_searched_or_refused_in_one_line(
+    index: Literal["ivf_flat", "ivf_pq", "hnsw"], num_lists: int, num_items: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """FAISS trains 256 codes for each byte of a compressed vector, and fails where it has fewer items."""
+    embeddings, labels = (
+        np.random.default_rng(0).standard_normal((num_items, 8)).astype(np.float32),
+        np.arange(num_items) % (num_items // 2),
+    )
+    approximation = ApproximateConfig(index=index, num_lists=num_lists, num_code_bytes=2)
+    call = partial(evaluate_approximately, [EmbeddingShard(lambda: embeddings, labels)], EvaluationConfig(recall_at=(1,)), approximation)
+    if index == "ivf_pq" and num_items < 256:
+        with pytest.raises(EvaluationError, match=rf"^index 'ivf_pq' needs 256 gallery items to train its codes, found {num_items}; "):
+            call()
+    else:
+        assert call()["num_queries"] == num_items
+    assert capfd.readouterr() == ("", "")

@@ -15,7 +15,7 @@ import dml_core.evaluation
 from dml_core.config import parse
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation import evaluate, evaluator
-from dml_core.evaluation.config import BootstrapConfig, EvaluationConfig, Metric
+from dml_core.evaluation.config import EvaluationConfig, IntervalConfig, Metric
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards, recall_by_class
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
@@ -47,7 +47,7 @@ def test_keys_and_fractions() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
-    values = evaluate(*make_inputs(kind), EvaluationConfig(bootstrap=BootstrapConfig(num_replicates=5)))
+    values = evaluate(*make_inputs(kind), EvaluationConfig(intervals=IntervalConfig()))
     assert np.isfinite(list(values.values())).all()
     assert all(0 <= values[key] <= 1 for key in ("recall@8", "map@r", "mrr", "nmi", "nmi_geometric", "f1"))
 
@@ -56,8 +56,8 @@ def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
     """Half of the classes have a corner of their own, half are mixed in others: whole classes spread the means far wider than queries."""
     labels = np.repeat(np.arange(20), 10)
     embeddings = np.eye(20, dtype=np.float32)[np.where(labels < 10, labels, 10 + np.arange(200) % 10)]
-    config = EvaluationConfig(recall_at=(1, 5), clustering=False, bootstrap=BootstrapConfig(num_replicates=500))
-    plain, values = (evaluate(embeddings, labels, c) for c in (config.model_copy(update={"bootstrap": None}), config))
+    config = EvaluationConfig(recall_at=(1, 5), clustering=False, intervals=IntervalConfig())
+    plain, values = (evaluate(embeddings, labels, c) for c in (config.model_copy(update={"intervals": None}), config))
     metrics = {"recall@1", "recall@5", "precision@1", "map@r", "r_precision", "mrr"}
     assert set(values) - set(plain) == {f"{metric}_{end}" for metric in metrics for end in ("low", "high", "class_low", "class_high")}
     for metric in metrics:
@@ -65,6 +65,25 @@ def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
         assert ends == sorted(ends)
         assert ends[1] < values[metric] < ends[2]
         assert ends[3] - ends[0] > 2 * (ends[2] - ends[1])
+    wider = evaluate(embeddings, labels, config.model_copy(update={"intervals": IntervalConfig(confidence=0.99)}))
+    assert wider["map@r_class_low"] < values["map@r_class_low"] < values["map@r_class_high"] < wider["map@r_class_high"]
+
+
+def test_there_is_no_interval_where_nothing_tells_how_classes_vary() -> None:
+    """One class of 20 with positives among 20 classes of one image each: the classes repeat nothing. And perfect embeddings do not vary."""
+    config = EvaluationConfig(clustering=False, intervals=IntervalConfig())
+    singletons = np.r_[np.zeros(20, int), np.arange(1, 21)]
+    one = evaluate(np.random.default_rng(0).normal(size=(40, 8)), singletons, config)
+    assert "map@r_low" in one
+    assert not [name for name in one if "class_low" in name or "class_high" in name]
+    perfect = evaluate(np.eye(5)[np.arange(20) % 5], np.arange(20) % 5, config)
+    assert not [name for name in perfect if name.endswith(("low", "high"))]
+
+
+def test_settings_of_older_runs_are_read() -> None:
+    assert parse(EvaluationConfig, {"bootstrap": None}, "evaluation") == EvaluationConfig()
+    with pytest.raises(ConfigError, match="num_replicates"):
+        parse(EvaluationConfig, {"bootstrap": {"num_replicates": 100}}, "evaluation")
 
 
 def test_labels_of_any_type_give_the_same_numbers() -> None:
@@ -99,20 +118,20 @@ def test_a_query_from_the_gallery_is_its_own_hit_only_in_the_query_and_gallery_p
 def test_shards_and_memory_give_the_same_numbers_to_the_last_bit() -> None:
     embeddings, labels = make_inputs("duplicated")
     shards = [EmbeddingShard(lambda rows=rows: embeddings[rows], labels[rows]) for rows in (slice(0, 25), slice(25, 26), slice(26, 60))]
-    config = EvaluationConfig(clustering=False, bootstrap=BootstrapConfig(num_replicates=50))
+    config = EvaluationConfig(clustering=False, intervals=IntervalConfig())
     whole = evaluate(embeddings, labels, config, seed=3)
     assert evaluate_shards(shards, config, seed=3).items() <= whole.items()
     queries = evaluate(embeddings, labels, config, embeddings[:9], labels[:9], seed=3)
     assert evaluate_shards(shards, config, [EmbeddingShard(lambda: embeddings[:9], labels[:9])], seed=3).items() <= queries.items()
 
 
-def test_the_seed_draws_the_intervals_and_nothing_else() -> None:
+def test_the_seed_is_k_means_alone() -> None:
     embeddings, labels = make_inputs("random")
-    config = EvaluationConfig(clustering=False, bootstrap=BootstrapConfig(num_replicates=50))
+    config = EvaluationConfig(intervals=IntervalConfig())
     for queries in ((), (embeddings[:30], labels[:30])):
         default, one, other = (evaluate(embeddings, labels, config, *queries, **seed) for seed in ({}, {"seed": 0}, {"seed": 1}))
         assert default == one
-        assert {key for key in one if one[key] != other[key]} <= {key for key in one if key.endswith(("low", "high"))}
+        assert {key for key in one if one[key] != other[key]} <= {"nmi", "nmi_geometric", "ami", "f1"}
         assert one != other
 
 

@@ -1,4 +1,4 @@
-"""Ranks over datasets and seeds by hand and beside scipy."""
+"""Ranks over datasets and seeds by hand and beside scipy, and how often equal systems are found to differ."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_over_seeds_of_one_dataset_it_is_friedmans_test_and_it_says_so() -> None
     assert "over 8 seeds of one dataset" in found.sentence
 
 
-def test_over_datasets_a_block_is_the_mean_over_seeds_and_signed_ranks_are_over_both() -> None:
+def test_over_datasets_a_block_is_the_mean_over_seeds() -> None:
     rng = np.random.default_rng(1)
     data = {f"d{n}": scores_of(rng.normal([[9], [8], [7]], 0.4, (3, 4)).tolist()) for n in range(5)}
     found = rank_systems("recall@1", data)
@@ -32,10 +32,6 @@ def test_over_datasets_a_block_is_the_mean_over_seeds_and_signed_ranks_are_over_
     assert (found.over, found.blocks) == ("datasets", tuple(data))
     blocks = np.array([[np.mean(list(by_seed.values())) for by_seed in of.values()] for of in data.values()])
     assert found.p_value == pytest.approx(stats.friedmanchisquare(*blocks.T).pvalue)
-    pair = found.signed_ranks[0]
-    flat = [np.concatenate([list(of[name].values()) for of in data.values()]) for name in (pair.system, pair.other)]
-    assert (pair.num_blocks, pair.p_value) == (20, pytest.approx(stats.wilcoxon(*flat).pvalue))
-    assert pair.p_holm >= pair.p_value
     assert found.sentence.startswith("By ranks of R@1 over 5 datasets, s0 is first (mean rank 1); systems differ (Friedman, p = ")
 
 
@@ -55,3 +51,44 @@ def test_fewer_than_three_systems_or_two_blocks_have_no_ranks() -> None:
     assert "s3" not in found.mean_ranks, "one seed of one dataset is no block for the others"
     without = {"d": scores_of([[1, 2], [2, 3], [3, 4]]), "e": scores_of([[1, 2], [2, 3]])}
     assert rank_systems("nmi", without) is None, "only systems that every dataset has are ranked"
+
+
+MORE = [pytest.param(*sizes, marks=[pytest.mark.slow, pytest.mark.proof]) for sizes in ((5, 5, 3), (2, 10, 6), (8, 3, 8))]
+
+
+def null_scores(rng: np.random.Generator, num_datasets: int, num_seeds: int, num_systems: int) -> dict[str, dict[str, dict[int, float]]]:
+    """Systems that are equal over all datasets there could be; on each they differ by more than from seed to seed."""
+    of_dataset, of_seed = rng.normal(0, 1, (num_datasets, num_systems, 1)), rng.normal(0, 0.3, (num_datasets, num_systems, num_seeds))
+    return {f"d{n}": scores_of(values.tolist()) for n, values in enumerate(of_dataset + of_seed)}
+
+
+@pytest.mark.parametrize(("num_datasets", "num_seeds", "num_systems"), [(3, 10, 4), (1, 10, 4), *MORE])
+def test_equal_systems_are_found_to_differ_no_more_often_than_one_time_in_twenty(
+    num_datasets: int, num_seeds: int, num_systems: int
+) -> None:
+    """Whatever the number of seeds: with pairs of dataset and seed for blocks it was 57 times in 100 (3 datasets, 10 seeds).
+
+    Three standard errors of 600 tables above 0.05 are 0.077. Of one dataset the systems must be equal on it, not on others.
+    """
+    rng, wrong_p, wrong_groups = np.random.default_rng(num_datasets * num_systems), 0, 0
+    for _ in range(600):
+        drawn = null_scores(rng, num_datasets, num_seeds, num_systems)
+        if num_datasets == 1:
+            drawn = {"d": scores_of(rng.normal(0, 1, (num_systems, num_seeds)).tolist())}
+        found = rank_systems("nmi", drawn)
+        assert found is not None
+        wrong_p += found.p_value < 0.05
+        wrong_groups += found.groups != (tuple(found.mean_ranks),)
+    assert wrong_p / 600 < 0.077
+    assert wrong_groups / 600 < 0.077
+
+
+def test_seeds_of_one_dataset_for_blocks_would_find_differences_where_there_are_none() -> None:
+    """What blocks of dataset and seed would do."""
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        drawn = null_scores(rng, 3, 10, 4)
+        merged = {name: dict(enumerate(score for of in drawn.values() for score in of[name].values())) for name in drawn["d0"]}
+        found = rank_systems("nmi", {"d": merged})
+        wrong += found is not None and found.p_value < 0.05
+    assert wrong / 200 > 0.3

@@ -1,5 +1,8 @@
 """Nearest neighbours against a full sort of float64 distances, ties included."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import all_squared_distances, as_points, squared_distances
 from dml_core.evaluation.neighbours import nearest
+from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 
 
@@ -36,6 +40,54 @@ def test_ties_beyond_the_first_candidates_are_searched_for() -> None:
     indices, similarities = nearest(gallery, gallery[[99, 50, 102]], 3, exclude_self=False)
     assert indices.tolist() == [[0, 1, 2], [0, 1, 2], [102, 0, 1]]
     assert similarities.tolist() == [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+
+
+COLLAPSED = {
+    "one point": lambda generator: np.ones((3000, 8)),
+    "one point but for noise": lambda generator: 1 + 1e-9 * generator.standard_normal((3000, 8)),
+    "two points": lambda generator: np.eye(8)[generator.integers(0, 2, 3000)],
+    "one point and others": lambda generator: np.where(np.arange(3000)[:, None] % 3 > 0, 1.0, generator.standard_normal((3000, 8))),
+    "steps": lambda generator: generator.integers(0, 2, (3000, 8)) + np.eye(8)[0] / 2,
+    "far": lambda generator: 1e6 + generator.standard_normal((3000, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("exclude_self", [True, False])
+@pytest.mark.parametrize("kind", COLLAPSED)
+def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, exclude_self: bool, metric: Metric, dtype: type) -> None:
+    """More than two blocks of items, and more equally near ones than candidates."""
+    gallery = COLLAPSED[kind](np.random.default_rng(0)).astype(dtype)
+    points = as_points(gallery, metric)
+    indices, similarities = (
+        nearest(gallery, gallery, 5, True, metric) if exclude_self else nearest(gallery, gallery[:600], 5, False, metric)
+    )
+    asked = np.r_[0:20, 590:600]
+    exact = np.square(points.rows(asked)[:, None] - points.rows(np.arange(3000))).sum(axis=2).astype(np.float32)
+    if exclude_self:
+        exact[np.arange(len(asked)), asked] = np.inf
+    expected = np.argsort(exact, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(indices[asked], expected)
+    near = np.take_along_axis(exact, expected, axis=1)
+    np.testing.assert_array_equal(similarities[asked], 1 - near / 2 if metric == "cosine" else -np.sqrt(near))
+
+
+def test_the_memory_of_a_search_does_not_grow_with_the_square_of_a_collapsed_gallery() -> None:
+    """4,000 items and queries in one point: all candidates of all queries would be 128 MB of indices alone."""
+    code = """
+import resource, numpy as np
+from dml_core.evaluation.neighbours import nearest
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+nearest(np.ones((600, 8), np.float32), np.ones((600, 8), np.float32), 8, True)
+before = peak()
+x = np.ones((4000, 8), np.float32)
+indices, _ = nearest(x, x, 8, True)
+assert indices[:3, :3].tolist() == [[1, 2, 3], [0, 2, 3], [0, 1, 3]]
+print(peak() - before)
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(shown.stdout) < 100, "MiB"
 
 
 def test_candidates_that_float32_cannot_order_are_searched_for() -> None:

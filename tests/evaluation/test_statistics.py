@@ -12,7 +12,6 @@ from dml_core.evaluation.statistics import (
     paired_difference,
     power,
     seeds_needed,
-    signed_rank,
     smallest_difference,
     variance_parts,
 )
@@ -121,15 +120,6 @@ def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
 def test_two_systems_have_no_comparison_by_ranks() -> None:
     with pytest.raises(ValueError, match="three systems and two blocks"):
         compare_ranks(np.ones((4, 2)))
-
-
-def test_signed_ranks_by_hand_and_beside_scipy() -> None:
-    # differences 1, 2, 3, 4, -5: the negative ranks sum to 5; of the 32 signs of five ranks 10 sum to 5 or less: 2 * 10 / 32
-    assert signed_rank([1, 2, 3, 4, 0], [0, 0, 0, 0, 5]) == pytest.approx(20 / 32)
-    rng = np.random.default_rng(4)
-    values, references = rng.normal(0.3, 1, 12), rng.normal(0, 1, 12)
-    assert signed_rank(values.tolist(), references.tolist()) == pytest.approx(stats.wilcoxon(values, references).pvalue)
-    assert signed_rank([1, 2], [1, 2]) == 1.0
 
 
 def hits_drawn(rng: np.random.Generator, seeds: int, classes: int, size: int, parts: tuple[float, float, float]) -> np.ndarray:

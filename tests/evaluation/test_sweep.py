@@ -1,5 +1,8 @@
 """The sweep against sorted lists, and what must leave its numbers alone to the last bit."""
 
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -13,8 +16,9 @@ from threadpoolctl import threadpool_limits
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
-from dml_core.evaluation.sweep import Resources, Shard, _groups, score_queries
-from dml_core.evaluation.tiles import Found, _compare_on_gpu, as_side, compare, torch_for_tiles
+from dml_core.evaluation.sweep import Resources, Shard, _groups, score_queries, tile_dtype
+from dml_core.evaluation.tiles import Found, _compare_on_gpu, as_side, compare, one_torch_thread
+from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 
@@ -171,14 +175,85 @@ def test_a_side_is_of_the_type_asked_for_and_its_norms_are_of_its_own_vectors(dt
     np.testing.assert_allclose(side.norms, np.linalg.norm(vectors.astype(np.float64), axis=1), rtol=1e-14)
 
 
-def test_a_shorter_float_format_allowed_by_training_is_suspended() -> None:
-    before, num_threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
-    torch.set_float32_matmul_precision("medium")
-    with torch_for_tiles():
-        assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.get_float32_matmul_precision() == "medium"
-    assert torch.get_num_threads() == num_threads
-    torch.set_float32_matmul_precision(before)
+PROOF = [pytest.mark.slow, pytest.mark.proof]
+SETTINGS_OF_A_PROCESS = [
+    "torch.set_float32_matmul_precision('medium')",
+    "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    pytest.param("torch.backends.fp32_precision = 'tf32'", marks=PROOF),
+    pytest.param("torch.backends.mkldnn.matmul.fp32_precision = 'bf16'", marks=PROOF),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS_OF_A_PROCESS)
+def test_settings_of_the_process_change_no_number_and_stay_as_they_are(setting: str) -> None:
+    """In a process of its own: torch refuses to read its older setting once a newer one was set."""
+    code = f"""
+import threading, time, numpy as np, torch
+from dml_core.evaluation import evaluate
+from dml_core.evaluation.config import EvaluationConfig
+{setting}
+torch.set_num_threads(2)
+state = lambda: (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision, torch.get_num_threads())
+before, found, elsewhere = state(), [], []
+generator = np.random.default_rng(0)
+labels = np.arange(300) % 30
+embeddings = generator.standard_normal((30, 16))[labels] + generator.standard_normal((300, 16))
+config = EvaluationConfig(clustering=False)
+threads = [threading.Thread(target=lambda: found.append(evaluate(embeddings, labels, config)["map@r"])) for _ in range(2)]
+for thread in threads: thread.start()
+while any(thread.is_alive() for thread in threads):
+    new = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+    new.start()
+    new.join()
+    time.sleep(0.02)
+assert state() == before, (state(), before)
+assert set(elsewhere) <= {{2}}, set(elsewhere)
+print(len(set(found)), found[0].hex())
+"""
+    shown = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert shown.returncode == 0, shown.stderr
+    labels = np.arange(300) % 30
+    generator = np.random.default_rng(0)
+    embeddings = generator.standard_normal((30, 16))[labels] + generator.standard_normal((300, 16))
+    assert shown.stdout.split() == ["1", float(rows_of(self_retrieval(embeddings, labels))[:, 2].mean()).hex()]
+
+
+def test_two_threads_may_limit_torch_at_once_and_the_first_to_leave_lifts_its_own_limit_alone() -> None:
+    first_is_in, second_is_in, first_is_out = threading.Event(), threading.Event(), threading.Event()
+    seen: dict[str, int] = {}
+
+    def first() -> None:
+        with one_torch_thread():
+            first_is_in.set()
+            second_is_in.wait(60)
+        seen["first, outside"] = torch.get_num_threads()
+        first_is_out.set()
+
+    def second() -> None:
+        first_is_in.wait(60)
+        with one_torch_thread():
+            second_is_in.set()
+            first_is_out.wait(60)
+            seen["second, inside"] = torch.get_num_threads()
+        seen["second, outside"] = torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    threads = [threading.Thread(target=target) for target in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    seen["a new one"] = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert seen == {"first, outside": 2, "second, inside": 1, "second, outside": 2, "a new one": 2}
+
+
+def test_tiles_are_of_float64_where_float32_leaves_too_much_open() -> None:
+    """A GPU's float32 products may be shortened to TF32 by what other threads set."""
+    assert tile_dtype(CPU, 200) == np.float32
+    assert tile_dtype(CPU, 201) == np.float64
+    assert tile_dtype(torch.device("cuda"), 1) == np.float64
 
 
 @pytest.mark.parametrize("shape", [(128, 1024), (1024, 128), (130, 100)])

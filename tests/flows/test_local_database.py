@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dml_core.errors import StoreError
 from flows.local_database import OF_A_PERSON, find_fault, set_aside_if_damaged
 from tests.damage import DAMAGE
 
@@ -73,3 +74,20 @@ def test_a_database_that_a_person_named_is_not_touched(home: Path, monkeypatch: 
     monkeypatch.setenv(OF_A_PERSON[0], "postgresql+asyncpg://somewhere")
     set_aside_if_damaged(home)
     assert (home / "prefect.db").exists()
+
+
+def test_a_folder_in_its_place_is_set_aside(home: Path) -> None:
+    (home / "prefect.db").unlink()
+    (home / "prefect.db").mkdir()
+    (home / "prefect.db" / "mine.txt").write_text("mine")
+    set_aside_if_damaged(home)
+    assert [path.relative_to(home).as_posix() for path in home.rglob("*")] == ["prefect.db.damaged", "prefect.db.damaged/mine.txt"]
+
+
+def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path) -> None:
+    for name in ("prefect.db", "prefect.db.damaged"):
+        (home / name).unlink(missing_ok=True)
+        (home / name).mkdir()
+        (home / name / "mine.txt").write_text("mine")
+    with pytest.raises(StoreError, match="cannot be set aside"):
+        set_aside_if_damaged(home)

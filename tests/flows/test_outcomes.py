@@ -54,7 +54,7 @@ class Shown:
 
 
 FAILED = TrainingError(f"{RUNS[1].title}: the loss is not finite\nand more")
-FAILED_LINE = f"{RUNS[1].title}: FAILED: the loss is not finite"
+FAILED_LINE = f"{RUNS[1].title}: FAILED: the loss is not finite and more"
 
 
 def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
@@ -62,10 +62,10 @@ def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
     chains = [Submitted(RUNS[0], ran=False), Submitted(RUNS[1], FAILED), Submitted(RUNS[2])]
     outcomes, failures = finish(chains, shown)
     assert [outcome.spec for outcome in outcomes] == [RUNS[0], RUNS[2]]
-    assert [failure.reason for failure in failures] == ["the loss is not finite"]
+    assert [failure.reason for failure in failures] == ["the loss is not finite and more"]
     assert shown.lines == [FAILED_LINE, f"{RUNS[2].title}: R@1 50.0 %, 12 s", "1 of 3 runs done before and reused"]
     assert not shown.stopping.is_set()
-    assert str(RunsFailedError(failures, 3, ())) == f"1 of 3 runs failed; the first: {RUNS[1].title}: the loss is not finite"
+    assert str(RunsFailedError(failures, 3, ())) == f"1 of 3 runs failed; the first: {RUNS[1].title}: the loss is not finite and more"
 
 
 def test_fail_fast_begins_nothing_more() -> None:

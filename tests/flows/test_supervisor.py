@@ -17,7 +17,8 @@ from tests.conftest import ROOT
 FLOW = """
 import os, subprocess, sys, time
 from pathlib import Path
-from flows.cli.supervisor import BUG, supervise
+from flows.cli.exits import SUPERVISED_BUG
+from flows.cli.supervisor import supervise
 from tasks.processes import watch_children
 
 supervise(Path(sys.argv[1]))
@@ -131,7 +132,7 @@ def test_a_server_that_is_stopped_in_order_is_no_loss(tmp_path: Path) -> None:
     assert started.end(0) == ""
 
 
-@pytest.mark.parametrize(("then", "code"), [("pass", 0), ("sys.exit(2)", 2), ("sys.exit(BUG)", 1)])
+@pytest.mark.parametrize(("then", "code"), [("pass", 0), ("sys.exit(2)", 2), ("sys.exit(SUPERVISED_BUG)", 1), ("sys.exit(141)", 141)])
 def test_the_exit_code_is_the_flow_s_and_what_it_forgot_is_ended(tmp_path: Path, then: str, code: int) -> None:
     started = Started(tmp_path, then)
     assert started.end(code) == ""

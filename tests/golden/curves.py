@@ -1,7 +1,7 @@
 """A curve of 100 training steps for each registered loss, as it was accepted by hand: `<loss>.json` beside this file.
 
     python -m tests.golden.curves                 # what is different from the accepted curves
-    python -m tests.golden.curves --accept LOSS   # take the curve of a loss as it is now; all where none is named
+    python -m tests.golden.curves --accept LOSS   # take the curves of the named losses as they are now; one has to be named
 
 Everything is real but the precision: the training loop, a packed dataset, the loss with its published options. The images are drawn with
 whole numbers alone, and networks are trained in float64, so that only the order in which a CPU adds up can make a difference. With another
@@ -116,23 +116,31 @@ def accepted_curve(loss: str) -> Curve:
     return json.loads(path.read_text()) if path.exists() else {"loss": {}, "norm": {}, "recall_at_1": math.inf}
 
 
-def main() -> None:
+def parsed(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The losses whose curves are computed, and those of them whose curves are accepted; ends the program where a name is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--accept", action="store_true")
+    parser.add_argument("--accept", nargs="+", metavar="LOSS", choices=LOSSES)
     parser.add_argument("losses", nargs="*", metavar="LOSS", choices=[[], *LOSSES])
-    arguments = parser.parse_args()
+    found = parser.parse_args(arguments)
+    if found.accept and found.losses:
+        parser.error("name every loss behind --accept")
+    return found.accept or found.losses or list(LOSSES), found.accept or []
+
+
+def main() -> None:
+    losses, accepted = parsed(sys.argv[1:])
     torch.set_num_threads(1)
     num_changed = 0
     with tempfile.TemporaryDirectory() as folder:
         packed = draw(Path(folder))
-        for loss in arguments.losses or LOSSES:
+        for loss in losses:
             found = curve(loss, packed)
             lines = differences(found, accepted_curve(loss))
             num_changed += bool(lines)
             print("\n".join([f"{loss}: {'changed' if lines else 'as accepted'}", *(f"  {line}" for line in lines)]), flush=True)
-            if arguments.accept and lines:
+            if loss in accepted and lines:
                 (FOLDER / f"{loss}.json").write_text(json.dumps(found, indent=1) + "\n")
-    sys.exit(1 if num_changed and not arguments.accept else 0)
+    sys.exit(1 if num_changed and not accepted else 0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dml_core.losses.registry import LOSSES
-from tests.golden.curves import FOLDER, accepted_curve, curve, differences, draw
+from tests.golden.curves import FOLDER, accepted_curve, curve, differences, draw, parsed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,3 +37,14 @@ def test_early_steps_are_held_to_the_last_digits_and_late_ones_to_what_rounding_
     assert differences(accepted | {"loss": {"0": 2.0, "99": 1.01}}, accepted) == ["loss 99: 1.01, accepted 1.0"]
     assert differences(accepted | {"loss": {"0": 2.0}}, accepted) == ["loss 99: None, accepted 1.0"]
     assert len(differences(accepted | {"norm": {"model": 3.01}, "recall_at_1": 0.53}, accepted)) == 2
+
+
+def test_curves_are_accepted_by_name_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed([]) == (list(LOSSES), [])
+    assert parsed(["softmax"]) == (["softmax"], [])
+    assert parsed(["--accept", "softmax", "sgsl"]) == (["softmax", "sgsl"], ["softmax", "sgsl"])
+    for wrong in (["--accept"], ["softmax", "--accept"], ["--accept", "all"], ["softmax", "--accept", "sgsl"]):
+        with pytest.raises(SystemExit) as ended:
+            parsed(wrong)
+        assert ended.value.code == 2, wrong
+    assert "--accept" in capsys.readouterr().err

@@ -4,9 +4,12 @@ import pytest
 import torch
 from loss_cases import BATCHES, CASES, build, case_id, random_batch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml_core.losses.registry import build_loss
 from dml_core.losses.tuplets import cos_with_slack
+from dml_core.unit_length import unit_length
+from tests.conftest import ROOT
 
 STOPPED = {"sgsl": ["weight_CD"]}  # parameters behind a stop-gradient: their gradient is not that of the value
 AT_SCALE_64 = {
@@ -101,10 +104,92 @@ def test_discriminative_loss_is_finite_on_its_own_centroid():
     assert torch.isfinite(embeddings_ND.grad).all()
 
 
-def test_zero_embeddings_have_finite_gradients():
-    """A dead network gives zeros; a cosine has no direction there, and must not give a nan."""
-    for case in CASES:
-        embeddings_ND = torch.zeros(6, 5, requires_grad=True)
-        build(case).float()(embeddings_ND, torch.tensor([0, 0, 1, 1, 2, 2]), seeded()).total.backward()
-        assert torch.isfinite(embeddings_ND.grad).all(), case
-    assert functional.normalize(torch.zeros(1, 2)).eq(0).all()
+def largest_gradient(case, embeddings_ND):
+    """The largest entry of the gradient of any row, and the loss."""
+    labels_N, embeddings_ND = torch.tensor([0, 0, 1, 1, 2, 2]), embeddings_ND.clone().requires_grad_()
+    total = build(case).float()(embeddings_ND, labels_N, seeded()).total
+    total.backward()
+    return embeddings_ND.grad.abs().max(), total
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_gradients_are_bounded_however_short_or_long_the_embeddings_are(case):
+    """A dead row has no direction: an epsilon of 1e-12 would give it a gradient of 1e12, and an optimiser moments that last for days."""
+    ordinary_ND = random_batch(6)[0].float()
+    reference, _ = largest_gradient(case, ordinary_ND)
+    for scale in (0.0, 1e-38, 1e-20, 1e-12, 1e-7, 1e-5, 1e4, 1e18):
+        for rows in ([3], slice(None)):
+            scales_N1 = torch.ones(6, 1)
+            scales_N1[rows] = scale
+            gradient, total = largest_gradient(case, ordinary_ND * scales_N1)
+            if torch.isfinite(total) or scale <= 1e4:  # a run refuses a loss that is not finite
+                true_growth = 1 / scale if 1e-6 < scale < 1 else max(1.0, scale)  # of a unit vector's gradient; of squared lengths
+                assert gradient <= 100 * (1 + reference) * true_growth, (scale, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(50, 8), (3, 7, 5), (4, 1)])
+def test_rows_of_ordinary_length_are_normalised_as_torch_does_to_the_last_bit(shape, dtype):
+    rows, gradient = (torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in (0, 1))
+    ours, theirs = rows.clone().requires_grad_(), rows.clone().requires_grad_()
+    unit, expected = unit_length(ours), functional.normalize(theirs, dim=-1)
+    unit.backward(gradient)
+    expected.backward(gradient)
+    assert torch.equal(unit, expected)
+    assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_row_without_a_direction_stays_as_it_is_and_alone():
+    rows = torch.tensor([[0.0, 0.0], [3e-7, 4e-7], [3e-5, 4e-5], [3.0, 4.0]], requires_grad=True)
+    unit = unit_length(rows)
+    torch.testing.assert_close(unit.detach(), torch.tensor([[0.0, 0.0], [3e-7, 4e-7], [0.6, 0.8], [0.6, 0.8]]))
+    unit[:, 0].sum().backward()
+    torch.testing.assert_close(rows.grad, torch.tensor([[1.0, 0.0], [1.0, 0.0], [12800.0, -9600.0], [0.128, -0.096]]))
+
+
+def test_nothing_else_normalises():
+    """Losses, heads and centres have one function for it."""
+    files = [*(ROOT / "dml_core/losses").rglob("*.py"), *(ROOT / "dml_core/models").rglob("*.py")]
+    assert len(files) > 25
+    assert [path.name for path in files if "normalize(" in path.read_text()] == []
+
+
+class RoundedToTF32(TorchDispatchMode):
+    """Every matrix product takes its factors with the 10 bits of TF32, as a GPU does after `set_float32_matmul_precision("high")`."""
+
+    PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "_cdist_forward", "_euclidean_dist")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in self.PRODUCTS:
+            args = tuple(self.rounded(arg) if isinstance(arg, torch.Tensor) and arg.dim() >= 2 else arg for arg in args)
+            self.num_products += 1
+        return func(*args, **(kwargs or {}))
+
+    num_products = 0
+
+    @staticmethod
+    def rounded(factor):
+        return ((factor.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+MORE_CENTRES = [(name, {"num_centres": k}) for name in ("softtriple", "hardtriple") for k in (2, 10)]  # both ways to find cosines
+
+
+@pytest.mark.parametrize("batch", ["random", "duplicate", "collinear"])
+@pytest.mark.parametrize("are_merged", [False, True])
+@pytest.mark.parametrize("case", [*CASES, *MORE_CENTRES], ids=case_id)
+def test_products_rounded_to_tf32_give_finite_gradients_and_nearly_the_value(case, are_merged, batch):
+    loss = build(case).float()
+    if are_merged:  # all centres, proxies or rows of a classifier in one point, whose cosines are 1 but for their rounding
+        for parameter in [parameter for parameter in loss.parameters() if parameter.dim() > 1]:
+            parameter.data[:] = parameter.data[..., :1, :] if parameter.dim() < 3 else parameter.data[:1, :1]
+    embeddings_ND, labels_N = BATCHES[batch]()
+    embeddings_ND = embeddings_ND.float().requires_grad_()
+    expected = loss(embeddings_ND, labels_N, seeded()).total
+    loss.zero_grad()
+    with RoundedToTF32():
+        total = loss(embeddings_ND, labels_N, seeded()).total
+        total.backward()
+    torch.testing.assert_close(total, expected, rtol=0.02, atol=0.05)
+    gradients = [embeddings_ND.grad, *(p.grad for p in loss.parameters() if p.grad is not None)]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)

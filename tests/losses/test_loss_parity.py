@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.losses.contract import Needs
 from dml_core.training.parallel import TrainingSystem, shard_sizes
-from tests.workers import PRELOADED
+from tests.workers import PRELOADED, TIMEOUT
 
 pytestmark = pytest.mark.slow
 
@@ -55,15 +55,26 @@ def train(case, rank, num_workers, gathered=True):
         sizes = shard_sizes(len(labels_N), num_workers)
         trained.zero_grad()
         shard = torch.split(images, sizes)[rank]
-        total = module(shard, labels_N, sizes, torch.Generator().manual_seed(step)).total
+        total, parts = module(shard, labels_N, sizes, torch.Generator().manual_seed(step))
         total.backward()
         if step < 2:
             seen |= {f"step {step} {name}": p.grad.clone() for name, p in trained.named_parameters() if p.grad is not None}
-            seen[f"step {step} loss"] = averaged(total.detach(), num_workers)
+            seen[f"step {step} loss"] = averaged(total.detach().clone(), num_workers)
+            for name in names_of_all(set(parts), num_workers):
+                seen[f"step {step} {name}"] = averaged(parts.get(name, torch.zeros_like(total)).detach().clone(), num_workers)
         with torch.no_grad():
             for parameter in trained.parameters():
                 parameter -= 0.1 * (0.0 if parameter.grad is None else parameter.grad)
     return seen | {f"trained {name}": value.clone() for name, value in copy.deepcopy(trained).state_dict().items()}
+
+
+def names_of_all(own, num_workers):
+    """Names of the loss's parts on any worker: one without images, or without a pair, has fewer."""
+    names = [own]
+    if num_workers > 1:
+        names = [None] * num_workers
+        dist.all_gather_object(names, own)
+    return sorted(set().union(*names))
 
 
 def averaged(value, num_workers):
@@ -74,7 +85,7 @@ def averaged(value, num_workers):
 
 def worker(rank, num_workers, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_workers)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=num_workers, timeout=TIMEOUT)
     results = {
         "gathered": [train(case, rank, num_workers) for case in TRAINED],
         "ungathered": [train(case, rank, num_workers, gathered=False) for case in UNGATHERED],

@@ -78,6 +78,21 @@ def test_combined_names_its_parts_and_adds_them_up():
     torch.testing.assert_close(output.total, 2 * parts["heated_up_softmax.softmax"] + parts["triplet_batch_hard.triplet"])
 
 
+def test_combined_keeps_the_parts_of_terms_of_one_name_apart():
+    """Curves showed the last one's alone."""
+    terms = [
+        {"name": "softmax"},
+        {"name": "sgsl", "options": {"gate": 1e9}},
+        {"name": "softmax", "weight": 3.0, "options": {"label_smoothing": 0.2}},
+        {"name": "softmax"},
+    ]
+    output = build(("combined", {"terms": terms}))(EMBEDDINGS, LABELS)
+    assert list(output.parts) == ["softmax.softmax", "sgsl.softmax", "sgsl.sgsl", "softmax_2.softmax", "softmax_3.softmax"]
+    softmax, *of_sgsl, second, third = output.parts.values()
+    torch.testing.assert_close(output.total, softmax + sum(of_sgsl) + 3 * second + third)
+    assert len({float(softmax), float(second), float(third)}) == 3
+
+
 def test_combined_hands_the_run_s_draws_on():
     term, alone = {"name": "tuplet_margin"}, build(("tuplet_margin", {}))
     totals = [loss(EMBEDDINGS, LABELS, torch.Generator().manual_seed(5)).total for loss in (build(("combined", {"terms": [term]})), alone)]

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from loss_cases import CASES, build, case_id
@@ -106,3 +107,70 @@ def test_every_registered_name_leads_to_a_file_of_that_name():
 def test_label_smoothing_may_go_as_far_as_to_favour_no_class():
     """Of two classes with epsilon 1/2 each gets a half."""
     build_loss("sgsl", {"label_smoothing": 0.5}, 2, 3)
+
+
+TEN = torch.randn(10, 5, generator=torch.Generator().manual_seed(0))
+ANY_LABELS = {
+    "int64": torch.arange(10) % 5,
+    **{str(dtype): (torch.arange(10) % 5).to(dtype) for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)},
+    "numpy": np.arange(10) % 5,
+    "numpy int32": np.arange(10, dtype=np.int32) % 5,
+    "list": [0, 1, 2, 3, 4, 0, 1, 2, 3, 4],
+}
+ANY_EMBEDDINGS = {
+    "leaf": TEN.clone().requires_grad_(),
+    "strided": TEN.repeat_interleave(2, 0)[::2],
+    "float16": TEN.half(),
+    "bfloat16": TEN.bfloat16(),
+    "numpy": TEN.numpy(),
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_batches_of_any_type_give_the_same_loss(case):
+    """Of float16 and bfloat16 the same as of the float32 that they round to."""
+    for labels in ANY_LABELS.values():
+        for name, embeddings in ANY_EMBEDDINGS.items():
+            wide_ND = TEN.to(getattr(torch, name)).float() if "float" in name else TEN
+            expected = build(case).float()(wide_ND, ANY_LABELS["int64"], torch.Generator().manual_seed(0)).total
+            assert build(case).float()(embeddings, labels, torch.Generator().manual_seed(0)).total == expected
+
+
+BAD_BATCHES = {
+    "label too high": (TEN, torch.arange(10) % 6, r"^training label 5 is outside 0\.\.4: "),
+    "label below 0": (TEN, torch.full((10,), -100), r"^training label -100 is outside 0\.\.4: "),
+    "int32 label too high": (TEN, (torch.arange(10) % 6).int(), r"^training label 5 is outside 0\.\.4: "),
+    "float labels": (TEN, torch.zeros(10), r"^training labels must be int64 class indices, found torch\.float32: convert them$"),
+    "truths": (TEN, torch.zeros(10, dtype=torch.bool), r"found torch\.bool: convert them$"),
+    "too few labels": (
+        TEN,
+        torch.zeros(9, dtype=torch.int64),
+        r"^a loss over 5 dimensions takes \(N, 5\) and \(N,\), found embeddings \(10, 5\)",
+    ),
+    "a column of labels": (TEN, torch.zeros(10, 1, dtype=torch.int64), r"and labels \(10, 1\)$"),
+    "other dimensions": (TEN[:, :4], torch.zeros(10, dtype=torch.int64), r"found embeddings \(10, 4\)"),
+    "nothing": (TEN[:0], torch.zeros(0, dtype=torch.int64), r"found embeddings \(0, 5\)"),
+    "integers": (TEN.int(), torch.zeros(10, dtype=torch.int64), r"^embeddings are torch\.int32, this loss computes in "),
+    "complex": (TEN + 0j, torch.zeros(10, dtype=torch.int64), r"^embeddings are torch\.complex64, "),
+}
+
+
+@pytest.mark.parametrize("batch", BAD_BATCHES)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_batches_that_no_loss_can_take_are_refused_in_one_line(case, batch):
+    embeddings, labels, message = BAD_BATCHES[batch]
+    with pytest.raises(DataError, match=message) as refusal:
+        build(case).float()(embeddings, labels)
+    assert "\n" not in str(refusal.value)
+
+
+def test_embeddings_of_another_precision_than_the_centres_are_refused():
+    with pytest.raises(DataError, match=r"^embeddings are torch\.float64, this loss computes in torch\.float32: convert one of them$"):
+        build_loss("softtriple", {}, 5, 5)(TEN.double(), torch.arange(10) % 5)
+
+
+def test_a_compiled_loss_checks_nothing():
+    """What the checks read of a batch would break its graph."""
+    compiled = torch.compile(build_loss("proxy_nca", {}, 5, 5), backend="eager", fullgraph=True)
+    labels_N = torch.arange(10) % 5
+    assert compiled(TEN, labels_N).total == compiled._orig_mod(TEN, labels_N).total

@@ -24,7 +24,7 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
     "datasets": {"synthetic": {"options": SYNTHETIC_OPTIONS}},
     "comparison": {
         "protocol": {"sampler": {"num_classes_per_batch": 4, "num_samples_per_class": 2}},
-        "datasets": {"synthetic": {"tuned": False}},
+        "datasets": {"synthetic": {"tuned": False, "validation": None}},
     },
     "scale": {"num_workers": 2},
 }

@@ -15,6 +15,7 @@ import pytest
 
 from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project
+from tasks.tracking.availability import schemas
 from tests.conftest import ROOT
 
 SECRET = "planted-secret"
@@ -112,7 +113,12 @@ def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     (state / "mlflow.db").write_bytes(b"no database" * 100)
     assert found("mlflow").how == "wrong"
     (state / "mlflow.db").unlink()
+    (state / "mlflow.db").mkdir()
+    assert (found("mlflow").said, found("mlflow").mend) == ("it is no file", "move it away")
+    (state / "mlflow.db").rmdir()
     with sqlite3.connect(state / "mlflow.db") as database:
+        database.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", [schemas()[1]])
         database.execute("CREATE TABLE runs (lifecycle_stage TEXT)")
         database.execute("INSERT INTO runs VALUES ('active')")
     assert "1 runs" in found("mlflow").said

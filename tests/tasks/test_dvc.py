@@ -139,3 +139,13 @@ def test_prepare_watches_all_that_decides_the_bytes(name: str) -> None:
     assert reader in used
     files = {path.relative_to(ROOT) for module, path in source_files(used).items() if module in used}
     assert {str(file) for file in files if not any(Path(dep) in (file, *file.parents) for dep in watched)} == set()
+
+
+@pytest.mark.slow
+def test_a_foreign_file_in_the_place_of_packed_data_is_kept_and_reported(first: Project) -> None:
+    folder = first.root / "data/packed/fashion-mnist"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    printed = first.run("dvc", "repro", "prepare@fashion-mnist", code=255)
+    assert "holds 'notes.txt', which dml data prepare did not write" in printed
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("notes.txt", "mine")]

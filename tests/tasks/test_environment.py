@@ -1,11 +1,13 @@
 """Addresses and texts of others as they may be shown, and what every process's environment is."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tasks.environment import Project, set_environment, shown, without_secrets
+from dml_core.errors import ConfigError
+from tasks.environment import PLACES, Project, find_project, git_tags, set_environment, shown, without_secrets
 
 
 def test_an_address_is_shown_without_its_user_and_query() -> None:
@@ -35,3 +37,52 @@ def test_libraries_are_made_to_load_weights_alone(tmp_path: Path, monkeypatch: p
     os.environ.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)
     set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
     assert os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project that is the working directory, with an environment that ends with the test."""
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if not name.startswith("DML_")})
+    (tmp_path / "params.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_TUNING_STORAGE", *PLACES])
+def test_an_empty_variable_is_unset(name: str, inside: Path) -> None:
+    os.environ[name] = ""
+    project = find_project()
+    assert name not in os.environ
+    assert (project.state, project.store) == (inside / "state", str(inside / "state/store"))
+    assert project.tracking_uri == f"sqlite:///{inside}/state/mlflow.db"
+
+
+def test_a_state_folder_that_no_database_address_can_name_is_refused(inside: Path) -> None:
+    os.environ["DML_STATE"] = str(inside / "what?")
+    with pytest.raises(ConfigError, match="ends at a '\\?'"):
+        find_project()
+    os.environ["DML_STATE"] = str(inside / "a b#ü%41")
+    assert find_project().state == inside / "a b#ü%41"
+
+
+def test_a_machine_without_git_has_no_commit(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ["PATH"] = str(inside)
+    assert git_tags(find_project()) == {}
+
+
+def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        named = ("-c", "user.name=t", "-c", "user.email=t@example.invalid")
+        return subprocess.run(["git", *named, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    project = Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x")
+    git("init", "--quiet")
+    (tmp_path / "params.yaml").write_text("a: 1\n")
+    git("add", "params.yaml")
+    git("commit", "--quiet", "-m", "one")
+    commit = git("rev-parse", "HEAD")
+    assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
+    (tmp_path / "notes").write_text("not tracked\n")
+    assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
+    (tmp_path / "params.yaml").write_text("a: 2\n")
+    assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}

@@ -10,17 +10,22 @@ from mlflow import MlflowClient
 
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import Project, find_project
+from tasks.files import set_aside
 from tasks.gc import Found, delete, find_unused
 from tasks.locks import FileLock
 from tasks.plans.here import Here
 from tasks.plans.plan import IDENTITIES, plan_tables
+from tasks.plans.results import load_result
 from tasks.runs.identity import StepIdentity, identity_in
 from tasks.runs.made import note_made, steps_before
 from tasks.runs.specs import load_params
+from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
-from tasks.tables.result import MeasuredRun, TableResult, save_result
+from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
+from tasks.tracking.published import OUTBOX
 from tests.conftest import ROOT
+from tests.damage import DAMAGE, as_format
 
 LONG_AGO = 1_600_000_000.0
 
@@ -146,13 +151,46 @@ def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
     assert unused(project) == set()
 
 
-def test_what_cannot_be_told_stops_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+def test_a_damaged_result_stops_it_until_the_person_removes_what_was_set_aside(project: Project, how: str) -> None:
     measured(project, "r1")
-    path = project.state / "tables" / "softtriple" / "table1.json"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(StoreError, match="damaged"):
+    path = result_path(project, "softtriple/table1")
+    DAMAGE[how](path)
+    with pytest.raises(StoreError, match=r"table1\.json: damaged, so the steps that it refers to are unknown; dml tables show rebuilds it"):
         find_unused(project, 7.0)
-    path.unlink()
+    assert load_result(project, "softtriple/table1").runs == ()
+    with pytest.raises(StoreError, match=r"table1\.json\.damaged-1: damaged, so .* unknown; remove it when you need none of them"):
+        find_unused(project, 7.0)
+    aside = path.with_name("table1.json.damaged-1")
+    assert aside.exists()
+    if how == "flip":
+        aside.unlink()
+        assert unused(project) == run_of("r1") | run_of("r2") | run_of("r3")
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+@pytest.mark.parametrize("name", ["run.json", "~comparison.json"])
+def test_a_damaged_record_in_the_outbox_stops_it(project: Project, name: str, how: str) -> None:
+    path = project.state / OUTBOX / name
+    path.parent.mkdir()
+    path.write_text(seal("{}" * 20))
+    DAMAGE[how](path)
+    with pytest.raises(StoreError, match="damaged, so the steps that it refers to are unknown; dml sync sets it aside"):
+        find_unused(project, 7.0)
+    set_aside(path)
+    with pytest.raises(StoreError, match=r"damaged-1: damaged, so the steps"):
+        find_unused(project, 7.0)
+
+
+def test_a_result_of_a_newer_version_stops_it(project: Project) -> None:
+    measured(project, "r1")
+    path = result_path(project, "softtriple/table1")
+    path.write_text(as_format(path.read_text(), 2))
+    with pytest.raises(NewerFormatError, match=r"table1\.json: written by a newer version \(format 2, this program reads up to 1\)"):
+        find_unused(project, 7.0)
+
+
+def test_a_bucket_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
     with pytest.raises(ConfigError, match="a bucket may have users"):
         find_unused(find_project(), 7.0)

@@ -3,8 +3,11 @@
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +27,11 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import fit
 from flows.cli import main
 from tasks.environment import Project
+from tasks.own_images import add as add_module
 from tasks.own_images.add import add_images
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
-from tasks.runs.specs import comparison_runs, load_params
+from tasks.runs.specs import Params, comparison_runs, load_params
 from tests.conftest import ROOT
 
 
@@ -158,6 +162,38 @@ def test_photographs_are_packed_smaller_and_boxes_are_used(project: Project, tmp
     assert load_params(project.params_file).comparison.datasets["boxed"]["transform"]["crop_to_box"]
 
 
+def _add_slowly(project: Project, name: str, raw: Path, barrier: Any) -> None:
+    """Add in a process whose every read of params.yaml takes long, so that three of them overlap."""
+
+    def slow(path: Path) -> Params:
+        params = load_params(path)
+        time.sleep(0.3)
+        return params
+
+    add_module.load_params = slow
+    barrier.wait()
+    add_images(project, name, raw)
+
+
+def test_three_additions_at_once_are_all_there(project: Project, tmp_path: Path) -> None:
+    before = project.params_file.read_text()
+    context = get_context("fork")
+    names = ("one", "two", "three")
+    barrier = context.Barrier(len(names))
+    processes = [
+        context.Process(target=_add_slowly, args=(project, name, draw_classes(tmp_path / name, num_images=2), barrier)) for name in names
+    ]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        load_params(project.params_file)  # as a run that starts meanwhile: whole at any time
+        time.sleep(0.1)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert set(names) < set(load_params(project.params_file).comparison.datasets)
+    inserted(before, project.params_file.read_text())
+    assert [path.name for path in project.root.iterdir() if path.is_file()] == ["params.yaml"]
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -194,7 +230,7 @@ def test_bad_images(fault: str, project: Project, tmp_path: Path) -> None:
     refused(project, message, "mine", raw)
 
 
-@pytest.mark.parametrize("name", ["", "3d", "a b", "a.b", "a@b", "été", "on", "null", "a/b", "-a", "${x}"])
+@pytest.mark.parametrize("name", ["", "1e5", "3_000", "a" * 101, "a\n", "a b", "a.b", "a@b", "été", "on", "null", "a/b", "-a", "${x}"])
 def test_bad_names(name: str, project: Project, tmp_path: Path) -> None:
     refused(project, "not a name for a dataset", name, tmp_path)
 

@@ -1,11 +1,15 @@
 """Both kinds of store: a folder, and S3 over HTTP."""
 
 import os
+import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 
+import tasks.storage
 from dml_core.errors import StoreError
 from tasks.runs.records import StepRecord, describe_folder
 from tasks.storage import Store, copy_objects, push_objects
@@ -143,3 +147,116 @@ def test_a_bucket_that_was_copied_is_brought_back_with_its_hashes(tmp_path: Path
     assert describe_folder(Store(f"s3://{s3_bucket}/store", tmp_path / "other").checked(record(files))) == files
     with pytest.raises(StoreError, match="no such folder"):
         push_objects(tmp_path / "nowhere", f"s3://{s3_bucket}")
+
+
+# ---------------------------------------------------------------- what a check costs
+
+
+def settled(folder: Path) -> Path:
+    """Files of a packed dataset, written an hour ago."""
+    for name in ("dataset.json", "images.arrow", "manifest.parquet"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+        os.utime(folder / name, (time.time() - 3600,) * 2)
+    return folder
+
+
+def requests_of(store: Store) -> Counter[str]:
+    """S3 operations of a store from now on, by name."""
+    operations: Counter[str] = Counter()
+
+    def count(model: Any, **_: Any) -> None:
+        operations[model.name] += 1
+
+    store._client.meta.events.register("before-call.s3", count)
+    return operations
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many times each file was hashed."""
+    names: Counter[str] = Counter()
+    describe = tasks.storage.describe_file
+
+    def counted(path: Path, name: str) -> Any:
+        names[path.name] += 1
+        return describe(path, name)
+
+    monkeypatch.setattr(tasks.storage, "describe_file", counted)
+    return names
+
+
+def test_the_jobs_of_a_flow_hash_the_packed_dataset_once_and_ask_for_its_objects_once(
+    tmp_path: Path, address: str, hashed: Counter[str]
+) -> None:
+    store, folder = Store(address, tmp_path / "cache"), settled(tmp_path / "packed")
+    store.push_folder(folder, "data/0")
+    operations = requests_of(store)
+    for _ in range(5):
+        store.push_folder(folder, "data/0")
+    assert set(hashed.values()) == {1}
+    assert operations == {"ListObjectsV2": 5, "HeadObject": 3}
+
+
+def test_a_file_is_sent_that_changed_with_its_size_and_name_as_before(tmp_path: Path, address: str) -> None:
+    here, there, folder = Store(address, tmp_path / "here"), Store(address, tmp_path / "there"), settled(tmp_path / "packed")
+    here.push_folder(folder, "data/0")
+    now = time.time_ns()
+    for content in (b"IMAGES.ARROW", b"images-arrow"):  # both in one tick of the clock
+        (folder / "images.arrow").write_bytes(content)
+        os.utime(folder / "images.arrow", ns=(now, now))
+        here.push_folder(folder, "data/0")
+        assert (there.pull("data/0") / "images.arrow").read_bytes() == content
+
+
+def test_a_step_is_checked_by_one_list_and_an_object_that_was_replaced_is_seen(tmp_path: Path, address: str) -> None:
+    store, client = Store(address, tmp_path / "cache"), boto3.client("s3")
+    files = write(store.folder("train/x"))
+    store.push("train/x")
+    operations = requests_of(store)
+    for _ in range(4):
+        assert store.changed_files(record(files)) == []
+    assert operations == {"ListObjectsV2": 4, "HeadObject": 2}
+    bucket, key = address.split("/")[2], "some/prefix/train/x/weights.pt"
+    client.put_object(Bucket=bucket, Key=key, Body=b"another's", Metadata={"sha256": "0" * 64})
+    assert store.changed_files(record(files)) == ["weights.pt"]
+    client.put_object(Bucket=bucket, Key=key, Body=(store.folder("train/x") / "weights.pt").read_bytes())  # the same bytes, without a hash
+    other = Store(address, tmp_path / "cache")
+    assert other.changed_files(record(files)) == ["weights.pt"]
+    other.push("train/x")
+    assert Store(address, tmp_path / "third").changed_files(record(files)) == []
+
+
+def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.storage, "MULTIPART_BYTES", 5 << 20)  # the smallest that S3 takes
+    here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
+    here.folder("train/x").mkdir(parents=True)
+    large = here.folder("train/x") / "weights.pt"
+    large.write_bytes(os.urandom(11 << 20))
+    operations = requests_of(here)
+    here.push("train/x")
+    assert operations == {"ListObjectsV2": 1, "CreateMultipartUpload": 1, "UploadPart": 3, "CompleteMultipartUpload": 1}
+    operations.clear()
+    here.push("train/x")
+    assert operations == {"ListObjectsV2": 1, "HeadObject": 1}
+    assert (there.pull("train/x") / "weights.pt").read_bytes() == large.read_bytes()
+    assert [path.name for path in there.folder("train/x").iterdir()] == ["weights.pt"]
+    assert (there.folder("train/x") / "weights.pt").stat().st_mode == large.stat().st_mode
+
+
+def test_a_download_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(address, tmp_path / "cache")
+    files = write(store.folder("train/x"))
+    store.push("train/x")
+    monkeypatch.setattr(store._client, "download_file", _breaks_off)
+    with pytest.raises(StoreError, match="download_file failed"):
+        store.download("train/x/weights.pt", store.folder("train/x") / "weights.pt")
+    assert describe_folder(store.folder("train/x")) == files
+    assert sorted(path.name for path in store.folder("train/x").iterdir()) == [".temporary", "figures", "weights.pt"]
+
+
+def _breaks_off(Filename: str, **_: Any) -> None:
+    from boto3.exceptions import RetriesExceededError
+
+    Path(Filename).write_bytes(b"the first part")
+    raise RetriesExceededError(OSError("connection reset"))

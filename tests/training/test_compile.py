@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 from dml_core.config import parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training import loop
 from dml_core.training.config import TrainingConfig
+from dml_core.training.history import Progress
 from tests.conftest import small_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,3 +45,22 @@ def test_compiled_training_ends_near_plain_training(
     assert trained[0].keys() == trained[1].keys()
     for name, value in trained[0].items():
         torch.testing.assert_close(trained[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_cross_batch_memory_is_not_compiled_again_at_every_step(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module: whole(module, backend="eager"))
+    changes = {"loss": {"name": "contrastive"}, "sampler": PAIRS, "compile": True, "cross_batch_memory": {"size": 24, "after_epochs": 1}}
+    config = parse(TrainingConfig, small_training(num_epochs=4).model_dump() | changes, "test")
+    num_compiled: list[int] = []
+
+    def count(progress: Progress) -> None:
+        if progress.epoch_ended:
+            num_compiled.append(int(counters["stats"]["unique_graphs"]))
+
+    torch._dynamo.reset()
+    counters.clear()
+    loop.fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU, report=count)
+    assert num_compiled[0] > 0
+    assert num_compiled[3] == num_compiled[2] == num_compiled[1], "the second epoch is the first that compares with the memory"

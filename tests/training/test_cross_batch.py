@@ -13,6 +13,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop
+from dml_core.training.checkpoint import load_checkpoint
 from dml_core.training.config import TrainingConfig
 from dml_core.training.cross_batch import CrossBatchMemory
 from dml_core.training.cross_batch_config import CrossBatchConfig
@@ -138,6 +139,17 @@ def test_any_number_of_workers_keeps_the_same_memory_and_ends_in_the_same_weight
                     )
     for key, value in torch.load(tmp_path / "1/pairs-0.pt").items():
         torch.testing.assert_close(torch.load(tmp_path / "1/chunks-0.pt")[key], value, rtol=1e-7, atol=1e-9)
+
+
+def test_the_average_of_the_weights_holds_the_last_step_s_memory(packed: Path, tmp_path: Path) -> None:
+    config = with_memory("contrastive", average={"decay": 0.5, "after": 0.0})
+    loop.fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU)
+    state = load_checkpoint(tmp_path)
+    assert state is not None
+    for name in ("loss.labels", "loss.embeddings", "loss._extra_state"):
+        assert torch.equal(state["averaged"][name], state["system"][name]), name
+    weight = "model.head.linear.weight"
+    assert not torch.equal(state["averaged"][weight], state["system"][weight])
 
 
 class StoppedError(Exception):

@@ -1,7 +1,10 @@
 """Nothing goes on from a checkpoint that does not prove itself: one process, and two workers that see different folders."""
 
 import io
+import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from dml_core.errors import StoreError
 from dml_core.training.checkpoint import CHECKPOINT_FILE, SET_ASIDE_FILE, load_checkpoint, save_checkpoint
 from dml_core.training.history import HISTORY_FILE, Progress
 from dml_core.training.loop import fit
+from dml_core.training.parallel import state_from_rank_zero
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
 from tests.workers import spawn
@@ -97,6 +101,54 @@ def test_a_checkpoint_that_cannot_be_opened_is_kept_and_named(packed: Path, tmp_
         train(packed, tmp_path)
 
 
+def test_loading_takes_memory_for_the_weights_alone(tmp_path: Path) -> None:
+    """In a process of its own: what the system has given it at most before and after."""
+    num_bytes = 4 * 2**26
+    save_checkpoint(tmp_path, {"identity": "x", "tensor": torch.ones(num_bytes // 4)})
+    program = (
+        "import resource, sys; from pathlib import Path; from dml_core.training.checkpoint import load_checkpoint; import torch\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "torch.load; before = peak(); state = load_checkpoint(Path(sys.argv[1])); print(peak() - before, int(state['tensor'].sum()))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    grown, total = map(int, ended.stdout.split())
+    assert total == num_bytes // 4
+    assert grown < 1.3 * num_bytes
+
+
+def share_state(rank: int, folder: Path) -> None:
+    """Rank 0's state on every worker; of "spread" each keeps a row."""
+    random = torch.Generator().manual_seed(0)
+    state = {
+        "identity": "x",
+        "rates": [1.0, 0.5],
+        "system": {
+            "spread": torch.randn(2, 3, generator=random),
+            "half": torch.randn(5, generator=random).bfloat16(),
+            "flags": torch.tensor([True, False]),
+            "channels last": torch.randn(2, 3, 4, 5, generator=random).to(memory_format=torch.channels_last),
+        },
+        "optimiser": {"state": {0: {"step": torch.tensor(3.0), "momentum_buffer": None}}, "param_groups": [{"betas": (0.9, 0.99)}]},
+        "averaged": None,
+        "under_way": {"rows": [], "negatives": torch.empty(0, 2, dtype=torch.int64)},
+    }
+    kept = lambda path, whole: whole[rank : rank + 1].clone() if path == ("system", "spread") else whole  # noqa: E731
+    received = state_from_rank_zero(state if rank == 0 else None, CPU, kept)
+    expected = state | {"system": state["system"] | {"spread": state["system"]["spread"][rank : rank + 1]}}
+    assert str(received) == str(expected)
+    for name, value in expected["system"].items():
+        assert torch.equal(received["system"][name], value), name
+        assert received["system"][name].dtype == value.dtype
+    assert received["system"]["channels last"].stride() == state["system"]["channels last"].stride()
+    (folder / str(rank)).touch()
+
+
+@pytest.mark.slow
+def test_every_worker_receives_rank_0_s_state_and_keeps_its_part(tmp_path: Path) -> None:
+    spawn(share_state, 2, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 CASES = {"rank 0 has a damaged one": "rank0", "rank 1 has a damaged one": "rank1", "rank 1 has none": None}
 
 
@@ -121,3 +173,13 @@ def test_two_workers_go_on_from_what_rank_0_read_whatever_is_in_the_other_s_fold
     for case, damaged in CASES.items():
         assert contents(tmp_path / case / "rank0") == expected, case
         assert (tmp_path / case / "rank0" / SET_ASIDE_FILE).exists() == (damaged == "rank0")
+
+
+def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    """As every other file of a run: another user of the machine may list and read the models."""
+    before = os.umask(0o022)
+    try:
+        path = save_checkpoint(tmp_path, {"epoch": 1})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -208,4 +208,18 @@ def test_a_batchnorm_that_would_see_chunks_is_refused(packed: Path, tmp_path: Pa
 
 def test_a_frozen_batchnorm_trains_in_chunks(packed: Path, tmp_path: Path) -> None:
     model = {"backbone": {"name": "resnet18"}, "freeze_batchnorm": "statistics"}
-    loop.fit(small_training(model=model, embed_at_once=4, num_epochs=1), PackedDataset(packed, "train"), 0, tmp_path, CPU)
+    initial = loop.build_system(small_training(model=model), 4, 0, CPU).state_dict()
+    whole, chunks = (
+        loop.fit(
+            small_training(model=model, embed_at_once=chunk, num_epochs=2, optimiser={"learning_rate": 1e-3}),
+            PackedDataset(packed, "train"),
+            0,
+            tmp_path / str(chunk),
+            CPU,
+        ).state_dict()
+        for chunk in (None, 4)
+    )
+    for name, value in whole.items():
+        torch.testing.assert_close(chunks[name], value, rtol=1e-3, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+        is_frozen = "running" in name or "num_batches_tracked" in name
+        assert torch.equal(value, initial[name]) == is_frozen, name

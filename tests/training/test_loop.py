@@ -9,10 +9,13 @@ import torch
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
+from dml_core.training import loop
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
-from dml_core.training.config import TrainingConfig
+from dml_core.training.config import LossChoice, TrainingConfig
 from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
+from dml_core.training.schedules import learning_rate_factor
+from dml_core.training.validation import HeldOutRecall
 from tests.conftest import small_training
 
 CPU = torch.device("cpu")
@@ -81,10 +84,21 @@ def test_no_epochs_keeps_the_initial_weights_and_still_leaves_a_checkpoint(packe
     assert read_history(tmp_path) == []
 
 
-def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkpoint(packed: Path, tmp_path: Path) -> None:
-    config = small_training("softmax", optimiser={"learning_rate": 1e30})
-    with pytest.raises(TrainingError, match=r"loss 'softmax' is not finite at epoch \d, step \d .*lower the learning rate"):
-        train(config, packed, tmp_path)
+def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkpoint(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_training("softmax")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate_factor", lambda schedule, epoch, *step: 1e30 if epoch == 1 else 1.0)
+        with pytest.raises(TrainingError, match=r"loss 'softmax' is not finite at epoch 1, step 1 .*lower the learning rate"):
+            train(config, packed, tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint["num_epochs_done"] == 1
+    assert all(bool(value.isfinite().all()) for value in checkpoint["system"].values())
+    assert len(read_history(tmp_path)) == 5
+    train(config, packed, tmp_path)  # at the schedule's own rate it resumes from there
+    assert len(read_history(tmp_path)) == 15
 
 
 def test_a_loss_that_needs_classes_in_batches_refuses_a_shuffled_sampler(packed: Path, tmp_path: Path) -> None:
@@ -103,3 +117,86 @@ def test_bfloat16_trains(packed: Path, tmp_path: Path) -> None:
     train(small_training(precision="bfloat16", num_epochs=8), packed, tmp_path)
     losses = [row["loss"] for row in read_history(tmp_path)]
     assert sum(losses[-5:]) < sum(losses[:5])
+
+
+class Reseeded(torch.nn.Module):
+    """A dropout that remembers what it let through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen.append(self.drop(torch.ones_like(features)))
+        return self.drop(features)
+
+
+def test_what_a_network_draws_follows_the_seed_and_leaves_the_process_s_stream(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, dropouts = loop.build_system, []
+
+    def with_dropout(*arguments: object) -> object:
+        system = build(*arguments)  # type: ignore[arg-type]
+        dropouts.append(Reseeded())
+        system.model.pooling = torch.nn.Sequential(system.model.pooling, dropouts[-1])
+        return system
+
+    monkeypatch.setattr(loop, "build_system", with_dropout)
+    trained = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        before = torch.get_rng_state()
+        trained.append(train(small_training(num_epochs=2), packed, tmp_path / name, seed=seed))
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.rand(3)
+    assert same(trained[0], trained[1])
+    masks = [torch.cat([mask.flatten() for mask in dropout.seen]) for dropout in dropouts]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+    steps = dropouts[0].seen
+    assert len(steps) == 10
+    assert not any(torch.equal(one, other) for place, one in enumerate(steps) for other in steps[place + 1 :] if one.shape == other.shape)
+
+
+@pytest.mark.parametrize("head", ["bn", "bn_neck"])
+def test_batches_of_one_image_are_refused_for_batchnorm_alone(packed: Path, tmp_path: Path, head: str) -> None:
+    model = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": head, "embedding_dim": 8}}
+    with pytest.raises(
+        ConfigError, match=r"^sampler: the BatchNorm 'head\..*' cannot normalise batches of one image: raise sampler.batch_size$"
+    ):
+        train(small_training(model=model, sampler={"batch_size": 1}), packed, tmp_path)
+    assert not list(tmp_path.iterdir())
+    train(small_training(sampler={"batch_size": 1}, num_epochs=1), packed, tmp_path)
+    assert len(read_history(tmp_path)) == 36
+
+
+@pytest.mark.parametrize("cause", ["mined negatives", "placed centres", "scored epochs", "nothing"])
+def test_every_step_trains_in_training_mode_whatever_looked_at_the_network_before(packed: Path, tmp_path: Path, cause: str) -> None:
+    """BatchNorm counts the batches that it has seen in training mode."""
+    changes = {"mined negatives": {"sampler": {"kind": "mined_triplets", "batch_size": 9}}}.get(cause, {})
+    loss = {"mined negatives": "triplet_global", "placed centres": "heated_up_softmax"}.get(cause, "normalised_softmax")
+    model = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "bn", "embedding_dim": 8}}
+    config = small_training(loss, model, **changes)
+    if cause == "placed centres":
+        config = config.model_copy(update={"loss": LossChoice(name=loss, options={"better_init": True})})
+    held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if cause == "scored epochs" else None
+    system = fit(config, PackedDataset(packed, "train"), 0, tmp_path, CPU, validate=held_out)
+    num_steps = len(read_history(tmp_path))
+    assert num_steps >= 15
+    assert int(system.state_dict()["model.head.norm.num_batches_tracked"]) == num_steps
+    assert not system.training
+
+
+def test_a_loss_s_epochs_and_its_learning_rate_reach_the_optimiser(packed: Path, tmp_path: Path) -> None:
+    """Heated-up softmax lowers alpha, and the rate with it, from an epoch on."""
+    config = small_training("heated_up_softmax", num_epochs=3)
+    options = {"heat_from": 0.34, "heated_learning_rate_factor": 0.1}
+    train(config.model_copy(update={"loss": LossChoice(name="heated_up_softmax", options=options)}), packed, tmp_path)
+    last, state = read_history(tmp_path)[-1], load_checkpoint(tmp_path)
+    assert state is not None
+    expected = 0.1 * learning_rate_factor(config.schedule, 2, 4, 5, 3)
+    assert last["learning_rate_factor"] == pytest.approx(expected)
+    for group in state["optimiser"]["param_groups"]:
+        assert group["lr"] == pytest.approx(expected * group["base_learning_rate"])

@@ -2,6 +2,8 @@
 
 import io
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -134,3 +136,51 @@ def test_missing_list_and_unknown_option(tmp_path: Path) -> None:
         roles("manifest", tmp_path)
     with pytest.raises(ConfigError, match="did you mean 'file'"):
         parse_dataset("manifest", {"fille": "x"})
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+
+
+def outside(path: Path) -> Path:
+    return next(folder for folder in path.parents if folder.name == "raw").with_name("pipe")
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "a pipe": _pipe,
+    "a link to a pipe": lambda path: (os.mkfifo(outside(path)), path.symlink_to(outside(path))),
+    "a socket": _socket,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a dangling link": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a link back": lambda path: path.symlink_to(path.parents[1]),
+}
+
+
+@pytest.mark.parametrize("place", ["a/9.png", "a/.hidden", "train.csv"])
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("reader", ["folder", "manifest"])
+def test_a_raw_folder_with_anything_but_files_is_refused_at_once(what: str, place: str, reader: str, tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    for name in "abcd":
+        (raw / name).mkdir(parents=True)
+        for number in range(2):
+            (raw / name / f"{number}.png").write_bytes(b"x")
+    rows = [f"{path.relative_to(raw)},{path.parent.name}" for path in sorted(raw.rglob("*.png"))]
+    (raw / "manifest.csv").write_text("\n".join(["path,label", *rows]))
+    parse_dataset(reader, {}).read(raw)
+    NO_FILES[what](raw / place)
+    with pytest.raises(DataError, match="remove it"):
+        parse_dataset(reader, {}).read(raw)
+
+
+def test_a_list_that_is_a_pipe_elsewhere_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="not a file"):
+        parse_dataset("manifest", {"file": "../pipe"}).read(tmp_path / "raw")

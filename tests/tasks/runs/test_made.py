@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.files import files_set_aside
 from tasks.runs import identity
 from tasks.runs.made import find_older, made_by_older_code, note_made
 from tests.damage import DAMAGE
@@ -58,15 +59,17 @@ def test_other_settings_data_or_inputs_find_nothing(tmp_path: Path, code: dict[s
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_note_is_none(tmp_path: Path, code: dict[str, str], how: str) -> None:
+def test_a_damaged_note_is_kept_aside_and_written_again(tmp_path: Path, code: dict[str, str], how: str) -> None:
     note_made(tmp_path, identity.train_step(SPEC, DATASET))
     (note,) = (tmp_path / "made").iterdir()
     DAMAGE[how](note)
+    damaged = note.read_bytes() if note.exists() else None
     code[LOSS] = "edited"
     step = identity.train_step(SPEC, DATASET)
     assert find_older(tmp_path, step) is None
     note_made(tmp_path, step)
-    assert [path.name for path in (tmp_path / "made").iterdir()] == [note.name]
+    assert [path.name for path in (tmp_path / "made").glob("*.json")] == [note.name]
+    assert [path.read_bytes() for path in files_set_aside(tmp_path)] == ([damaged] if damaged is not None else [])
 
 
 def test_the_files_of_a_step_are_named_as_in_the_repository() -> None:

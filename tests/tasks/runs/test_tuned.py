@@ -11,7 +11,7 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.search import Search
 from tasks.runs import protocols
 from tasks.runs.specs import Params, comparison_runs, load_params
-from tasks.runs.tuned import TUNED, TrialCounts, TunedFile, read_tuned, tuned_path, write_tuned
+from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned
 from tasks.tables.choice import Choice
 from tasks.tables.file import Row, load_table, table_names
 from tasks.tables.runs import _read_protocol, asked_runs, row_training, runs_of
@@ -25,12 +25,13 @@ FOUND = TunedFile(
     training={"loss": {"options": {"scale": 31.25}}, "optimiser": {"groups": {"loss": {"learning_rate": 0.02}}}},
     trial=7,
     score=0.91,
-    published_score=0.9,
-    fold_scores=(0.9, 0.92),
+    own_score=0.9,
+    confirmation=ConfirmedGain(own=(0.5, 0.6, 0.5, 0.6, 0.5), winner=(0.6, 0.7, 0.61, 0.72, 0.6), gain=0.106, half_width=0.012),
     metric="recall@1",
     folds=2,
     seed=3,
-    trials=TrialCounts(finished=30, pruned=19, failed=1),
+    num_trials=3,
+    tried=(Tried(params={}, scores=(0.5,)), Tried(params={"a": 1.0}, scores=(0.5, 0.6)), Tried(params={"a": 2.0}, failed="not finite")),
     space={"loss.options.scale": Search(low=5.0, high=80.0, log=True), "loss.options.num_centres": Search(choices=(1, 4))},
     fingerprint="0123",
     sampler="Optuna",
@@ -56,7 +57,14 @@ def test_written_and_read_back(tables: Path) -> None:
     assert path == tables / "tuned" / "project" / "fashion_mnist" / "softtriple@fashion-mnist.yaml"
     assert read_tuned(TABLE, ROW, DATASET) == FOUND
     assert path.read_text().startswith("# Made by `dml tune project/fashion_mnist/softtriple --dataset fashion-mnist`")
-    assert "trial 7 of 50 of dml tune, seed 3, commit aaaaaaaaaa: recall@1 91.0 over 2 folds" in FOUND.says
+    search = "dml tune, 3 trials, seed 3, commit aaaaaaaaaa: "
+    assert FOUND.says == f"{search}trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
+    stays = FOUND.model_copy(update={"training": {}})
+    assert stays.says == f"{search}the row's own settings stay, trial 7 gains +10.6 ± 1.2 recall@1 on 5 fresh pairs of fold and seed"
+    unconfirmed = FOUND.model_copy(update={"confirmation": None})
+    assert unconfirmed.says == f"{search}trial 7, recall@1 91.0 against 90.0; not confirmed"
+    own = unconfirmed.model_copy(update={"trial": 0, "training": {}})
+    assert own.says == f"{search}no trial was better than the row's own settings"
     assert table_names() == [name for name in table_names() if "tuned" not in name], "it is no table"
 
 

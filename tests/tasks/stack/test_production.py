@@ -147,6 +147,34 @@ def test_no_page_is_open_to_the_network_and_no_secret_is_in_the_file() -> None:
                 assert re.search(r"\$\{\w+:\?\}", value), key
 
 
+# ---------------------------------------------------------------- what a flow needs in the image
+
+
+def copied() -> set[str]:
+    """What the image has of the project."""
+    lines = re.findall(r"^COPY --chown=dml:dml (.+) \S+$", DOCKERFILE, re.MULTILINE)
+    return {path for line in lines for path in line.split()}
+
+
+def test_the_image_has_what_dvc_s_stages_depend_on() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"].values()
+    needed = {dependency.partition("/")[0] for stage in stages for dependency in stage["do"]["deps"]} - {"data", "${item.raw}"}
+    assert needed >= {"dml_core", "flows", "tasks"}
+    assert needed | {"params.yaml", "dvc.yaml", "dvc.lock", ".dvcignore", ".dvc/config"} <= copied()
+    assert all((ROOT / path).exists() for path in copied())
+
+
+def test_what_a_flow_writes_belongs_to_the_image_s_user_and_outlives_the_container() -> None:
+    (made,) = re.findall(r"^RUN mkdir --parents (.+) && chown dml:dml (.+)$", DOCKERFILE, re.MULTILINE)
+    written = {"data", "state", "results"}
+    assert written == set(made[0].split())
+    assert written | {".", ".dvc"} <= set(made[1].split()), "DVC renames its new dvc.lock into place and writes .dvc/tmp"
+    assert DOCKERFILE.index(made[1]) < DOCKERFILE.index("USER 1000")
+    places = {f"/srv/dml/{folder}" for folder in written}
+    assert {volume.partition(":")[2] for volume in COMPOSE["services"]["prefect-worker"]["volumes"]} >= places
+    assert {mount["mountPath"] for mount in container("prefect-worker")["volumeMounts"]} >= places
+
+
 # ---------------------------------------------------------------- Kubernetes alone
 
 

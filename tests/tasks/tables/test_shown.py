@@ -6,6 +6,7 @@ import pytest
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
+from tasks.runs.comparable import UNKNOWN, Today
 from tasks.tables.file import TableFile
 from tasks.tables.report import RICH, as_markdown
 from tasks.tables.report import lines as report_lines
@@ -35,8 +36,10 @@ FILE = {
 }
 
 
-def shown(*runs, file=FILE, waiting=None, **result) -> ShownTable:
-    return shown_table("paper/table1", parse(TableFile, file, "table"), TableResult(name="paper/table1", runs=runs, **result), waiting)
+def shown(*runs, file=FILE, waiting=None, today=UNKNOWN, **result) -> ShownTable:
+    return shown_table(
+        "paper/table1", parse(TableFile, file, "table"), TableResult(name="paper/table1", runs=runs, **result), waiting, today
+    )
 
 
 def rows(table: ShownTable):
@@ -212,3 +215,51 @@ def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
     assert (table.ranking.over, list(table.ranking.mean_ranks)) == ("datasets", ["Alike (c)", "Alike (b)", "Alike (a)"])
     assert len(table.comparisons) == 2
     assert table.told[-1] == table.ranking.sentence
+
+
+def on(digest: str | None, found: list, **changes) -> list:
+    """Runs as they are measured on data of this content, with changed training settings."""
+    return [one.model_copy(update={"digest": digest, "training": {**one.training, **changes}}) for one in found]
+
+
+def test_runs_on_other_data_are_not_averaged_nor_paired_and_are_named():
+    old = on("1", [*seeds("ours", recall_at_1=0.3), *seeds("wide", recall_at_1=0.2)])
+    rerun = on("2", seeds("ours", recall_at_1=0.6))
+    now = {run.place: run for run in (*old, *rerun)}.values()  # as a result keeps them: ours was run again, wide was not
+    table = shown(*now, today=Today({"cub200": "2"}))
+    found = rows(table)
+    assert found["ours"].lines[0].cells[0].mean == pytest.approx(60)
+    assert (found["wide"].lines, found["wide"].status) == ((), "not run")
+    assert table.comparisons == (), "new data are not compared with old"
+    assert table.left_out == ("left out: wide as_published on cub200, seeds 0, 1, 2: measured on other data than the present",)
+    assert f"- {table.left_out[0]}" in as_markdown(table)
+    assert json.loads(table.model_dump_json())["left_out"] == list(table.left_out)
+    assert rows(shown(*on(None, seeds("ours", recall_at_1=0.3)), today=Today({"cub200": "2"})))["ours"].lines == ()
+
+
+def test_seeds_of_other_settings_are_not_averaged():
+    """Three seeds of one epoch, of which one was run again with three epochs."""
+    short, long = (on("1", seeds("ours", recall_at_1=value), num_epochs=number) for value, number in ((0.3, 1), (0.6, 3)))
+    mixed = [*short[1:], long[0]]
+    settings = {number: on("1", [run("ours", 0, variant="as_published")], num_epochs=number)[0].facts.settings for number in (1, 3, 9)}
+
+    def cell(asked: int, is_one_protocol: bool = False):
+        today = Today({"cub200": "1"}, {("cub200", "ours as_published"): settings[asked]}, is_one_protocol)
+        table = shown(*mixed, today=today)
+        return [found.cells[0].values for found in rows(table)["ours"].lines], table.left_out
+
+    assert cell(3) == ([{0: pytest.approx(59)}], ("left out: ours as_published on cub200, seeds 1, 2: measured with other settings",))
+    assert cell(1)[0] == [{1: pytest.approx(30), 2: pytest.approx(31)}]
+    assert cell(9)[0] == cell(1)[0], "of the present settings there is no run: the settings of most runs, marked on the page"
+    assert cell(9, is_one_protocol=True)[0] == [], "systems under one protocol are compared under it alone"
+    assert shown(*mixed).left_out == ("left out: ours as_published on cub200, seed 0: measured with other settings",)
+
+
+def test_claims_and_verdicts_are_over_the_same_runs():
+    claims = [{"says": "ours is better", "row": "ours", "metric": "recall@1", "reference": "wide", "side": "above"}]
+    runs = [*on("2", seeds("ours", recall_at_1=0.6)), *on("1", seeds("wide", recall_at_1=0.2))]
+    table = shown(*runs, file=FILE | {"claims": claims}, today=Today({"cub200": "2"}))
+    assert (table.claims[0].judgement, table.claims[0].why) == ("not decided", "no runs yet of 'wide'")
+    both = shown(*on("2", runs), file=FILE | {"claims": claims}, today=Today({"cub200": "2"}))
+    assert (both.claims[0].judgement, both.claims[0].difference) == ("holds", pytest.approx(40))
+    assert sum(table.verdicts.values()) == 1

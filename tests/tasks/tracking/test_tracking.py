@@ -1,6 +1,7 @@
 """MLflow for real, on a local database: what is recorded, that a second publish adds nothing, outages, and the packaged model."""
 
 import json
+import math
 import shutil
 import socket
 import sqlite3
@@ -29,6 +30,8 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.validation import scorers
+from tasks.runs.best import NO_BEST, RULE, VALIDATION
+from tasks.runs.comparable import UNKNOWN, settings_identity
 from tasks.runs.embeddings import load_embeddings, save_kept_epoch
 from tasks.runs.records import (
     CheckpointRecord,
@@ -42,14 +45,25 @@ from tasks.runs.records import (
 from tasks.runs.specs import RunSpec
 from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
+from tasks.sealed import NewerFormatError
 from tasks.storage import Store
-from tasks.tracking.outbox import keep_report
-from tasks.tracking.published import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, experiment_name, published_runs
+from tasks.tracking.outbox import keep_report, read_report
+from tasks.tracking.published import (
+    COMPARISON_TAG,
+    IDENTITY_TAG,
+    PARENT_TAG,
+    PROCESS_TAG,
+    VARIANT_TAG,
+    PublishedRun,
+    experiment_name,
+    published_runs,
+)
 from tasks.tracking.reading import search_published
+from tasks.tracking.summaries import comparable_runs, compare_published
 from tasks.tracking.tracker import Tracker
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
-from tests.damage import DAMAGE, flip
+from tests.damage import DAMAGE, as_format, flip
 from tests.training.test_kept_epochs import KEEPING, checkpoint_of
 
 pytestmark = pytest.mark.slow
@@ -127,11 +141,13 @@ def spec_of(report: RunReport) -> RunSpec:
     )
 
 
-def other(tracker: Tracker, report: RunReport, identity: str, variant: str, seed: int, recall: float) -> RunReport:
+def other(
+    tracker: Tracker, report: RunReport, identity: str, variant: str, seed: int, recall: float, validation: float | None = None
+) -> RunReport:
     """A run as another variant or seed would have left it, its scores in the store."""
-    folder = tracker._store.folder(f"evaluate/{identity}-{variant}-{seed}-{recall}")
+    folder = tracker._store.folder(f"evaluate/{identity}-{variant}-{seed}-{recall}-{validation}")
     shutil.copytree(tracker._store.folder(report.scores.key), folder, dirs_exist_ok=True)
-    metrics = report.scores.metrics | {"recall@1": recall}
+    metrics = report.scores.metrics | {"recall@1": recall} | ({} if validation is None else {VALIDATION: validation})
     (folder / "metrics.json").write_text(json.dumps(metrics))
     record = {"key": f"evaluate/{folder.name}", "files": describe_folder(folder), "metrics": metrics}
     scores = report.scores.model_copy(update=record)
@@ -399,44 +415,132 @@ def test_two_processes_that_publish_the_same_run_at_once_leave_one(
     assert None not in found[0]
     client = client_of(tracker)
     (experiment,) = client.search_experiments(filter_string="name LIKE 'dml-repro/%'")
-    assert len(client.search_runs([experiment.experiment_id], "", ViewType.ALL)) == 2  # it, and its parent
+    assert len(client.search_runs([experiment.experiment_id], "", ViewType.ALL)) == 3  # it, its parent, and its variant's means
     assert list((tmp_path / "outbox").iterdir()) == []
 
 
-def test_a_comparison_says_which_variant_is_best_and_registers_its_model_once(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
+    """By the test classes a, seed 1 is the highest; by the held-out training classes b is, and of its seeds 0."""
     (tmp_path / "report").mkdir()
     (tmp_path / "report/report.md").write_text("# report")
-    for number, (variant, seed, recall) in enumerate((("a", 0, 0.25), ("a", 1, 0.75), ("b", 0, 0.4), ("b", 1, 0.4))):
-        tracker.publish(other(tracker, report, f"identity-{number}", variant, seed, recall))
+    scores = (("a", 0, 0.25, 0.3), ("a", 1, 0.75, 0.9), ("b", 0, 0.4, 0.8), ("b", 1, 0.4, 0.6), ("c", 0, 0.2, None))
+    for number, values in enumerate(scores):
+        tracker.publish(other(tracker, report, f"identity-{number}", *values))
     client = client_of(tracker)
     parent_id = tracker.publish(comparison(tmp_path / "report"))
     parent = parent_of(tracker)
     assert parent.info.run_id == parent_id
     assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
-    note = parent.data.tags["mlflow.note.content"]
+    note, page = (found["mlflow.note.content"] for found in (parent.data.tags, client.get_experiment(parent.info.experiment_id).tags))
     assert note.index("| **a** | 50.0 ± 317.7 |") < note.index("| **b** | 40.0 ± 0.0 |")
-    told = "a and b cannot be told apart: the first has 10.0 ± 317.7 R@1 more over 2 seeds."
-    assert told in note
-    assert told in client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
-    of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
-    assert f"#/experiments/{parent.info.experiment_id}/runs/{of_run['a', 1]}" in note
-    assert "**a** is best" in client.get_experiment(parent.info.experiment_id).tags["mlflow.note.content"]
+    runs = published_runs(tracker.uri, "d", COMPARISON)
+    told = compare_published("d", runs)
+    assert told is not None
+    assert told.sentence in note
+    assert told.sentence in page
+    of_run = {(run.variant, run.seed): run.run_id for run in runs}
+    links = {f"#/experiments/{parent.info.experiment_id}/runs/{of_run[place]}": place for place in of_run}
+    assert {place for link, place in links.items() if link in note} == {("a", 1), ("b", 0), ("c", 0)}, "each variant's, by the same rule"
+    assert "Highest mean Recall@1 on the test classes: **a**, 50.0 ± 317.7 per cent over 2 seeds, of 3 variants." in page
+    said = f"est run: b, seed 0: {RULE} (validation Recall@1: mean 70.0, this seed 80.0)"
+    assert said in note
+    assert said in page
     assert "report.md" in [item.path for item in client.list_artifacts(parent_id)]
     version = client.get_model_version_by_alias("dml-d", "best")
-    assert (str(version.version), version.run_id) == ("1", of_run["a", 1])
+    assert (str(version.version), version.run_id, version.description) == ("1", of_run["b", 0], f"b{said}")
 
     counted = points(tracker, parent_id)
     assert tracker.publish(comparison(tmp_path / "report")) == parent_id
     assert points(tracker, parent_id) == counted
     assert len(client.search_model_versions("name = 'dml-d'")) == 1
-    tracker.publish(other(tracker, report, "identity-4", "b", 0, 0.9))
+    tracker.publish(other(tracker, report, "identity-5", "a", 0, 0.1, 0.8))
     tracker.publish(comparison(tmp_path / "report"))
-    assert parent_of(tracker).data.metrics["recall_at_1/b"] == pytest.approx(0.65)
-    assert str(client.get_model_version_by_alias("dml-d", "best").version) == "2"
-    tracker.publish(other(tracker, report, "identity-2", "b", 0, 0.4))
+    assert parent_of(tracker).data.metrics["recall_at_1/a"] == pytest.approx(0.425)
+    version = client.get_model_version_by_alias("dml-d", "best")
+    assert (str(version.version), version.run_id) == ("2", of_run["a", 1])
+    tracker.publish(other(tracker, report, "identity-0", *scores[0]))
     tracker.publish(comparison(tmp_path / "report"))
     assert str(client.get_model_version_by_alias("dml-d", "best").version) == "1"
     assert len(client.search_model_versions("name = 'dml-d'")) == 2
+
+
+def test_a_comparison_that_holds_out_no_classes_registers_no_model(tracker: Tracker, report: RunReport) -> None:
+    tracker.publish(other(tracker, report, "x-0", "a", 0, 0.9))
+    tracker.publish(comparison())
+    assert f"Model: {NO_BEST}" in parent_of(tracker).data.tags["mlflow.note.content"]
+    assert client_of(tracker).search_registered_models() == []
+
+
+def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_view(tracker: Tracker, report: RunReport) -> None:
+    newer = report.model_copy(update={"dataset": report.dataset.model_copy(update={"digest": "fedcba"})})
+    longer = newer.model_copy(update={"parameters": {**report.parameters, "training": {**report.parameters["training"], "num_epochs": 9}}})
+    made = {  # name -> (what it is a run of, variant, seed, recall, validation)
+        "old-0": (report, "a", 0, 0.9, 0.9),
+        "old-1": (report, "b", 1, 0.8, 0.8),
+        "new-1": (newer, "a", 1, 0.5, 0.5),
+        "new-2": (newer, "b", 0, 0.4, 0.4),
+        "longer": (longer, "b", 2, 0.7, 0.95),
+    }
+    for identity, (of, *values) in made.items():
+        tracker.publish(other(tracker, of, identity, *values))
+    settings = settings_identity(report.parameters["training"], report.parameters["evaluation"], "fedcba")
+    today = {"digest": "fedcba", "settings": {"a": settings, "b": settings}, "is_one_protocol": True}
+    tracker.publish(comparison().model_copy(update=today))
+    client, parent = client_of(tracker), parent_of(tracker)
+    note = parent.data.tags["mlflow.note.content"]
+    assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
+    for line in (
+        "- left out: a on d, seed 0: measured on other data than the present",
+        "- left out: b on d, seed 1: measured on other data than the present",
+        "- left out: b on d, seed 2: measured with other settings",
+    ):
+        assert line in note
+    of_run = {(run.variant, run.seed): run.run_id for run in published_runs(tracker.uri, "d", COMPARISON)}
+    assert client.get_model_version_by_alias("dml-d", "best").run_id == of_run["a", 1]
+    tracker.publish(comparison().model_copy(update=today | {"settings": {"a": settings}, "digest": "0123456789abcdef"}))
+    metrics = parent_of(tracker).data.metrics
+    assert math.isnan(metrics["recall_at_1/b"]), "a variant without a mean has no number"
+    assert math.isnan(metrics["recall_at_1/a"]), "of the digest of before a has other settings than those of today"
+
+
+def variants_in_view(tracker: Tracker) -> dict[str, dict[str, float]]:
+    """What the saved view shows, by MLflow's own search: variant -> metrics."""
+    client = client_of(tracker)
+    experiment = client.get_experiment_by_name(experiment_name("d"))
+    state = json.loads(json.loads(experiment.tags["mlflow.sharedViewState.variants"])["state"])
+    assert "groupBy" not in state, "MLflow would average the 100 runs that its page has loaded"
+    found = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert len(found) == len({run.data.tags[VARIANT_TAG] for run in found})
+    return {run.data.tags[VARIANT_TAG]: run.data.metrics for run in found}
+
+
+def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparisons(tracker: Tracker, report: RunReport) -> None:
+    for number, values in enumerate((("a", 0, 0.2), ("a", 1, 0.4), ("b", 0, 0.5))):
+        tracker.publish(other(tracker, report, f"view-{number}", *values))
+    trial = "comparison on d, comparison.protocol.num_epochs=1"
+    tracker.publish(other(tracker, report, "trial", "a", 0, 0.9).model_copy(update={"comparison": trial}))
+    tracker.publish(comparison().model_copy(update={"comparison": trial}))
+    tracker.publish(comparison())
+    found = variants_in_view(tracker)
+    assert {variant: (metrics["recall_at_1"], metrics["num_seeds"]) for variant, metrics in found.items()} == {
+        "a": (pytest.approx(0.3), 2),
+        "b": (0.5, 1),
+    }
+    assert [run.variant for run in published_runs(tracker.uri, "d", COMPARISON)] == ["a", "a", "b"], "means are no runs"
+    assert tracker.published(COMPARISON) == {f"view-{number}" for number in range(3)}
+    tracker.publish(comparison().model_copy(update={"settings": {"b": "other"}, "is_one_protocol": True}))
+    assert variants_in_view(tracker) == {}, "no run has today's settings, so there is no mean to show"
+    tracker.publish(other(tracker, report, "view-3", "c", 0, 0.6))
+    tracker.publish(comparison())
+    assert variants_in_view(tracker).keys() == {"a", "b", "c"}
+
+
+def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, report: RunReport) -> None:
+    """As two machines leave them that publish the same run at the same moment."""
+    runs = published_runs(tracker.uri, "d", COMPARISON) if tracker.publish(report) else []
+    twin = PublishedRun("twin", dict(runs[0].metrics), dict(runs[0].tags))
+    with pytest.raises(TrackingError, match=r"^MLflow has two runs of softtriple, seed 0 on d \(.* and twin\); delete one there$"):
+        comparable_runs("d", [*runs, twin], UNKNOWN)
 
 
 def test_means_are_the_same_to_the_bit_whichever_seed_ended_first(tracker: Tracker, report: RunReport) -> None:
@@ -477,14 +581,40 @@ def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_fr
     for how, damage in DAMAGE.items():
         if how != "remove":
             damage(keep_report(tracker.outbox, report.model_copy(update={"identity": how})))
-    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 not: .*flip\.json\.damaged.*changed or gone") as caught:
+    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 not: .*flip\.json\.damaged-1.*changed or gone") as caught:
         tracker.sync()
     assert "\n" not in str(caught.value)
     (run_id,) = (run.run_id for run in published_runs(tracker.uri, "d", COMPARISON))
     assert client_of(tracker).get_run(run_id).data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
-    assert sorted(path.name for path in tracker.outbox.iterdir()) == sorted(
-        ["gone.json", *(f"{how}.json.damaged" for how in DAMAGE if how != "remove")]
-    )
+    left = sorted(path.name for path in tracker.outbox.iterdir() if not path.name.startswith("."))
+    assert left == sorted(["gone.json", *(f"{how}.json.damaged-1" for how in DAMAGE if how != "remove")])
+    DAMAGE["cut"](keep_report(tracker.outbox, report.model_copy(update={"identity": "flip"})))
+    with pytest.raises(TrackingError, match=r"flip\.json: damaged, kept as flip\.json\.damaged-2; `dml reproduce` publishes it again"):
+        tracker.sync()
+    assert {"flip.json.damaged-1", "flip.json.damaged-2"} <= {path.name for path in tracker.outbox.iterdir()}
+
+
+def test_a_damaged_record_is_not_overwritten_by_the_same_runs_new_one(report: RunReport, tmp_path: Path) -> None:
+    path = keep_report(tmp_path, report)
+    DAMAGE["cut"](path)
+    damaged = path.read_bytes()
+    assert keep_report(tmp_path, report) == path
+    assert read_report(path) == report
+    assert (tmp_path / f"{path.name}.damaged-1").read_bytes() == damaged
+
+
+def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_delivered(tracker: Tracker, report: RunReport) -> None:
+    newer = keep_report(tracker.outbox, report.model_copy(update={"identity": "newer"}))
+    newer.write_text(as_format(newer.read_text(), 9))
+    before = newer.read_bytes()
+    keep_report(tracker.outbox, report)
+    with pytest.raises(
+        TrackingError, match=r"^1 records delivered, 1 not: .*newer\.json: written by a newer version \(format 9, .* up to 1\)"
+    ):
+        tracker.sync()
+    with pytest.raises(NewerFormatError, match=r"newer\.json: written by a newer version"):
+        keep_report(tracker.outbox, report.model_copy(update={"identity": "newer"}))
+    assert newer.read_bytes() == before
 
 
 @pytest.mark.parametrize("how", ["garble", "cut"])
@@ -540,7 +670,7 @@ def test_what_cannot_be_read_is_one_line(tracker: Tracker, tmp_path: Path) -> No
     with pytest.raises(TrackingError, match="cannot be used: no answer"):
         published_runs("http://127.0.0.1:9", "d", COMPARISON)
     (tmp_path / "text.db").write_text("this is no database" * 100)
-    with pytest.raises(TrackingError, match="cannot be read"):
+    with pytest.raises(TrackingError, match="cannot be used: file is not a database"):
         published_runs(f"sqlite:///{tmp_path / 'text.db'}", "d", COMPARISON)
 
 
@@ -555,7 +685,7 @@ for words in (["sync"], ["compare", "d"]):
     app(words, standalone_mode=False)
 print(json.dumps(sorted({"mlflow", "torch", "pandas", "prefect", "ray", "matplotlib", "sqlalchemy"} & set(sys.modules))))
 """
-    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "DML_STATE": str(tmp_path), "MLFLOW_TRACKING_URI": tracker.uri}
+    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "DML_STATE": str(tmp_path / "state"), "MLFLOW_TRACKING_URI": tracker.uri}
     printed = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
     assert json.loads(printed.splitlines()[-1]) == []
     assert f"{100 * report.scores.metrics['recall@1']:.1f}" in printed

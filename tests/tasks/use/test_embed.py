@@ -1,6 +1,10 @@
 """`dml embed`: rows in order, whatever the source; what is bad is told; an interrupted run goes on and ends with the same bytes."""
 
 import json
+import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import boto3
@@ -13,13 +17,16 @@ from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, DataError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.index.writing import build_index
 from dml_core.trained import TrainedModel
 from tasks.environment import Project
 from tasks.runs.embeddings import load_embeddings
 from tasks.scores.scoring import Files, score_files
 from tasks.storage import Store
 from tasks.use.embed import embed_images, embed_to
+from tasks.use.indexing import Embeddings, batches_of_images
 from tasks.use.models import find_run, resolve_model
+from tasks.use.searching import search_images
 from tasks.use.sources import find_images
 
 CONFIG = EvaluationConfig(recall_at=(1,), clustering=False)
@@ -192,3 +199,112 @@ def test_sources_of_nothing(source: str, said: str, tmp_path: Path, monkeypatch:
     (tmp_path / "bad.csv").write_text("image,label\na.jpg,b\n")
     with pytest.raises(DataError, match=said):
         find_images(source)
+
+
+# ---------------------------------------------------------------- what cannot be read is named, and hangs nothing
+
+
+BOMB = bytearray(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x75\x30\0\0\x75\x30\x08\2\0\0\0") + bytes(200)  # of 30000 x 30000 pixels
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe.jpg": (os.mkfifo, "not a regular file"),
+    "dangling.jpg": (lambda path: path.symlink_to("nowhere.jpg"), "No such file or directory"),
+    "itself.jpg": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    "device.png": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "empty.png": (Path.touch, "empty"),
+    "cut.jpg": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "not an image"),
+    "text.webp": (lambda path: path.write_text("no image"), "not an image"),
+    "bomb.png": (lambda path: path.write_bytes(BOMB), "of 30000 x 30000 pixels, more than"),
+}
+
+
+@pytest.fixture
+def strange(folder: Path, tmp_path: Path) -> Path:
+    """Four good images and one of everything that is none; hidden files and folders beside them."""
+    place = tmp_path / "strange"
+    (place / "class").mkdir(parents=True)
+    for path in sorted(folder.rglob("*.jpg"))[:4]:
+        shutil.copy(path, place / "class")
+    for name, (make, _) in STRANGE.items():
+        make(place / "class" / name)
+    os.mkfifo(place / "class" / ".hidden.jpg")
+    (place / "a folder.jpg").mkdir()
+    return place
+
+
+def test_everything_with_the_name_of_an_image_is_embedded_or_named(model: TrainedModel, strange: Path, tmp_path: Path) -> None:
+    found = embed_images(model, find_images(str(strange)), tmp_path / "out", skip_bad=True)
+    assert found.num_rows == 4
+    assert {Path(name).name for name, _ in found.bad} == STRANGE.keys()
+    for name, why in found.bad:
+        assert STRANGE[Path(name).name][1] in why
+        assert "\n" not in why
+    with pytest.raises(DataError, match=r"^8 of 12 images are bad \([^\n]*$"):
+        embed_images(model, find_images(str(strange)), tmp_path / "other")
+
+
+def test_an_index_names_them_too(model: TrainedModel, strange: Path, tmp_path: Path) -> None:
+    bad: list[str] = []
+    index = build_index(tmp_path / "index", batches_of_images(model, find_images(str(strange)), 32, bad), model.identity)
+    assert index.num_items == 4
+    assert {Path(line.partition(":")[0]).name for line in bad} == STRANGE.keys()
+    for name in STRANGE:
+        with pytest.raises(DataError, match=rf"{re.escape(name)}: [^\n]+$"):
+            search_images(index, model, [strange / "class" / name], 1)
+
+
+def test_links_to_folders_are_followed_but_not_in_a_circle(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "linked"
+    (place / "own").mkdir(parents=True)
+    (place / "class").symlink_to(next(path for path in sorted(folder.iterdir()) if path.is_dir()))
+    (place / "own" / "round").symlink_to(place)
+    assert {Path(name).parent.as_posix() for name in find_images(str(place)).names} == {"class"}
+
+
+def test_a_name_that_is_not_utf_8_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(next(folder.rglob("*.jpg")), os.fsencode(tmp_path) + b"/\xff.jpg")
+    with pytest.raises(DataError, match=r"the name of \\udcff\.jpg is not UTF-8; rename the file$"):
+        find_images(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path,path\na.jpg,b.jpg\n", "column 'path' is there twice"),
+        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", "a box is not of numbers"),
+        ("path,label\na.jpg\n", "not readable as a table"),
+        ("label\n1\n", "column 'path' is missing"),
+    ],
+)
+def test_a_list_that_cannot_be_read(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"^[^\n]*{said}[^\n]*$"):
+        find_images(str(tmp_path / "list.csv"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_list_that_is_a_pipe_or_a_folder(suffix: str, tmp_path: Path) -> None:
+    for make in (os.mkfifo, Path.mkdir):
+        path = tmp_path / f"{make.__name__}{suffix}"
+        make(path)
+        with pytest.raises(DataError, match=r"not readable as a table \((not a regular file|a folder)\)$"):
+            find_images(str(path))
+
+
+@pytest.mark.parametrize("out", ["e.npz", "e.parquet", "e"])
+def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_path: Path, out: str) -> None:
+    """Cut, zeroed or gone: whatever numpy, zip or Arrow have against the file."""
+    whole = tmp_path / out
+    embed_to(model, find_images(str(folder)), whole)
+    files = sorted(path for path in whole.iterdir() if path.suffix != ".csv") if whole.is_dir() else [whole]
+    for file in files:
+        data = file.read_bytes()
+        for changed in (data[: len(data) // 2], data[:10], bytes(len(data)), b"", b"[]", b"{}", None):
+            file.unlink() if changed is None else file.write_bytes(changed)
+            if file.name != "images-labels.npy":  # which items.parquet has too
+                with pytest.raises((EvaluationError, DataError), match=r"^[^\n]+$"):
+                    list(Embeddings(whole).batches())
+            file.write_bytes(data)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "plan.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"plan\.json: damaged; remove"):
+        embed_images(model, find_images(str(folder)), tmp_path / "begun")

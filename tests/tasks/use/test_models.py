@@ -14,6 +14,7 @@ from PIL import Image
 from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.files import SEAL, sealed
 from tasks.environment import Project
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
@@ -115,7 +116,8 @@ def test_weights_that_would_run_code_are_refused(project: Project, tmp_path: Pat
             return (Path(tmp_path / "sprung").write_text, ("x",))
 
     described = json.loads((resolve_model("own/good", project) / "network.json").read_text())
-    (tmp_path / "network.json").write_text(json.dumps({name: value for name, value in described.items() if name != "file_sha256"}))
+    values = {name: value for name, value in described.items() if name != SEAL} | {"file_sha256": None}
+    (tmp_path / "network.json").write_text(sealed(values))
     torch.save({"head": Trap()}, tmp_path / "network.pt")
     with pytest.raises(StoreError, match="not the network's weights"):
         load_model(tmp_path)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,15 @@ from mlflow import MlflowClient
 from dml_core import load_model
 from dml_core.errors import ConfigError
 from tasks.environment import Project
+from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking.registered import LOCK_TAG, Registry
+from tasks.tracking.published import TRAINED_TAG
+from tasks.tracking.registered import LOCK_TAG, LoggedNetwork, Registry
 from tasks.tracking.tracker import Tracker
-from tasks.use.listing import list_models
+from tasks.use import listing, models, promotion
+from tasks.use.listing import Listing, list_models
 from tasks.use.models import find_run, resolve_model
 from tasks.use.promotion import difference_by_class, promote
 from tests.conftest import ROOT
@@ -220,21 +224,106 @@ def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Proje
         server.wait(30)
 
 
-def test_equal_networks_are_not_better() -> None:
-    same = dict.fromkeys(range(8), 0.5)
-    assert difference_by_class(same, same).mean == 0
-    with pytest.raises(ConfigError, match="8 and 7 test classes cannot be paired"):
-        difference_by_class(same, dict(list(same.items())[1:]))
+def gated(fresh: Project, monkeypatch: pytest.MonkeyPatch, holder: dict[int, float], challenger: dict[int, float]) -> str:
+    """What `promote` says of a network whose classes have these scores, where the champion's have the others; raises where it refuses."""
+    of_run = {"own / untrained / seed 0": holder, "own / good / seed 0": challenger}
+    monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: of_run[_title(network)])
+    promote(fresh, "own/untrained/0")
+    return promote(fresh, "own/good/0").said
+
+
+def _title(network: LoggedNetwork) -> str:
+    return f"own / {network.tags['dml.variant']} / seed {network.tags['dml.seed']}"
+
+
+CHAMPION_SCORES = {0: 0.50, 1: 0.50, 2: 0.50, 3: 0.50}
+# Differences in points -> whether the challenger may take the place. t(0.975, 3) = 3.182, over sqrt(4).
+DIFFERENCES = {
+    "the same network": ((0, 0, 0, 0), False),
+    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 6.27, half width 9.98
+    "just not: the interval's end is 0": ((0, 0, 0, 4), False),  # mean 1, half width 3.18
+    "better in every class alike": ((5, 5, 5, 5), True),
+    "better beyond the noise": ((10, 8, 12, 10), True),  # mean 10, deviation 1.63, half width 2.6
+    "worse beyond the noise": ((-10, -8, -12, -10), False),
+    "worse in every class alike": ((-5, -5, -5, -5), False),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_the_gate_opens_where_the_interval_lies_above_zero(fresh: Project, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    points, may = DIFFERENCES[what]
+    challenger = {label: CHAMPION_SCORES[label] + point / 100 for label, point in enumerate(points)}
+    registry = Registry(fresh.tracking_uri)
+    if may:
+        said = gated(fresh, monkeypatch, CHAMPION_SCORES, challenger)
+        assert said.startswith(f"better: Recall@1 {np.mean(points):+.1f} points, 95 % interval [")
+        assert registry.holder(NAME, "champion").run_id == registry.versions(NAME)[1].run_id
+        return
+    with pytest.raises(
+        ConfigError, match=rf"not known to be better: Recall@1 {re.escape(f'{np.mean(points):+.1f}')} points, .*paired by 4 "
+    ):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, challenger)
+    assert [version.aliases for version in registry.versions(NAME)] == [("champion",)], "the champion stays, and no version is made"
+
+
+def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second network that answers every query as the champion does is refused by `promote` itself."""
+    promote(fresh, "own/good/0")
+    champion = Registry(fresh.tracking_uri).logged(TRAINED_TAG, find_run(fresh, "own/good/0").trained)
+    assert champion is not None
+    fetch = Registry.embeddings
+    monkeypatch.setattr(Registry, "embeddings", lambda self, network, folder: fetch(self, champion, folder))
+    with pytest.raises(ConfigError, match=r"not known to be better: Recall@1 \+0\.0 points, 95 % interval \[0\.0, 0\.0\]"):
+        promote(fresh, "own/good/1")
+
+
+def test_other_images_other_classes_or_a_champion_without_its_run_are_refused(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="3 and 4 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(3), 0.9))
+    with pytest.raises(ConfigError, match="4 and 4 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(1, 5), 0.9))
+    with pytest.raises(ConfigError, match="1 and 1 test classes cannot be paired"):
+        difference_by_class({0: 0.9}, {0: 0.1})
+    registry = Registry(fresh.tracking_uri)
+    client = MlflowClient(fresh.tracking_uri)
+    holder = registry.holder(NAME, "champion")
+    assert holder is not None
+    there = Registry.of_version
+    changed = {"name": "own", "digest": "other", "counts": {}}
+    monkeypatch.setattr(
+        Registry, "of_version", lambda self, version: replace(found, data=changed) if (found := there(self, version)) else None
+    )
+    with pytest.raises(ConfigError, match=r"version 1 of dml-own was tested on other images \(other, this one "):
+        promote(fresh, "own/good/0")
+    monkeypatch.setattr(Registry, "of_version", lambda self, version: None)
+    with pytest.raises(ConfigError, match="its run is no longer in MLflow, so nothing can be compared"):
+        promote(fresh, "own/good/0")
+    assert str(client.get_model_version_by_alias(NAME, "champion").version) == holder.number
 
 
 def test_what_is_trained_is_listed(published: Project) -> None:
-    models = list_models(published, None, every_seed=True)
-    assert [model.run for model in models][-1] == "own/untrained/0"
-    assert {model.run for model in models} == {"own/good/0", "own/good/1", "own/untrained/0"}
-    recalls = [model.scores["recall@1"] for model in models]
-    assert recalls == sorted(recalls, reverse=True)
+    models = list_models(published, None, every_seed=True).models
+    assert [model.run for model in models] == ["own/good/0", "own/good/1", "own/untrained/0"], "no classes are held out: as in params.yaml"
+    assert models[0].scores["recall@1"] > models[2].scores["recall@1"]
     network = load_model(resolve_model(models[0].run, published)).description
     assert models[0].num_parameters > network.embedding_dim * 16
-    (best, worst) = list_models(published, "own", every_seed=False)
-    assert (best.run, best.num_seeds, worst.num_seeds) == (models[0].run, 2, 1)
-    assert list_models(published, "other", every_seed=True) == []
+    listing = list_models(published, "own", every_seed=False)
+    assert [(model.run, model.num_seeds) for model in listing.models] == [("own/good/0", 2), ("own/untrained/0", 1)]
+    assert listing.best == {"own": NO_BEST}
+    assert list_models(published, "other", every_seed=True) == Listing((), {})
+
+
+def test_a_name_without_a_seed_means_the_best_on_held_out_classes(published: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    validation = {("good", 0): 0.4, ("good", 1): 0.6, ("untrained", 0): 0.5}
+    monkeypatch.setattr(models, "run_scores", lambda store, run: {VALIDATION: validation[run.spec.variant, run.spec.seed]})
+    monkeypatch.setattr(listing, "run_scores", models.run_scores)
+    assert find_run(published, "own/good").spec.seed == 1
+    assert find_run(published, "own/good/0").spec.seed == 0
+    found = list_models(published, None, every_seed=True)
+    assert [model.run for model in found.models] == ["own/good/1", "own/good/0", "own/untrained/0"], "0.5 and 0.5: in params.yaml's order"
+    assert [model.run for model in list_models(published, None, every_seed=False).models] == ["own/good/1", "own/untrained/0"]
+    assert found.best["own"].startswith(f"best run: good, seed 1: {RULE}")
+    validation["untrained", 0] = 0.55
+    assert list_models(published, None, every_seed=False).models[0].run == "own/untrained/0"
+    validation["good", 0] = 0.6
+    assert find_run(published, "own/good").spec.seed == 0, "of equals the lowest"

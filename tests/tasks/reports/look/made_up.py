@@ -21,8 +21,8 @@ from tasks.scores.evaluation import evaluate_run
 from tests.conftest import MODEL, SETTINGS
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> & </script>"
-HOSTILE_VARIANT = "<b>triplet</b> & co"
-NOISE = {"softmax": 1.1, "proxy_nca": 0.7, HOSTILE_VARIANT: 1.6}
+TRIPLET = "triplet-hard-and-co"
+NOISE = {"softmax": 1.1, "proxy_nca": 0.7, TRIPLET: 1.6}
 SEEDS = (0, 1, 2)
 NUM_CLASSES, PER_CLASS, NUM_DIMENSIONS = 9, 12, 6
 
@@ -32,7 +32,7 @@ def make_project(root: Path, roles: tuple[str, ...] = ("test",)) -> tuple[Projec
     raw = root / "raw"
     raw.mkdir(parents=True)
     _draw_images(raw, roles)
-    losses = {"softmax": "softmax", "proxy_nca": "proxy_nca", HOSTILE_VARIANT: "triplet_semi_hard"}
+    losses = {"softmax": "softmax", "proxy_nca": "proxy_nca", TRIPLET: "triplet_semi_hard"}
     protocol = SETTINGS | {"model": MODEL}
     comparison: dict[str, Any] = {
         "default_datasets": ["photos"],
@@ -68,7 +68,7 @@ def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test"
         rows[5], rows[20] = rows[60], rows[60]  # equally near, of different classes
         np.save(embedded / f"{role}.npy", rows)
         np.save(embedded / f"{role}-labels.npy", labels)
-        manifest[role] = {"shards": [f"{role}.npy"], "labels": f"{role}-labels.npy"}
+        manifest[role] = {"rows": len(rows), "dimensions": NUM_DIMENSIONS, "shards": [f"{role}.npy"], "labels": f"{role}-labels.npy"}
     (embedded / MANIFEST_FILE).write_text(json.dumps(manifest))
     history = [{"epoch": step // 4, "step": step, "loss": 2.0 / (1 + step)} for step in range(12)]
     has_figures = (spec.variant, spec.seed) == ("softmax", 2)

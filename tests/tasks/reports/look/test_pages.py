@@ -20,7 +20,7 @@ from tasks.runs.embeddings import load_embeddings
 from tasks.runs.identity import embed_identity, evaluate_identity
 from tasks.runs.specs import Params, comparison_runs
 from tests.tasks.reports.look.conftest import quiet
-from tests.tasks.reports.look.made_up import HOSTILE, HOSTILE_VARIANT, SEEDS, make_project
+from tests.tasks.reports.look.made_up import HOSTILE, SEEDS, TRIPLET, make_project
 from tests.tasks.reports.site.conftest import Element, read
 
 Made = tuple[Project, Params]
@@ -67,7 +67,7 @@ def counted_pairs(html: Element) -> Counter[tuple[str, str]]:
     return Counter({(row[0], row[1]): int(row[2]) for row in rows if row})
 
 
-@pytest.mark.parametrize("variant", ["softmax", "proxy_nca", HOSTILE_VARIANT])
+@pytest.mark.parametrize("variant", ["softmax", "proxy_nca", TRIPLET])
 def test_counts_of_a_run_s_page_are_those_of_numpy(made: Made, comparison: Path, variant: str) -> None:
     brute = Brute(made, variant, 0)
     names = script(comparison / "items.js")["classes"]

@@ -11,10 +11,11 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.reports.look.runs import NotRunError, choose, open_sides
 from tasks.runs import identity
+from tasks.runs.best import VALIDATION
 from tasks.runs.identity import embed_identity, evaluate_identity
 from tasks.runs.made import note_made
 from tasks.runs.specs import Params, RunSpec, comparison_runs
-from tests.tasks.reports.look.made_up import HOSTILE_VARIANT, SEEDS, make_project
+from tests.tasks.reports.look.made_up import SEEDS, TRIPLET, make_project
 
 Made = tuple[Project, Params]
 
@@ -40,7 +41,7 @@ def folders(made: Made, spec: RunSpec) -> tuple[Path, Path]:
 def test_a_name_is_a_run_or_a_comparison(made: Made) -> None:
     chosen = choose(*made, "photos")
     assert chosen.is_comparison
-    assert [run.spec.variant for run in chosen.shown] == ["softmax", "proxy_nca", HOSTILE_VARIANT]
+    assert [run.spec.variant for run in chosen.shown] == ["softmax", "proxy_nca", TRIPLET]
     assert {run.spec.seed for run in chosen.shown} == {0}
     assert len(chosen.runs) == 9
     assert chosen.missing == ()
@@ -79,8 +80,8 @@ def test_a_variant_without_the_run_is_named_as_missing(own: Made) -> None:
     shutil.rmtree(folders(own, spec_of(own))[1])
     chosen = choose(*own, "photos")
     assert chosen.missing == ("softmax",)
-    assert [run.spec.variant for run in chosen.shown] == ["proxy_nca", HOSTILE_VARIANT]
-    assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", HOSTILE_VARIANT}
+    assert [run.spec.variant for run in chosen.shown] == ["proxy_nca", TRIPLET]
+    assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", TRIPLET}
 
 
 def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +91,7 @@ def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest
     for step in (trained, embedded, identity.evaluate_step(spec, embedded.identity)):
         note_made(own[0].state, step)
     assert choose(*own, "photos/softmax").shown[0].is_current
-    monkeypatch.setitem(identity.STEP_MODULES, "evaluate", ("tasks.scores.evaluation", "tasks.files"))  # as if scoring used other code
+    monkeypatch.setitem(identity.STEP_MODULES, "evaluate", ("tasks.scores.evaluation", "tasks.processes"))  # as if scoring used other code
     found = choose(*own, "photos/softmax").shown[0]
     assert not found.is_current
     assert found.scores == Path(own[0].store) / "evaluate" / found.identity
@@ -126,3 +127,11 @@ def test_a_project_of_its_own_has_nothing_of_another(tmp_path: Path) -> None:
         NotRunError, match=r"the comparison on photos has no finished run with seed 0; dml reproduce --dataset photos makes it"
     ):
         choose(project, params, "photos")
+
+
+def test_a_run_without_a_seed_is_the_best_on_held_out_classes(own: Made) -> None:
+    for seed, score in ((0, 0.4), (1, 0.6), (2, 0.5)):
+        path = folders(own, spec_of(own, seed=seed))[1] / "metrics.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {VALIDATION: score}))
+    assert [run.spec.seed for run in choose(*own, "photos/softmax").shown] == [1]
+    assert {run.spec.seed for run in choose(*own, "photos").shown} == {0}, "a comparison shows one seed of all variants"

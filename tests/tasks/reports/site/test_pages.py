@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 
 from tasks.environment import Project
+from tasks.plans.results import load_result
 from tasks.reports.site import pages
 from tasks.reports.site.pages import TablePage, write_site
 from tasks.runs.specs import Params
-from tasks.tables.result import TableResult, load_result, save_result
+from tasks.tables.result import TableResult, save_result
 from tasks.tracking.published import PublishedRun
 from tests.tasks.reports.site.conftest import Element, read
 from tests.tasks.reports.site.made_up import HOSTILE, NAME, TABLE

@@ -1,0 +1,92 @@
+"""The pages in `docs/pages` are those of the committed results, of today's table files and of today's statistics.
+
+A page's JSON is its record: what was measured, seed by seed, and what follows from it. `dml report TABLE... -o docs/pages` writes all three
+files of a page and the index; it needs the state and the store in which the tables were run.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from dml_core.evaluation.confidence import mean_over_seeds
+from tasks.reports.site.pages import INDEX, index_page
+from tasks.runs.tuned import STANDING
+from tasks.tables.comparing import compare_lines, rank_lines
+from tasks.tables.file import load_table, table_names
+from tasks.tables.report import as_markdown
+from tasks.tables.result import TableResult
+from tasks.tables.shown import ShownTable, shown_table
+from tests.conftest import ROOT
+from tests.tasks.reports.site.conftest import read
+
+PAGES = ROOT / "docs/pages"
+NAMES = sorted(path.relative_to(PAGES).with_suffix("").as_posix() for path in PAGES.rglob("*.json"))
+AGAIN = "stale: dml report {} -o docs/pages"
+
+
+def page(name: str) -> ShownTable:
+    return ShownTable.model_validate_json((PAGES / f"{name}.json").read_bytes())
+
+
+def test_there_are_pages_and_each_is_whole() -> None:
+    assert NAMES
+    assert set(NAMES) <= set(table_names()) - {STANDING}, "the standing comparison is reported in results/ alone"
+    expected = {INDEX} | {f"{name}{suffix}" for name in NAMES for suffix in (".html", ".json", ".md")}
+    assert {path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*") if path.is_file()} == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_of_today_s_table_file(name: str) -> None:
+    """All that does not depend on what was measured."""
+    now, then = shown_table(name, load_table(name), TableResult(name=name)), page(name)
+    assert [row.name for row in then.rows] == [row.name for row in now.rows], AGAIN.format(name)
+    for shown in (now, then):
+        static = {"name", "title", "page", "states", "note", "tolerances", "rows", "columns", "claims"}
+        rows = {"name", "label", "kind", "source", "note", "published", "released", "independent"}
+        said = {"rows": {"__all__": rows}, "columns": {"__all__": {"dataset", "metric", "unit"}}, "claims": {"__all__": {"says"}}}
+        fields: Any = {field: said.get(field, True) for field in static}
+        shown.__dict__["compared"] = json.loads(shown.model_dump_json(include=fields))
+    assert then.__dict__["compared"] == now.__dict__["compared"], AGAIN.format(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_says_what_follows_from_its_values_by_today_s_statistics(name: str) -> None:
+    shown = page(name)
+    lines = [line for row in shown.rows for line in row.lines]
+    for cell in (cell for line in lines for cell in line.cells if cell is not None):
+        mean, half_width = mean_over_seeds(list(cell.values.values()))
+        assert cell.mean == pytest.approx(mean), AGAIN.format(name)
+        assert (cell.half_width or 0.0) == pytest.approx(half_width if len(cell.values) > 1 else 0.0), AGAIN.format(name)
+    rows = {row.name: row for row in shown.rows}
+    reference = load_table(name).reference
+    system = rows[reference].lines[0].system if reference is not None and rows[reference].lines else None
+    said = [found.sentence for found in compare_lines(shown.columns, lines, system)]
+    assert [found.sentence for found in shown.comparisons] == said, AGAIN.format(name)
+
+
+@pytest.mark.proof  # Nemenyi's distance of 32 systems takes a minute
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_ranks_its_values_as_today_s_statistics_do(name: str) -> None:
+    shown = page(name)
+    ranking = rank_lines(shown.columns, [line for row in shown.rows for line in row.lines])
+    assert (shown.ranking and shown.ranking.sentence) == (ranking and ranking.sentence), AGAIN.format(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
+    shown = page(name)
+    assert (PAGES / f"{name}.md").read_text() == as_markdown(shown), AGAIN.format(name)
+    figures = [cell.all("span", "figure")[0].text for cell in read((PAGES / f"{name}.html").read_text()).all("td", "measured")]
+    expected = [
+        column.measured(cell.mean) + (f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else "")
+        for row in shown.rows
+        for line in row.lines
+        for column, cell in zip(shown.columns, line.cells, strict=True)
+        if cell is not None
+    ]
+    assert figures == expected, AGAIN.format(name)
+
+
+def test_the_index_is_that_of_the_pages() -> None:
+    assert (PAGES / INDEX).read_text() == index_page(PAGES), AGAIN.format("TABLE...")

@@ -1,0 +1,40 @@
+"""Lists and values that the docs repeat from the code."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.measurements.registry import MEASUREMENTS
+from tasks.environment import Project, set_environment
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_every_measurement_is_named() -> None:
+    named = set(re.findall(r"`(\w+)`", (DOCS / "evaluation.md").read_text()))
+    assert set(MEASUREMENTS) <= named
+
+
+def test_the_environment_of_every_process_is_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    now = dict(before)
+    monkeypatch.setattr(os, "environ", now)
+    set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///mlflow.db"))
+    text = (DOCS / "mechanics.md").read_text().partition("## The environment of every process")[2].partition("\n## ")[0]
+    values = dict(re.findall(r"`([A-Z][A-Za-z_0-9]+)=(\S+?)`", text))
+    assert values
+    assert {name: now.get(name) for name in values} == values
+    documented = re.findall(r"`([A-Z][A-Za-z_0-9*]+)(?:=\S+?)?`", text)
+    patterns = [re.compile(name.replace("*", r"\w+")) for name in documented]
+    assert [name for name in now if name not in before and not any(pattern.fullmatch(name) for pattern in patterns)] == []
+
+
+def test_own_images_counts_the_seeds_of_params_yaml() -> None:
+    numbers = {11: "eleven", 6: "six", 10: "ten", 5: "five", 3: "three"}
+    seeds = yaml.safe_load((ROOT / "params.yaml").read_text())["comparison"]["seeds"]
+    said = f"each seed of `comparison.seeds` in `params.yaml` ({numbers.get(len(seeds), len(seeds))};"
+    assert said in (DOCS / "own-images.md").read_text()

@@ -1,0 +1,169 @@
+"""Decoding: orientation against Pillow's, for a person's own images alone, and images that would take gigabytes."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from dml_core.data.prepare import pack
+from dml_core.data.registry import DATASETS, dataset_class
+from dml_core.data.store.decode import ORIENTATION_TAG, decode_rgb, decode_upright
+from dml_core.data.store.info import OWN_READERS
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.resized import resized
+from dml_core.data.store.rows import Manifest, Row
+from dml_core.index.thumbnails import picture_size, thumbnail
+
+FORMATS = ["JPEG", "PNG", "WEBP", "TIFF"]
+TURNS = range(1, 9)
+PIXELS = np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8)
+
+
+def photograph(kind: str, turn: int | None, pixels: np.ndarray = PIXELS, **options: object) -> bytes:
+    exif, file = Image.Exif(), io.BytesIO()
+    if turn is not None:
+        exif[ORIENTATION_TAG] = turn
+    Image.fromarray(pixels).save(file, kind, exif=exif, **options)
+    return file.getvalue()
+
+
+def by_pillow(data: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+
+
+def pixels_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("turn", [*TURNS, None, 0, 9])
+def test_upright_is_as_pillow_turns_it_and_stored_is_as_stored(kind: str, turn: int | None) -> None:
+    data = photograph(kind, turn)
+    np.testing.assert_array_equal(pixels_of(decode_upright(data)), by_pillow(data))
+    assert decode_upright(data).is_contiguous()
+    if kind != "TIFF":  # which Pillow turns by itself
+        np.testing.assert_array_equal(pixels_of(decode_rgb(data)), pixels_of(decode_rgb(photograph(kind, None))))
+
+
+@pytest.mark.parametrize("reader", ["folder", "manifest", "cub200", "sop", "synthetic"])
+def test_own_images_are_upright_wherever_they_are_seen_and_official_ones_as_stored(reader: str, tmp_path: Path) -> None:
+    files = {f"{turn}.png": photograph("PNG", turn) for turn in TURNS}
+    rows = [Row(name, number % 2, f"class {number % 2}", "train") for number, name in enumerate(files)]
+    manifest = Manifest(rows, lambda row: files[row.path])
+    pack(reader, {}, manifest, tmp_path / "packed")
+    dataset = PackedDataset(tmp_path / "packed", "train")
+    is_own = reader in ("folder", "manifest")
+    for number, data in enumerate(files.values()):
+        expected = by_pillow(data) if is_own else PIXELS
+        np.testing.assert_array_equal(pixels_of(dataset.image(number)), expected)
+        assert dataset.raw_bytes(number) == data
+        if is_own:  # the picture beside it in an index lies the same way; at this size it has every pixel
+            assert picture_size(thumbnail(data, "x")) == (expected.shape[1], expected.shape[0])
+            np.testing.assert_array_equal(by_pillow(thumbnail(data, "x")), expected)
+    small = resized(manifest, (12, 20), "bilinear", is_own)
+    sizes = {pixels_of(decode_rgb(small.read_bytes(row))).shape for row in rows}
+    assert sizes == {(12, 20, 3)}
+    turned = [pixels_of(decode_rgb(small.read_bytes(row))) for row in rows]
+    assert all(np.array_equal(turned[0], other) for other in turned[1:]) != is_own
+
+
+def test_which_readers_are_of_own_images_is_said_once() -> None:
+    assert {name for name in DATASETS if dataset_class(name).own_images} == OWN_READERS
+
+
+@given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=8))
+def test_a_damaged_orientation_leaves_the_pixels(changes: list[tuple[int, int]]) -> None:
+    """Bytes of the EXIF segment: whatever they say, the image has its pixels, turned or not, or is refused in words."""
+    data = bytearray(photograph("JPEG", 6))
+    start = data.index(b"Exif") + 6
+    length = min(200, int.from_bytes(data[start - 8 : start - 6]) - 9)
+    for at, value in changes:
+        data[start + at % length] = value
+    stored = decode_rgb(bytes(data))
+    found = decode_upright(bytes(data))
+    assert any(torch.equal(found, view) for view in all_turns(stored))
+
+
+def all_turns(pixels: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.rot90(side, k, (1, 2)) for side in (pixels, pixels.flip(2)) for k in range(4)]
+
+
+# ---------------------------------------------------------------- too large, too long, too short
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG whose header claims a size: what it holds is never reached."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+
+
+def jpeg_of(width: int, height: int, **options: object) -> bytes:
+    data = bytearray(photograph("JPEG", 3, **options))
+    at = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0")
+    data[at + 5 : at + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def gif_of(width: int, height: int) -> bytes:
+    data = bytearray(photograph("GIF", None))
+    data[6:10] = struct.pack("<HH", width, height)
+    return bytes(data)
+
+
+BOMBS = {
+    "png": png_of(30_000, 30_000),
+    "jpeg": jpeg_of(65_000, 65_000),
+    "progressive jpeg": jpeg_of(65_000, 65_000, progressive=True),
+    "jpeg with rubbish between its segments": b"\xff\xd8\0\0" + jpeg_of(65_000, 65_000)[2:],
+    "gif": gif_of(65_000, 65_000),
+    "long png": png_of(1, 60_000),
+    "long jpeg": jpeg_of(60_000, 3),
+    "no height": png_of(40, 0),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_an_image_that_would_take_gigabytes_is_refused_by_its_header(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for decoder in ("decode_png", "decode_jpeg"):
+        monkeypatch.setattr(f"dml_core.data.store.decode.{decoder}", lambda *_, **__: pytest.fail("decoded"))
+    with pytest.raises(ValueError, match=r"^(of [^\n]* pixels|not an image)[^\n]*$"):
+        decode_rgb(BOMBS[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"\xff\xc0 no frame" * 30}, {"icc_profile": b"\xff" * 70_000}])
+def test_a_jpeg_s_size_is_read_from_its_frame(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from what only looks like one inside another segment; the smallest bound that passes it is its own size."""
+    data = photograph("JPEG", 1, **options)
+    filled = data.replace(b"\xff\xdb", b"\xff\xff\xff\xdb", 1)  # bytes that may stand before a marker
+    at = data.rindex(b"\xff\xc4")  # a table of codes, whose marker is between those of frames, may stand before the frame
+    end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+    tables_first = data[:2] + data[at:end] + data[2:] if not options else data
+    monkeypatch.setattr("dml_core.data.store.decode.MOST_PIXELS", 24 * 40)
+    for whole in (data, filled, tables_first):
+        assert decode_rgb(whole).shape == (3, 24, 40)
+    monkeypatch.setattr("dml_core.data.store.decode.MOST_PIXELS", 24 * 40 - 1)
+    for whole in (data, filled, tables_first):
+        with pytest.raises(ValueError, match="of 40 x 24 pixels, more than 959"):
+            decode_rgb(whole)
+
+
+@pytest.mark.parametrize("kind", [*FORMATS, "GIF", "BMP"])
+def test_an_image_cut_anywhere_is_refused(kind: str) -> None:
+    data = photograph(kind, 6)
+    for end in {*range(0, len(data) - 200, max(1, len(data) // 40)), len(data) // 2}:
+        for decode in (decode_rgb, decode_upright):
+            with pytest.raises(ValueError, match=r"^[^\n]+$"):
+                decode(data[:end])

@@ -1,0 +1,261 @@
+"""How every verb ends, whatever happens in it: exit code, one line, and no traceback on the terminal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from dml_core.errors import DmlError
+from flows.cli import exits, main
+from tests.conftest import ROOT
+from tests.flows.verbs import ARGUMENTS, DML, dml, leaves
+
+VERBS = dict(leaves())
+SECRET = "a-very-secret-word"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in the working directory; a flow's process counts as supervised already."""
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DML_STATE", raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(exits, "_supervised", lambda: tmp_path / "state/logs/dml-flow.log")
+    return tmp_path
+
+
+def ending(words: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of `dml` where a verb raises an error as it begins."""
+
+    def broken(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(VERBS[words], "callback", broken)
+    monkeypatch.setattr(exits, "app", DML)  # built once: it takes a tenth of a second
+    monkeypatch.setattr(sys, "argv", ["dml", *words.split(), *ARGUMENTS[words]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(str(ended.value.code))
+
+
+def test_every_verb_has_arguments() -> None:
+    assert sorted(ARGUMENTS) == sorted(VERBS), "a verb is new or gone: tests/flows/verbs.py names arguments for each"
+
+
+def mendable() -> list[type[DmlError]]:
+    """Every error that a person can mend."""
+    found = [DmlError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("words", sorted(VERBS))
+def test_what_a_person_can_mend_is_one_line(
+    words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DML_TEST_TOKEN", SECRET)
+    for kind in mendable():
+        try:
+            error = kind(f"here: wrong\n  with {SECRET}; mend it")
+        except TypeError:
+            continue  # it is made of other things than its line
+        assert ending(words, error, monkeypatch) == 2
+        assert capsys.readouterr().err == "error: here: wrong with ***; mend it\n"
+    assert not (project / "state").exists()
+
+
+@pytest.mark.parametrize("words", sorted(VERBS))
+def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_a_file(
+    words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DML_TEST_TOKEN", SECRET)
+    code = exits.SUPERVISED_BUG if words in exits.SUPERVISED else 1
+    errors = [RuntimeError(f"two\nlines with {SECRET} and \udcff"), EOFError("no more"), BrokenPipeError(32, "a socket's"), MemoryError()]
+    for error in errors:
+        assert ending(words, error, monkeypatch) == code
+        [line] = capsys.readouterr().err.splitlines()
+        start, _, log = line.partition(", the traceback is in ")
+        assert start == f"error: unforeseen {type(error).__name__}"
+        assert Path(log).parent == project / "state/logs"
+        text = Path(log).read_text()
+        assert f"{type(error).__name__}" in text.splitlines()[-1 if error is not errors[0] else -2]
+        assert SECRET not in text
+    assert "two\nlines with *** and \\udcff" in "".join(path.read_text() for path in (project / "state/logs").iterdir())
+
+
+@pytest.mark.parametrize("words", sorted(VERBS))
+def test_a_file_that_cannot_be_used_is_named(
+    words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, said in (
+        (IsADirectoryError(21, "Is a directory", "a/b"), "a/b: Is a directory; check this path"),
+        (PermissionError(13, "Permission denied", b"\xff"), "\\udcff: Permission denied; check this path"),
+        (FileNotFoundError(2, "No such file or directory", ""), "the empty path: No such file or directory; check this path"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ):
+        assert ending(words, error, monkeypatch) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {said}, details in {project}/state/logs/")
+
+
+@pytest.mark.parametrize("words", sorted(VERBS))
+def test_ctrl_c_is_130_without_a_line(
+    words: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ending(words, KeyboardInterrupt(), monkeypatch) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("state", ["a file", "a file below", "no project"])
+def test_the_traceback_is_kept_where_the_state_cannot_be(
+    state: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(project / "elsewhere"))
+    if state == "no project":
+        (project / "params.yaml").unlink()
+    else:
+        (project / "state" / ("" if state == "a file" else "logs")).parent.mkdir(exist_ok=True)
+        (project / "state" / ("" if state == "a file" else "logs")).write_text("")
+    assert ending("data list", ZeroDivisionError(), monkeypatch) == 1
+    log = Path(capsys.readouterr().err.strip().rpartition(" ")[2])
+    assert log.parent == project / "elsewhere"
+    assert "ZeroDivisionError" in log.read_text()
+
+
+def test_a_prefect_server_that_does_not_answer_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import httpx
+
+    error = RuntimeError("no flow run")
+    error.__cause__ = httpx.ConnectError("refused")
+    assert ending("run", error, monkeypatch) == exits.SUPERVISED_BUG
+    capsys.readouterr()
+    monkeypatch.setenv("PREFECT_API_URL", "http://me:word@127.0.0.1:9/api")
+    assert ending("run", error, monkeypatch) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: Prefect's server at http://127.0.0.1:9/api does not answer; start it, or unset PREFECT_API_URL; details in "
+    )
+
+
+# ---------------------------------------------------------------- real processes
+
+INTERRUPTED_AT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == os.environ["AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and background jobs ignore it
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["dml", *os.environ["WORDS"].split()]
+from flows.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("flows.cli.app", "data list"),
+        ("typer", "data list"),
+        ("typer.core", "data list"),
+        ("flows.cli.tune", "data list"),
+        ("dml_core.errors", "data list"),
+        ("flows.cli.exits", "data list"),
+        ("tasks.environment", "data list"),
+        ("yaml", "data list"),
+        ("rich.table", "doctor"),
+        ("flows.cli.supervisor", "run own good"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported_is_130_without_a_line(module: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "AT": module, "WORDS": words}
+    shown = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_AT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "")
+
+
+def test_an_import_by_others_leaves_their_handling_of_ctrl_c_alone() -> None:
+    code = "import signal; before = signal.getsignal(signal.SIGINT); import flows.cli; assert signal.getsignal(signal.SIGINT) is before"
+    thread = f"import threading; t = threading.Thread(target=lambda: exec({'import flows.cli'!r})); t.start(); t.join()"
+    shown = subprocess.run([sys.executable, "-c", f"{code}; {thread}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def in_a_project(folder: Path) -> Path:
+    """A project whose list of datasets is longer than what a pipe takes at once."""
+    names = [f"a-dataset-of-many-{number:04}" for number in range(100)]
+    datasets = {name: {"reader": "folder", "raw": f"data/{'raw/' * 250}{name}"} for name in names}
+    text = yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), {"datasets": datasets}), allow_unicode=True)
+    (folder / "params.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("| head -1; exit ${PIPESTATUS[0]}", 141, ""),
+        (">&-", 0, ""),
+        (">&- 2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("<&-", 0, ""),
+    ],
+)
+def test_standard_streams_that_cannot_be_used(shell: str, code: int, said: str, tmp_path: Path) -> None:
+    shown = dml(["data", "list"], in_a_project(tmp_path), shell)
+    assert (shown.returncode, shown.stderr) == (code, said)
+
+
+@pytest.mark.parametrize("words", [["data", "list"], ["--version"]])
+def test_a_full_device_is_one_line(words: list[str], tmp_path: Path) -> None:
+    shown = dml(words, in_a_project(tmp_path), ">/dev/full")
+    assert shown.returncode == 2
+    [line] = shown.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("shell", [">/dev/full 2>&1", "2>/dev/full", "2>&-"])
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code(shell: str, tmp_path: Path) -> None:
+    assert dml(["data", "fetch", "none"], in_a_project(tmp_path), shell).returncode == 2
+
+
+def test_what_a_terminal_cannot_print_is_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "vögel"
+    folder.mkdir()
+    shown = dml(["data", "list"], folder, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert (shown.returncode, shown.stdout) == (2, "")
+    assert "v\\xf6gel: no params.yaml here" in shown.stderr
+    shown = dml(["doctor"], tmp_path, PYTHONIOENCODING="ascii")
+    assert "Traceback" not in shown.stderr
+
+
+def test_a_supervised_verb_that_fails_in_an_unforeseen_way(tmp_path: Path) -> None:
+    """In the flow's own process, whose log file the line names; the command's exit code is 1 and not the process's."""
+    (tmp_path / "params.yaml").write_text("")
+    code = (
+        "import sys; from flows.cli import main, run\n"
+        "def broken(*_): raise LookupError('odd')\n"
+        "run._check = broken\n"
+        "sys.argv = ['dml', 'run', 'own', 'good']\n"
+        "main()"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 1
+    line = shown.stderr.splitlines()[-1]
+    assert line.startswith(f"error: unforeseen LookupError, the traceback is in {tmp_path}/state/logs/dml-")
+    assert "LookupError: odd" in Path(line.rpartition(" ")[2]).read_text()

@@ -1,0 +1,44 @@
+"""A flow or a step that fails leaves no file in the folder of finished records."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import Flow, Task, flow, task
+from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from dml_core.errors import DataError
+from flows import reproduce, run, table, tune
+from flows.kept import SealedJSON, forget_failure
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_flow_and_every_kept_step_has_the_hook() -> None:
+    found_here = [found for module in (reproduce, run, table, tune) for found in vars(module).values()]
+    kept = [found for found in found_here if isinstance(found, Flow) or (isinstance(found, Task) and found.persist_result)]
+    assert {found.name for found in kept} >= {"reproduce", "run", "table", "tune", "train", "embed", "evaluate"}
+    for found in kept:
+        assert forget_failure in found.on_failure_hooks, found.name
+
+
+def test_only_finished_records_stay(tmp_path: Path) -> None:
+    @task(persist_result=True, result_serializer=SealedJSON(), cache_key_fn=lambda _, given: str(given["key"]), on_failure=[forget_failure])
+    def step(key: str, broken: bool) -> dict[str, Any]:
+        if broken:
+            raise DataError("the step")
+        return {"key": key}
+
+    @flow(on_failure=[forget_failure])
+    def chain(fails: str) -> None:
+        step("finished", False)
+        if fails == "the step":
+            step.submit("broken", True).result()
+        raise DataError("the flow")
+
+    with prefect_test_harness(server_startup_timeout=120), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
+        for fails in ("the step", "the flow"):
+            with pytest.raises(DataError, match=fails):
+                chain(fails)
+            assert [path.name for path in (tmp_path / "kept").iterdir()] == ["finished"]

@@ -1,0 +1,120 @@
+"""What is left of a comparison: a report for each choice of runs, and the best run by the one rule."""
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import reproduce
+from flows.outcomes import Failure, Outcome
+from flows.reproduce import Comparison, report_folder
+from tasks.environment import Project
+from tasks.runs.best import NO_BEST, RULE, VALIDATION
+from tasks.runs.records import ComparisonReport, MetricRecord
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tests.conftest import ROOT
+
+PARAMS = load_params(ROOT / "params.yaml")
+SET = ("comparison.protocol.num_epochs=3",)
+
+
+def specs(*variants: str, seeds: tuple[int, ...] = (0,), overrides: tuple[str, ...] = (), dataset: str = "synthetic") -> list[RunSpec]:
+    return comparison_runs(load_params(ROOT / "params.yaml", overrides), dataset, variants or None, seeds, overrides)
+
+
+def outcome(spec: RunSpec, recall: float = 0.5, validation: float | None = None) -> Outcome:
+    metrics = {"recall@1": recall, **({} if validation is None else {VALIDATION: validation})}
+    scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics=metrics)
+    return Outcome(spec, scores, {"train": True}, True, "there", "there", 1.0, digest="digest")
+
+
+class Services:
+    """What a conclusion needs of a flow's services; keeps what is published."""
+
+    def __init__(self, root: Path) -> None:
+        self.project = Project(root, root / "state", "", "sqlite:///none.db")
+        self.tags: dict[str, str] = {}
+        self.published: list[ComparisonReport] = []
+
+    @property
+    def tracker(self) -> "Services":
+        return self
+
+    def publish(self, report: ComparisonReport) -> str:
+        self.published.append(report)
+        return "run"
+
+
+@pytest.fixture
+def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
+    monkeypatch.setattr(reproduce, "create_markdown_artifact", lambda *given, **named: None)  # Prefect would start a server for it
+    return Services(tmp_path)
+
+
+def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None, is_part: bool = True) -> Comparison:
+    params = load_params(ROOT / "params.yaml", outcomes[0].spec.overrides)
+    return reproduce._conclude(outcomes, failures or [], services, is_part, params)
+
+
+def test_every_choice_of_runs_has_a_folder_and_the_same_choice_the_same_one(tmp_path: Path) -> None:
+    project = Project(tmp_path, tmp_path / "state", "", "")
+    choices = [
+        specs("softtriple"),
+        specs("softtriple", seeds=(1,)),
+        specs("softtriple", seeds=(0, 1)),
+        specs("softtriple", seeds=(0, 2)),
+        specs("softmax"),
+        specs("softtriple", "softmax"),
+        specs("softtriple", "sgsl"),
+        specs("softtriple", overrides=SET),
+        specs("softtriple", overrides=("comparison.protocol.num_epochs=4",)),
+        specs("softtriple", dataset="fashion-mnist"),
+    ]
+    folders = [report_folder(project, chosen, is_part=True) for chosen in choices]
+    for (one, first), (other, second) in combinations(enumerate(folders), 2):
+        assert first != second, (one, other)
+        assert first not in second.parents
+    assert folders == [report_folder(project, chosen[::-1], is_part=True) for chosen in choices]
+    assert report_folder(project, specs(), is_part=False) == tmp_path / "results/synthetic"
+    assert report_folder(project, specs(overrides=SET), is_part=False).parent == tmp_path / "state/reports/synthetic"
+    assert folders[0].name.startswith("softtriple-seed-0-")
+
+
+def test_a_part_and_one_with_other_settings_leave_two_whole_reports(services: Services) -> None:
+    parts = [
+        conclude(services, [outcome(spec, 0.25) for spec in specs("softtriple")]),
+        conclude(services, [outcome(spec, 0.75) for spec in specs("softtriple", overrides=SET)]),
+        conclude(services, [outcome(spec, 0.5) for spec in specs("softmax")]),
+    ]
+    for part in parts:
+        assert (part.folder / "report.md").read_text() == part.report
+        assert (part.folder / "scores.csv").is_file()
+    assert ["25.0" in parts[0].report, "75.0" in parts[1].report, "50.0" in parts[2].report] == [True] * 3
+    assert parts[1].report.startswith("# comparison on synthetic, comparison.protocol.num_epochs=3\n")
+    assert not (services.project.root / "results").exists()
+    failed = [Failure(specs("softmax")[0], "no memory")]
+    assert "- synthetic / softmax / seed 0: FAILED: no memory" in conclude(services, [outcome(specs("softtriple")[0])], failed).report
+    assert len(list((services.project.state / "reports/synthetic").glob("*/report.md"))) == 4
+
+
+def test_the_best_of_what_ran_is_chosen_on_held_out_classes(services: Services) -> None:
+    runs = specs("softtriple", "softmax", seeds=(0, 1))
+    validation = {("softtriple", 0): 0.5, ("softtriple", 1): 0.7, ("softmax", 0): 0.9, ("softmax", 1): 0.2}
+    found = conclude(
+        services, [outcome(spec, 1.0 - validation[spec.variant, spec.seed], validation[spec.variant, spec.seed]) for spec in runs]
+    )
+    assert found.best is not None
+    assert found.best.spec.title == "synthetic / softtriple / seed 1"
+    assert found.best_line.startswith(f"best run: softtriple, seed 1: {RULE}")
+    without = conclude(services, [outcome(spec) for spec in specs("softmax", dataset="fashion-mnist")])
+    assert (without.best, without.best_line) == (None, NO_BEST)
+
+
+def test_mlflow_is_told_the_present_data_and_settings_of_every_variant(services: Services) -> None:
+    conclude(services, [outcome(spec) for spec in specs("softmax")])
+    (report,) = services.published
+    assert (report.digest, report.is_one_protocol, report.folder) == ("digest", True, None)
+    assert report.settings.keys() == PARAMS.comparison.variants.keys()
+    conclude(services, [outcome(spec) for spec in specs("softmax", overrides=SET)])
+    assert services.published[1].settings["softmax"] != report.settings["softmax"]

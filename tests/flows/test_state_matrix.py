@@ -1,0 +1,367 @@
+"""Every kind of file that a run leaves, damaged in every way, read in every way: the right answer, or one line.
+
+A cell damages one file of a copy of a real run's state and calls one reader. It holds what the reader returns against what it returns of
+the undamaged state: a number is the same or is missing, never another; an error is one line; and the damaged bytes are still there, but
+for files of a step that ran again. A file that no row of the matrix names is refused, so a new kind of file needs a row.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dml_core.errors import DmlError
+from dml_core.training.checkpoint import load_checkpoint
+from flows import run
+from flows.kept import SealedJSON
+from flows.once import StepLock
+from flows.outcomes import Outcome
+from tasks import gc
+from tasks.environment import Project
+from tasks.files import files_set_aside, write_whole
+from tasks.locks import alone
+from tasks.plans.results import add_runs, load_result
+from tasks.runs import identity
+from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
+from tasks.runs.finished import finished_scores, read_finished
+from tasks.runs.identity import train_step
+from tasks.runs.made import find_older, finished_identities, forget_made, note_made, steps_before
+from tasks.runs.rates import note_rate, read_rates
+from tasks.runs.records import CheckpointRecord, ComparisonReport, EmbeddingRecord, MetricRecord, RunReport, StepRecord
+from tasks.runs.tuned import STANDING
+from tasks.sealed import seal, unseal
+from tasks.tables.result import MeasuredRun
+from tasks.tracking.outbox import keep_report, read_report
+from tests.conftest import ROOT
+from tests.damage import as_format, cut, empty, flip, garble
+from tests.flows.test_damaged_runs import SPEC, Place, prefect, undisturbed  # noqa: F401 - fixtures
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+def folder(path: Path) -> None:
+    """A folder with a file, in the file's place."""
+    path.unlink()
+    path.mkdir()
+    (path / "inside").write_bytes(b"x")
+
+
+def dangling(path: Path) -> None:
+    """A link to nothing, in the file's place: what root cannot read either."""
+    path.unlink()
+    path.symlink_to(path.parent / "nothing")
+
+
+def newer(path: Path) -> None:
+    """A format that this program does not know; where there is none, other bytes."""
+    resealed(path, lambda sealed: as_format(sealed, 7))
+
+
+def more(path: Path) -> None:
+    """A field that this program does not know."""
+    resealed(path, lambda sealed: seal(json.dumps(json.loads(unseal(sealed)) | {"weather": "rain"})))
+
+
+def resealed(path: Path, change: Callable[[str], str]) -> None:
+    """Change every sealed record of a file; a file that is not sealed is garbled."""
+    try:
+        if path.parent.name == "kept":
+            outer = json.loads(path.read_text())
+            path.write_text(json.dumps(outer | {"result": change(outer["result"])}))
+        else:
+            path.write_text("".join(f"{change(line)}\n" for line in filter(None, path.read_text().splitlines())))
+    except (ValueError, KeyError, TypeError):
+        garble(path)
+
+
+HOW: dict[str, Callable[[Path], None]] = {
+    "flip": flip, "cut": cut, "empty": empty, "folder": folder, "dangling": dangling, "newer": newer, "more": more,
+}  # fmt: skip
+
+# Kind of file -> where it is below the state.
+KINDS = {
+    "step record": "kept/*",
+    "note of a step": "made/*.json",
+    "rates": "rates.jsonl",
+    "table": "tables/**/*.json",
+    "waiting run": "outbox/[0-9a-f]*.json",
+    "waiting comparison": "outbox/~*.json",
+    "checkpoint": "store/train/*/checkpoint.pt",
+    "history": "store/train/*/history.jsonl",
+    "validation split": "store/train/*/validation_split.json",
+    "manifest": "store/embed/*/manifest.json",
+    "shard": "store/embed/*/*-of-*.npy",
+    "labels": "store/embed/*/*-labels.npy",
+    "kept epoch": "store/embed/*/kept_epoch.json",
+    "scores": "store/evaluate/*/metrics.json",
+    "figure": "store/evaluate/*/figures/*",
+    "lock": "**/.*lock*",
+    "lock of a step": "store/.locks/.*",
+}
+SEALED = ("step record", "note of a step", "rates", "table", "waiting run", "waiting comparison")
+OF_STEPS = [kind for kind, place in KINDS.items() if place.startswith("store/") and "lock" not in kind]
+
+
+def files_of(state: Path, kind: str) -> list[Path]:
+    return sorted(path for path in state.glob(KINDS[kind]) if path.is_file())
+
+
+class Reader:
+    """What reads a state, in this process, as numbers by name."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.state = place, place.state
+        self.project = Project(ROOT, place.state, str(place.state / "store"), "")
+        self.step = train_step(SPEC, place.dataset)
+
+    def show(self) -> dict[Any, Any]:
+        """`dml tables show`, and whatever reads a table."""
+        return {run.place: run.scores for run in load_result(self.project, STANDING).runs}
+
+    def add(self) -> dict[Any, Any]:
+        """The end of `dml reproduce` of a part."""
+        add_runs(self.project, STANDING, (measured(5),), {}, None)
+        found = self.show()
+        assert found.pop(measured(5).place) == {"recall@1": 0.05}
+        return found
+
+    def plan(self) -> dict[Any, Any]:
+        """Estimates of time."""
+        return {rate.of: rate.images_per_second for rate in read_rates(self.state)}
+
+    def note(self) -> dict[Any, Any]:
+        """The end of a step."""
+        note_rate(self.state, "embed", SPEC, dataset(self.place), {"device": "cpu", "num_workers": 9}, 9.0)
+        note_made(self.state, self.step)
+        found = self.plan()
+        assert [found.pop(rate) for rate in list(found) if rate[-1] == 9] == [9.0]
+        assert finished_identities(self.state, self.step) == (self.step.identity,)
+        return found
+
+    def notes(self) -> dict[Any, Any]:
+        """`--code keep`, `dml gc`."""
+        assert find_older(self.state, self.step) is None
+        return dict(steps_before(self.state))
+
+    def forget(self) -> dict[Any, Any]:
+        """The end of `dml gc --delete`."""
+        forget_made(self.state, {"nothing"})
+        return dict(steps_before(self.state))
+
+    def sync(self) -> dict[Any, Any]:
+        """`dml sync`, without MLflow."""
+        reports = [read_report(path) for path in sorted((self.state / "outbox").glob("*.json"))]
+        return {report.outbox_name: report.model_dump(mode="json", exclude={"weather"}) for report in reports}
+
+    def publish(self) -> dict[Any, Any]:
+        """What a run that ends leaves in the outbox."""
+        for report in reports(self.place):
+            keep_report(self.state / "outbox", report)
+        return self.sync()
+
+    def unused(self) -> dict[Any, Any]:
+        """`dml gc`: what stays. Everything that is unused in the damaged state was unused before."""
+        return {step.key: True for step in gc.find_unused(self.project, days=-1.0).unused}
+
+    def models(self) -> dict[Any, Any]:
+        """`dml models`, `dml look`."""
+        return finished_scores(self.place.store.folder(f"evaluate/{self.place.evaluate_id}"), self.place.evaluate_id) or {}
+
+    def embeddings(self) -> dict[Any, Any]:
+        """What is scored, promoted and shown: of files whose hashes fit."""
+        record = read_finished(self.state / "kept", "embed", identity.embed_step(SPEC, self.step.identity).identity)
+        if record is None:
+            return {}
+        place = self.place.store.checked(record)
+        role = query_and_gallery(place)[0]
+        return {role: [array.tolist() for array in load_embeddings(place, role)]} | kept_epoch(place)
+
+    def network(self) -> dict[Any, Any]:
+        """`dml export`, `dml embed`."""
+        found = load_checkpoint(self.place.store.folder(f"train/{self.step.identity}"), self.step.identity)
+        return {} if found is None else {"epochs": found["num_epochs_done"]}
+
+    def lock(self) -> dict[Any, Any]:
+        """Whatever waits for its turn."""
+        for path in (*files_of(self.state, "lock"), *self.state.glob("tables/.lock")):
+            with alone(path):
+                pass
+        return {}
+
+
+READERS = [name for name, member in vars(Reader).items() if not name.startswith("_") and callable(member)]
+
+
+def measured(seed: int) -> MeasuredRun:
+    return MeasuredRun(
+        row="softmax", variant="standing", dataset="d", project_dataset="d", seed=seed, identity=f"i{seed}",
+        scores={"recall@1": seed / 100}, figures="", training={}, evaluation={},
+    )  # fmt: skip
+
+
+def dataset(place: Place) -> Any:
+    return place.dataset.model_copy(update={"counts": {"train": 600, "test": 600}})
+
+
+def reports(place: Place) -> list[RunReport | ComparisonReport]:
+    """A run and its comparison, as they wait for MLflow."""
+    steps = {
+        kind: model.model_validate({"step": kind, "identity": "i", "key": f"{kind}/i", "files": (), **more})
+        for kind, model, more in (
+            ("train", CheckpointRecord, {}),
+            ("embed", EmbeddingRecord, {}),
+            ("evaluate", MetricRecord, {"metrics": {"recall@1": 0.25}}),
+        )
+    }
+    run: Any = {"comparison": "c", "identity": "0123", "dataset": place.dataset, "variant": "v", "seed": 0, "parameters": {}, "tags": {}}
+    run |= {"dvc_digest": None, "checkpoint": steps["train"], "embeddings": steps["embed"], "scores": steps["evaluate"]}
+    return [RunReport(**run), ComparisonReport(comparison="c", dataset="d", role="test", folder=None, tags={})]
+
+
+def run_steps(place: Place) -> None:
+    """The chain's steps one after another, without Prefect, and their records as Prefect keeps them."""
+    trained = identity.train_step(SPEC, place.dataset)
+    embedded = identity.embed_step(SPEC, trained.identity)
+    scored = identity.evaluate_step(SPEC, embedded.identity)
+    records: list[StepRecord] = []
+    for step, of, more in ((run.train, trained, ("published",)), (run.embed, embedded, ()), (run.evaluate, scored, ())):
+        lock = StepLock(step, of, SPEC.title, place.services, anew=True)
+        record = step.fn(of.identity, SPEC, place.dataset, *records, *more, services=place.services, lock=lock)
+        lock.release()
+        records.append(record)
+        path = place.state / "kept" / of.identity
+        write_whole(path, json.dumps({"metadata": {"storage_key": of.identity}, "result": SealedJSON().dumps(record).decode()}))
+
+
+@pytest.fixture(scope="module")
+def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """A finished run, its place in a table, measured rates, and records that wait for MLflow."""
+    state = tmp_path_factory.mktemp("whole") / "state"
+    place = Place(state, packed)
+    run_steps(place)
+    project = Project(ROOT, state, str(state / "store"), "")
+    add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), {}, "commit")
+    note_rate(state, "train", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 100.0)
+    note_rate(state, "embed", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 300.0)
+    for report in reports(place):
+        keep_report(state / "outbox", report)
+    return place
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """The records of the state at hand are Prefect's; what today's tables would run is not asked, which takes seconds."""
+    monkeypatch.setattr(gc, "_of_today", lambda project: set())
+    return lambda state: monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(state / "kept"))
+
+
+def copied(whole: Place, to: Path) -> Reader:
+    shutil.copytree(whole.state, to, symlinks=True)
+    return Reader(Place(to, Path(whole.dataset.folder)))
+
+
+def held(path: Path) -> set[bytes]:
+    """The bytes of a file, of a folder's files, or where a link leads."""
+    if path.is_symlink():
+        return {str(path.readlink()).encode()}
+    return {one.read_bytes() for one in path.rglob("*") if one.is_file()} if path.is_dir() else {path.read_bytes()}
+
+
+def test_every_file_that_a_run_leaves_has_a_row_and_every_row_a_file(whole: Place) -> None:
+    found = {path: [kind for kind in KINDS if path in files_of(whole.state, kind)] for path in whole.state.rglob("*") if path.is_file()}
+    assert not [path for path, kinds in found.items() if not kinds], "give each kind of file a row in KINDS"
+    assert {kind for kinds in found.values() for kind in kinds} == set(KINDS)
+
+
+def check(whole: Place, kind: str, how: str, readers: list[str], tmp_path: Path, environment: Callable[[Path], None]) -> None:
+    for name in readers:
+        expected_of = copied(whole, tmp_path / name / "expected")
+        environment(expected_of.state)
+        expected = getattr(expected_of, name)()
+        for number, path in enumerate(files_of(whole.state, kind)[:3]):
+            reader = copied(whole, tmp_path / name / str(number))
+            environment(reader.state)
+            damaged = reader.state / path.relative_to(whole.state)
+            HOW[how](damaged)
+            before = held(damaged)
+            where = f"{kind}, {how}, {name}, {damaged.name}"
+            refused, found = None, {}
+            try:
+                found = getattr(reader, name)()
+            except DmlError as error:
+                refused = str(error)
+            if refused is not None:
+                assert refused, where
+                assert "\n" not in refused, where
+            else:
+                assert all(expected[key] == value for key, value in found.items() if key != "weather"), where
+                if kind in SEALED and how == "more":
+                    assert found == expected, f"{where}: what a newer program added is no damage"
+            if kind in SEALED:
+                there = [held(damaged)] if os.path.lexists(damaged) else []
+                there += [held(aside) for aside in files_set_aside(reader.state)]
+                is_kept = any(before <= one for one in there) or (how == "more" and not files_set_aside(reader.state))
+                is_kept = is_kept or (kind == "rates" and damaged.read_bytes().startswith(next(iter(before))))
+                assert is_kept, f"{where}: overwritten"
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", SEALED)
+def test_sealed_files(whole: Place, kind: str, how: str, tmp_path: Path, environment: Callable[[Path], None]) -> None:
+    of_kind = {
+        "step record": ["models", "embeddings", "unused"],
+        "note of a step": ["note", "notes", "forget", "unused"],
+        "rates": ["plan", "note"],
+        "table": ["show", "add", "unused"],
+        "waiting run": ["sync", "publish", "unused"],
+        "waiting comparison": ["sync", "publish", "unused"],
+    }
+    check(whole, kind, how, of_kind[kind], tmp_path, environment)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_in_every_way_by_every_reader(
+    whole: Place, kind: str, how: str, tmp_path: Path, environment: Callable[[Path], None]
+) -> None:
+    check(whole, kind, how, READERS, tmp_path, environment)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["scores", "manifest", "shard", "kept epoch", "checkpoint", "lock"])
+def test_files_of_steps(whole: Place, kind: str, how: str, tmp_path: Path, environment: Callable[[Path], None]) -> None:
+    reader = {"scores": "models", "checkpoint": "network", "lock": "lock"}.get(kind, "embeddings")
+    check(whole, kind, how, [reader], tmp_path, environment)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["step record", "note of a step", *OF_STEPS])
+def test_a_rerun_ends_as_the_undisturbed_run_or_in_one_line(
+    undisturbed: Place,  # noqa: F811
+    kind: str,
+    how: str,
+    tmp_path: Path,
+) -> None:
+    place = copied(undisturbed, tmp_path / "state").place
+    for path in files_of(place.state, kind)[:3]:
+        HOW[how](path)
+        before = held(path)
+        outcome: Outcome | Exception
+        try:
+            outcome = place.run()
+        except DmlError as error:
+            outcome = error
+        if isinstance(outcome, Outcome):
+            assert place.files() == undisturbed.files(), path
+            assert kind not in SEALED or how != "newer", path
+        else:
+            assert isinstance(outcome, DmlError), outcome
+            assert len(str(outcome).splitlines()) == 1
+            assert held(path) == before, "refused, and left as it was"
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,0 +1,79 @@
+"""Every verb of `dml`, walked from the command tree, so that a new verb is tested or refused by the tests."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from flows.cli import app
+from tests.conftest import ROOT
+
+# What each verb is called with by the tests that run all of them: arguments with which it gets past its usage.
+ARGUMENTS = {
+    "claims": [],
+    "compare": [],
+    "data add": ["own", "images"],
+    "data check": ["own"],
+    "data fetch": ["own"],
+    "data list": [],
+    "data prepare": ["own"],
+    "data show": ["own"],
+    "doctor": [],
+    "embed": ["own/good", "images", "-o", "embedded"],
+    "evaluate": ["--embeddings", "e.npy", "--labels", "l.npy"],
+    "gc": [],
+    "index add": ["index", "images"],
+    "index build": ["own/good", "images", "-o", "index"],
+    "index remove": ["index", "a"],
+    "index show": ["index"],
+    "look": ["own/good"],
+    "models export": ["own/good", "-o", "exported"],
+    "models list": [],
+    "models promote": ["own/good"],
+    "plan": ["softtriple/table1"],
+    "report": ["softtriple/table1"],
+    "reproduce": ["-d", "own"],
+    "results": [],
+    "run": ["own", "good"],
+    "search": ["index", "images"],
+    "serve": ["index"],
+    "stack down": [],
+    "stack logs": ["mlflow"],
+    "stack status": [],
+    "stack up": [],
+    "sync": [],
+    "tables list": ["softtriple"],
+    "tables show": ["softtriple/table1"],
+    "tune": ["project/standing/softtriple"],
+    "ui": [],
+}
+
+
+DML = get_command(app)
+
+
+def leaves(group: Any = DML, before: str = "") -> Iterator[tuple[str, Any]]:
+    """(words, command) of every verb below a group of click's."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+def dml(words: list[str], cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`dml` in a process of its own; `shell` redirects it, as `>&-`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))}
+    return subprocess.run(
+        ["bash", "-c", f'"$@" {shell}', "bash", sys.executable, "-m", "flows.cli", *words],
+        cwd=cwd,
+        env=kept | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )

@@ -1,0 +1,211 @@
+"""Every kind of file of an index x every kind of damage: one line, or the right answer; a damaged index is never changed.
+
+The rows are made from the files that an index really has, so that a new kind of file without a row fails.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dml_core.errors import ConfigError, DmlError, StoreError
+from dml_core.files import sealed
+from dml_core.index.index import Index
+from dml_core.index.layout import INFO_FILE, LOCK_FILE, IndexInfo
+from dml_core.index.writing import add_items, build_index, remove_items
+from tests.index.test_index import MODEL, batches, built, rows
+
+QUERIES = rows(5, seed=1)
+NUM_PLACES = 24  # of a file at which a bit is flipped; in the proof every few bytes
+PROVED = ("index.json", "vectors-*.f32", "items-*.arrow", "approximate-*.faiss")
+UNREAD = (LOCK_FILE,)  # whose bytes mean nothing
+
+
+@pytest.fixture(scope="module", params=[None, "ivf", "pq", "hnsw"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("indexes") / "whole"
+    built(folder, rows(300), request.param)
+    return folder
+
+
+def answer(folder: Path) -> tuple[Any, ...]:
+    """All that an index says."""
+    index = Index.open(folder)
+    scores, positions = index.search(QUERIES, 5)
+    return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.items.names()
+
+
+def kinds(folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Each file, and whether its content is proved; one of an unknown kind is refused."""
+    for path in sorted(folder.iterdir()):
+        proved, unread = (any(fnmatch(path.name, pattern) for pattern in patterns) for patterns in (PROVED, UNREAD))
+        assert proved != unread, f"{path.name}: a kind of file that has no row here"
+        yield path, proved
+
+
+def flipped(path: Path, at: int, by: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= by
+    path.write_bytes(data)
+
+
+def instead(path: Path, make: Callable[[Path], object]) -> None:
+    path.unlink()
+    make(path)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut in half": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "two bytes short": lambda path: os.truncate(path, max(0, path.stat().st_size - 2)),
+    "one byte more": lambda path: path.write_bytes(path.read_bytes() + b"\0") and None,
+    "empty": lambda path: os.truncate(path, 0),
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
+    "gone": lambda path: path.unlink(),
+    "a folder": lambda path: instead(path, Path.mkdir),
+    "a pipe": lambda path: instead(path, os.mkfifo),
+    "a link to nothing": lambda path: instead(path, lambda place: place.symlink_to("nowhere")),
+    "a link to itself": lambda path: instead(path, lambda place: place.symlink_to(place.name)),
+}
+
+
+def check(folder: Path, expected: tuple[Any, ...], what: str) -> None:
+    """The same answer, or one line that names the folder and what to do."""
+    try:
+        assert answer(folder) == expected, what
+        return
+    except DmlError as error:
+        said = str(error)
+    assert "\n" not in said, what
+    assert str(folder) in said, what
+    assert any(words in said for words in ("build the index again", "no index there")), what
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_one_line_and_a_damaged_index_stays_as_it_is(whole: Path, tmp_path: Path, damage: str) -> None:
+    expected = answer(whole)
+    num_proved = 0
+    for number, (path, proved) in enumerate(kinds(whole)):
+        folder = tmp_path / str(number) / "index"
+        shutil.copytree(whole, folder)
+        DAMAGES[damage](folder / path.name)
+        if not proved:
+            assert answer(folder) == expected
+            with suppress(StoreError):  # where the lock is something else
+                assert remove_items(folder, ["0.png"]).num_items == 299
+            continue
+        num_proved += 1
+        with pytest.raises((StoreError, ConfigError), match=r"^[^\n]*(build the index again|no index there)[^\n]*$"):
+            Index.open(folder)
+        before = listing(folder)
+        for change in (lambda f=folder: add_items(f, batches(rows(3), first=900), MODEL), lambda f=folder: remove_items(f, ["0.png"])):
+            with pytest.raises((StoreError, ConfigError), match=r"^[^\n]+$"):
+                change()
+        assert listing(folder) == before
+    assert num_proved == (3 if expected[0].kind == "exact" else 4)
+
+
+def listing(folder: Path) -> list[tuple[str, int, int]]:
+    return sorted((path.name, path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.iterdir() if path.name != LOCK_FILE)
+
+
+@pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.proof)])
+def test_a_flipped_bit_changes_no_answer(whole: Path, tmp_path: Path, everywhere: bool) -> None:
+    expected = answer(whole)
+    generator = np.random.default_rng(0)
+    for number, (path, _) in enumerate(kinds(whole)):
+        folder = tmp_path / str(number) / "index"
+        shutil.copytree(whole, folder)
+        size = path.stat().st_size
+        step = max(1, size // NUM_PLACES) if not everywhere else 1 if path.name == INFO_FILE else 11
+        places = [*range(0, size, step), *([size - 1] if size else [])]
+        for at in places:
+            by = 1 << int(generator.integers(8))
+            flipped(folder / path.name, at, by)
+            check(folder, expected, f"bit {by} of byte {at} of {path.name}")
+            flipped(folder / path.name, at, by)
+    check(folder, expected, "whole again")
+
+
+def test_a_damaged_index_can_be_built_again(whole: Path, tmp_path: Path) -> None:
+    """What the line says to do helps, whatever the damage; and where building fails, what was there is there still."""
+    for damage, place in ((damage, place) for damage in DAMAGES for place in (INFO_FILE, "vectors-*", "items-*")):
+        folder = tmp_path / f"{damage} {place.strip('-*')}"
+        shutil.copytree(whole, folder)
+        DAMAGES[damage](next(folder.glob(place)))
+        names = sorted(path.name for path in folder.iterdir())
+        with pytest.raises(ConfigError, match="nothing to index"):
+            build_index(folder, [], MODEL, replace=True)
+        assert sorted(path.name for path in folder.iterdir()) == names
+        try:
+            assert build_index(folder, batches(rows(40)), MODEL, replace=True).num_items == 40
+        except StoreError as error:
+            assert (damage, place) == ("a folder", INFO_FILE)  # no program removes a folder that somebody made
+            assert "cannot be written" in str(error)  # noqa: PT017
+        else:
+            assert Index.open(folder).num_items == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"format": 3}, r"written by a newer version \(format 3, this program reads up to 2\); update this program"),
+        ({"format": "2"}, "damaged"),
+        ({"format": 0}, "damaged"),
+        ({"colour": "red"}, "damaged"),
+        ({"num_items": 10**30}, "items|bytes"),
+        ({"num_items": -1}, "damaged"),
+        ({"version": "../../../etc/passwd"}, "damaged"),
+        ({"files_sha256": {}}, "damaged"),
+        ({"kind": "annoy"}, "damaged"),
+    ],
+)
+def test_what_a_description_must_not_say(whole: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    """Even with a hash that fits."""
+    folder = tmp_path / "index"
+    shutil.copytree(whole, folder)
+    values = json.loads((folder / INFO_FILE).read_text())
+    values.pop("sha256")
+    (folder / INFO_FILE).write_text(sealed(values | changes))
+    with pytest.raises(StoreError, match=rf"^{folder}[^\n]*({said})[^\n]*$"):
+        Index.open(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "3", '"x"', "[" * 5000, "{" * 5000, "\ufeff{}", '{"format": 1}', "{}", "\0", "nan"])
+def test_a_description_that_is_none(whole: Path, tmp_path: Path, text: str) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(whole, folder)
+    (folder / INFO_FILE).write_text(text)
+    with pytest.raises(StoreError, match=r"^[^\n]*damaged; build the index again with --force$"):
+        Index.open(folder)
+
+
+def test_an_index_without_hashes_opens_with_a_line_and_a_change_adds_them(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(whole, folder)
+    expected = answer(folder)
+    info = expected[0].model_dump(mode="json")
+    del info["files_sha256"]
+    (folder / INFO_FILE).write_text(json.dumps(info | {"format": 1}))
+    assert answer(folder)[1:] == expected[1:]
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "an index of format 1 has no hashes: damage goes unnoticed until the next change adds them"
+    ]
+    caplog.clear()
+    remove_items(folder, ["0.png"])
+    caplog.clear()
+    flipped(Index.open(folder).info.vectors(folder), 77, 4)
+    with pytest.raises(StoreError, match=r"vectors-.*damaged \(SHA-256 differs\)"):
+        Index.open(folder)
+    assert not caplog.records
+    assert IndexInfo.model_validate_json(
+        json.dumps({k: v for k, v in json.loads((folder / INFO_FILE).read_text()).items() if k != "sha256"})
+    )

@@ -1,0 +1,177 @@
+"""A damaged result of a table: kept under another name, reported, and rebuilt from the finished runs in the store."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from flows.kept import SealedJSON
+from flows.outcomes import Outcome, measured_run
+from tasks.environment import Project, finished_records
+from tasks.files import files_set_aside
+from tasks.plans.results import add_runs, load_result
+from tasks.plans.state import table_states
+from tasks.runs import identity
+from tasks.runs.identity import embed_step, evaluate_step, train_step
+from tasks.runs.made import note_made
+from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
+from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.tuned import STANDING
+from tasks.sealed import NewerFormatError, seal, unseal
+from tasks.tables.choice import Choice
+from tasks.tables.file import label_parts, load_table
+from tasks.tables.result import MeasuredRun, TableResult, result_path
+from tasks.tables.runs import asked_runs
+from tasks.tables.standing import VARIANT
+from tests.damage import DAMAGE, as_format
+from tests.tasks.plans.conftest import look
+
+TABLE = "softtriple/table1"
+OTHER = "softtriple/table2"
+SOME = Choice(seeds=(0, 3, 2**20))
+
+
+def keep(record: StepRecord) -> None:
+    """Leave a record as Prefect leaves it."""
+    path = finished_records() / record.identity
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"metadata": {"storage_key": record.identity}, "result": SealedJSON().dumps(record).decode()}))
+
+
+def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
+    """Leave what a run leaves in the store and in Prefect's storage; the run as its flow would add it to the table."""
+    here = look(project)
+    record = here.dataset(dataset, load_table(TABLE))
+    spec = spec.model_copy(update={"dataset": record.name})
+    trained = train_step(spec, record)
+    embedded = embed_step(spec, trained.identity)
+    scored = evaluate_step(spec, embedded.identity)
+    for step in (trained, embedded, scored):
+        note_made(project.state, step)
+    folder = Path(project.store) / "evaluate" / scored.identity
+    folder.mkdir(parents=True)
+    (folder / "metrics.json").write_text(json.dumps({"recall@1": spec.seed / 2**21}))
+    checkpoint = CheckpointRecord(
+        step="train", identity=trained.identity, key=f"train/{trained.identity}", files=(), facts={"seconds": 12.5}
+    )
+    scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=describe_folder(folder))
+    keep(checkpoint)
+    keep(scores)
+    row, variant = label_parts(spec.variant) if " " in spec.variant else (row_name(spec.variant), VARIANT)
+    outcome = Outcome(spec, read_scores(scores, folder), {}, True, "", "", 0.0, (), 12.5, digest=record.digest)
+    return measured_run(outcome, row, variant, dataset)
+
+
+def finished_table(project: Project, choice: Choice = SOME) -> TableResult:
+    """Runs of a table with three seeds, in the store and in the result."""
+    runs = [finish(project, spec, dataset) for (_, dataset), specs in asked_runs([TABLE], choice).runs.items() for spec in specs]
+    add_runs(project, TABLE, tuple(runs), {"a run": "failed"}, "commit")
+    return load_result(project, TABLE)
+
+
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+def test_a_damaged_result_is_rebuilt_and_a_part_run_again_loses_nothing(
+    project: Project, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = finished_table(project)
+    assert len(before.runs) == 6
+    path = result_path(project, TABLE)
+    DAMAGE[how](path)
+    damaged = path.read_bytes()
+    one = before.runs[0].model_copy(update={"scores": {"recall@1": 0.5}})
+    add_runs(project, TABLE, (one,), {}, "new commit")
+    found = load_result(project, TABLE)
+    # A seed beyond the first ten is found again only where the damaged bytes still name it.
+    expected = [run for run in before.runs if run.seed < 10 or how in ("flip", "lengthen", "cut")]
+    assert found.runs == tuple(one if run.place == one.place else run for run in expected)
+    assert path.with_name("table1.json.damaged-1").read_bytes() == damaged
+    (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+    rebuilt = f"rebuilt {len(expected)} runs from the store; the same dml reproduce adds the others"
+    assert line == f"{path}: damaged; kept as table1.json.damaged-1; {rebuilt}"
+
+
+def test_who_reads_a_damaged_result_first_repairs_it_for_all(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    before = finished_table(project)
+    (state,) = table_states(look(project), [TABLE])
+    path = result_path(project, TABLE)
+    path.unlink()
+    path.mkdir()
+    (again,) = table_states(look(project), [TABLE])
+    assert (again.how, again.num_done, again.num_stale) == (state.how, state.num_done, state.num_stale) == ("done", 2, 0)
+    assert load_result(project, TABLE).runs == tuple(run for run in before.runs if run.seed < 10)
+    assert [one.name for one in files_set_aside(project.state)] == ["table1.json.damaged-1"]
+    assert len(caplog.records) == 1
+
+
+def test_nothing_to_rebuild_of_is_not_run_and_the_damaged_file_stays(project: Project) -> None:
+    path = result_path(project, TABLE)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"first")
+    assert load_result(project, TABLE) == TableResult(name=TABLE)
+    path.write_bytes(b"second")
+    assert load_result(project, TABLE) == TableResult(name=TABLE)
+    assert [one.read_bytes() for one in files_set_aside(project.state)] == [b"first", b"second"]
+
+
+def test_scores_that_do_not_fit_their_record_are_not_rebuilt(project: Project) -> None:
+    before = finished_table(project)
+    for run in before.runs:
+        metrics = Path(project.store) / run.figures / "metrics.json"
+        if run.seed == 3:
+            metrics.write_text('{"recall@1": 0.999}')
+    result_path(project, TABLE).write_bytes(b"")
+    assert [run.seed for run in load_result(project, TABLE).runs] == [0, 0]
+
+
+def test_runs_of_older_code_and_of_other_variants_are_rebuilt_and_marked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [
+        *finished_table(project, Choice(variant="as_released")).runs,
+        *finished_table(project, Choice(track="common")).runs,
+    ]
+    digests = identity.source_digests
+    monkeypatch.setattr(identity, "source_digest", lambda modules: f"edited {modules}")
+    monkeypatch.setattr(identity, "source_digests", lambda modules: digests(modules) | {"dml_core/training/loop.py": "edited"})
+    result_path(project, TABLE).write_bytes(b"")
+    found = {run.place: run for run in load_result(project, TABLE).runs}
+    assert {run.place for run in before} <= set(found)
+    assert {run.identity for run in before} == {run.identity for run in found.values()}
+    assert {run.older_code for run in found.values()} == {("dml_core/training/loop.py",)}
+
+
+def test_the_standing_comparison_is_rebuilt_with_the_seeds_of_params(project: Project) -> None:
+    block = {"comparison": {"datasets": {"cub200": {}}, "seeds": [0, 77]}}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
+    specs = comparison_runs(load_params(project.params_file), "cub200", ("softtriple", "softmax"))
+    before = [finish(project, spec, "cub200") for spec in specs]
+    add_runs(project, STANDING, tuple(before), {}, None)
+    before = list(load_result(project, STANDING).runs)
+    assert len(before) == 4
+    DAMAGE["empty"](result_path(project, STANDING))
+    assert list(load_result(project, STANDING).runs) == before
+
+
+def test_another_tables_result_is_not_believed(project: Project) -> None:
+    finished_table(project)
+    other = result_path(project, OTHER)
+    other.write_bytes(result_path(project, TABLE).read_bytes())
+    assert load_result(project, OTHER).runs == ()
+    assert other.with_name("table2.json.damaged-1").exists()
+
+
+def test_a_newer_version_and_unknown_fields(project: Project) -> None:
+    before = finished_table(project)
+    path = result_path(project, TABLE)
+    content = json.loads(unseal(path.read_bytes()))
+    content["runs"][0]["weather"] = "rain"
+    path.write_text(seal(json.dumps(content)))
+    add_runs(project, TABLE, (before.runs[-1],), {}, None)
+    assert json.loads(unseal(path.read_bytes()))["runs"][0]["weather"] == "rain"
+    path.write_text(as_format(path.read_text(), 2))
+    newer = path.read_bytes()
+    for act in (lambda: load_result(project, TABLE), lambda: add_runs(project, TABLE, (), {}, None)):
+        with pytest.raises(NewerFormatError, match=r"table1\.json: written by a newer version \(format 2, this program reads up to 1\)"):
+            act()
+    assert path.read_bytes() == newer

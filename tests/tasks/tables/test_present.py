@@ -1,0 +1,85 @@
+"""What a table's runs would be today is what was recorded of them, as long as nothing has changed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dml_core.data.store.info import read_info
+from tasks.environment import Project
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.tables.choice import Choice
+from tasks.tables.file import label_parts, load_table
+from tasks.tables.present import table_today
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import runs_of
+from tasks.tables.shown import comparable
+from tasks.tables.standing import VARIANT, standing_table
+from tests.conftest import ROOT
+
+PARAMS = load_params(ROOT / "params.yaml")
+STANDING = "project/standing"
+
+
+def measured(spec: RunSpec, row: str, variant: str, digest: str | None) -> MeasuredRun:
+    return MeasuredRun(
+        row=row,
+        variant=variant,
+        epoch=spec.evaluation.epoch,
+        dataset=spec.dataset,
+        project_dataset=spec.dataset,
+        seed=spec.seed,
+        identity="i",
+        scores={"recall@1": 0.5},
+        figures="f",
+        training=spec.training.model_dump(mode="json"),
+        evaluation=spec.evaluation.model_dump(mode="json"),
+        digest=digest,
+    )
+
+
+@pytest.fixture
+def project(tmp_path: Path, packed: Path) -> Project:
+    """A project in which the dataset `synthetic` is prepared, and no other."""
+    shutil.copytree(packed, tmp_path / "data/packed/synthetic")
+    return Project(tmp_path, tmp_path / "state", "", "")
+
+
+def test_the_standing_comparison_is_held_to_params_yaml_and_to_the_prepared_data(project: Project) -> None:
+    digest = read_info(project.packed("synthetic")).fingerprint
+    specs = {name: comparison_runs(PARAMS, name, ["softmax"], [0])[0] for name in ("synthetic", "fashion-mnist")}
+    now, elsewhere = measured(specs["synthetic"], "softmax", VARIANT, digest), measured(specs["fashion-mnist"], "softmax", VARIANT, "x")
+    gone = now.model_copy(update={"row": "gone"})
+    shorter = {**now.training, "num_epochs": 1}
+    old = [now.model_copy(update=change | {"seed": 1}) for change in ({"digest": "old"}, {"digest": None}, {"training": shorter})]
+    for stale in old:
+        result = TableResult(name=STANDING, runs=(now, elsewhere, gone, stale))
+        today = table_today(project, PARAMS, STANDING, standing_table(PARAMS), result)
+        assert today.digests == {"synthetic": digest}, "the other dataset is not prepared"
+        assert today.settings["synthetic", now.label] == now.facts.settings
+        assert ("synthetic", gone.label) not in today.settings
+        kept, left_out = comparable(result, today)
+        assert kept.runs == (now, elsewhere), "a row that left params.yaml is under no protocol of today"
+        assert len(left_out) == 2
+    alone = TableResult(name=STANDING, runs=(old[2],))
+    assert comparable(alone, table_today(project, PARAMS, STANDING, standing_table(PARAMS), alone))[0].runs == ()
+
+
+@pytest.mark.parametrize("name", ["softtriple/table1", "tuplet_margin/table3", "sgsl/table4", "project/claims"])
+@pytest.mark.parametrize("choice", [Choice(), Choice(track="common"), Choice(epochs=("last",))])
+def test_every_run_of_a_table_is_today_s_as_long_as_its_file_stays(project: Project, name: str, choice: Choice) -> None:
+    table = load_table(name)
+    runs = [
+        measured(spec, *label_parts(spec.variant), "1").model_copy(update={"dataset": dataset})
+        for dataset, found in runs_of(name, table, choice).items()
+        for spec in found
+    ]
+    result = TableResult(name=name, runs=tuple(runs))
+    today = table_today(project, PARAMS, name, table, result)
+    if not any(dataset == "synthetic" for dataset, _ in today.settings):
+        assert today.settings == {(run.dataset, run.label): run.facts.settings for run in runs}
+    assert not today.is_one_protocol
+    longer = [run.model_copy(update={"seed": seed, "training": {**run.training, "num_epochs": 99}}) for run in runs for seed in (1, 2)]
+    kept, left_out = comparable(TableResult(name=name, runs=(*runs, *longer)), today)
+    assert kept.runs == tuple(runs), "one run of today's settings goes before two of others"
+    assert len(left_out) == len({(run.dataset, run.label) for run in runs})

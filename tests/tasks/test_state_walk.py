@@ -1,0 +1,296 @@
+"""A random walk over what a project lives through: run, run again, damage, change data and code, publish, clean up.
+
+The records, the table's result, the outbox and `dml gc` are the project's own; training is a step that writes a few bytes, which follow
+from its identity, so that a number that is not its run's shows itself.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+
+from dml_core.errors import StoreError
+from flows.kept import SealedJSON
+from tasks import gc
+from tasks.environment import Project, finished_records
+from tasks.files import files_set_aside, write_whole
+from tasks.plans import rebuilding
+from tasks.plans.results import add_runs, load_result
+from tasks.runs import identity
+from tasks.runs.finished import read_finished
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
+from tasks.runs.made import note_made
+from tasks.runs.records import (
+    CheckpointRecord,
+    DatasetRecord,
+    EmbeddingRecord,
+    MetricRecord,
+    RunReport,
+    ScoreRecord,
+    StepRecord,
+    describe_folder,
+    read_scores,
+)  # fmt: skip
+from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.tuned import STANDING
+from tasks.sealed import DamagedError, or_set_aside
+from tasks.storage import Store
+from tasks.tables.result import MeasuredRun, result_path
+from tasks.tables.standing import VARIANT
+from tasks.tracking.outbox import keep_report, read_report
+from tests.conftest import small_training
+from tests.damage import contents, cut, empty, flip
+
+PROTOCOL = small_training().model_dump(mode="json", exclude_defaults=True)
+PARAMS = yaml.safe_dump(
+    {
+        "datasets": {"d": {"reader": "synthetic", "raw": "data/raw/d"}},
+        "comparison": {
+            "datasets": {"d": {}}, "default_datasets": ["d"], "seeds": [0, 1], "protocol": PROTOCOL,
+            "variants": {"one": {}, "two": {"num_epochs": 2}},
+        },
+    }
+)  # fmt: skip
+KINDS = {"train": CheckpointRecord, "embed": EmbeddingRecord, "evaluate": ScoreRecord}
+DAMAGES = {"flip": flip, "cut": cut, "empty": empty}
+
+
+def score_of(scored: str) -> float:
+    """The score that an evaluation has: it follows from what was evaluated."""
+    return int(hashlib.sha256(scored.encode()).hexdigest()[:8], 16) / 2**32
+
+
+class Walk(RuleBasedStateMachine):
+    """One project; `measured` is what a person was shown of it: place in the table -> identity of the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = Path(tempfile.mkdtemp())
+        self.outside = self.home / "outside"
+        self.outside.mkdir()
+        (self.outside / "images").write_bytes(b"a person's")
+        root = self.home / "project"
+        root.mkdir()
+        (root / "params.yaml").write_text(PARAMS)
+        self.project = Project(root, root / "state", str(root / "state/store"), f"sqlite:///{root}/state/mlflow.db")
+        self.store = Store(self.project.store, root / "state/cache")
+        self.params = load_params(self.project.params_file)
+        self.digest, self.code = "0", "0"
+        self.measured: dict[Any, str] = {}
+        self.waiting: dict[str, float] = {}
+        self.published: dict[str, float] = {}
+        self.damaged_reports: set[str] = set()
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.home)
+
+    @property
+    def dataset(self) -> DatasetRecord:
+        return DatasetRecord(name="d", folder="/nowhere", digest=self.digest, counts={"train": 1}, source="synthetic")
+
+    @initialize()
+    def begin(self) -> None:
+        """Everything that reads the environment sees this project."""
+        os.environ["PREFECT_LOCAL_STORAGE_PATH"] = str(self.project.state / "prefect/storage")
+        rebuilding.read_dataset = gc.read_dataset = lambda project, name: self.dataset  # type: ignore[attr-defined]
+        identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
+        identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
+        gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------ what a person does
+
+    @rule(variant=st.sampled_from(["one", "two"]), seed=st.integers(0, 2))
+    def reproduce(self, variant: str, seed: int) -> None:
+        """`dml reproduce -v VARIANT -s SEED`."""
+        (spec,) = comparison_runs(self.params, "d", (variant,), (seed,))
+        records: dict[str, Any] = {}
+        before = ""
+        for name, step in (("train", train_step), ("embed", embed_step), ("evaluate", evaluate_step)):
+            of = step(spec, self.dataset if name == "train" else before)  # type: ignore[operator]
+            records[name] = self.step(name, of)
+            before = of.identity
+        scores = read_scores(records["evaluate"], self.store.checked(records["evaluate"]))
+        assert scores.metrics == {"recall@1": score_of(before)}
+        run = self.entry(spec, before, scores)
+        add_runs(self.project, STANDING, (run,), {}, None)
+        self.measured[run.place] = before
+        self.publish_later(spec, before, records | {"evaluate": scores})
+
+    def step(self, name: str, of: StepIdentity) -> StepRecord:
+        """A step as the flow runs it: its kept record where every file is as recorded, else it runs, and its record is kept."""
+        path = finished_records() / of.identity
+        record = or_set_aside(path, lambda: read_finished(finished_records(), name, of.identity))
+        if record is None or self.store.changed_files(record):
+            key = f"{name}/{of.identity}"
+            self.store.clear(key)
+            text = json.dumps({"recall@1": score_of(of.identity)}) if name == "evaluate" else of.identity
+            write_whole(self.store.folder(key) / ("metrics.json" if name == "evaluate" else "file"), text)
+            record = KINDS[name](step=name, identity=of.identity, key=key, files=describe_folder(self.store.folder(key)))
+            write_whole(path, json.dumps({"metadata": {}, "result": SealedJSON().dumps(record).decode()}))
+        note_made(self.project.state, of)
+        return record
+
+    def entry(self, spec: RunSpec, scored: str, scores: MetricRecord) -> MeasuredRun:
+        return MeasuredRun(
+            row=row_name(spec.variant), variant=VARIANT, dataset="d", project_dataset="d", seed=spec.seed, identity=scored,
+            scores=scores.metrics, figures=f"evaluate/{scored}", training=spec.training.model_dump(mode="json"),
+            evaluation=spec.evaluation.model_dump(mode="json"),
+        )  # fmt: skip
+
+    def publish_later(self, spec: RunSpec, scored: str, records: dict[str, Any]) -> None:
+        if scored in self.published:
+            return
+        report = RunReport(
+            comparison="c", identity=scored, dataset=self.dataset, variant=spec.variant, seed=spec.seed, parameters={}, tags={},
+            dvc_digest=None, checkpoint=records["train"], embeddings=records["embed"], scores=records["evaluate"],
+        )  # fmt: skip
+        keep_report(self.project.state / "outbox", report)
+        self.waiting[scored] = score_of(scored)
+        self.damaged_reports.discard(scored)
+
+    @rule()
+    def publish(self) -> None:
+        """`dml sync`."""
+        for path in sorted((self.project.state / "outbox").glob("*.json")):
+            try:
+                report = read_report(path)
+            except DamagedError:
+                continue
+            assert isinstance(report, RunReport)
+            self.published[report.identity] = report.scores.metrics["recall@1"]
+            path.unlink()
+            del self.waiting[report.identity]
+
+    @rule(number=st.integers(0, 2))
+    def change_data(self, number: int) -> None:
+        """Other images, or the former ones again."""
+        self.digest = str(number)
+
+    @rule(number=st.integers(0, 2))
+    def change_code(self, number: int) -> None:
+        """Other code, or the former again."""
+        self.code = str(number)
+
+    @precondition(lambda self: any(self.files()))
+    @rule(data=st.data(), how=st.sampled_from([*DAMAGES, "folder"]))
+    def damage(self, data: st.DataObject, how: str) -> None:
+        """A file of the state."""
+        path = self.files()[data.draw(st.integers(0, len(self.files()) - 1))]
+        if path == result_path(self.project, STANDING):
+            self.forget_what_cannot_be_rebuilt()
+        if path.parent.name == "outbox":
+            self.waiting.pop(path.stem, None)
+            self.damaged_reports.add(path.stem)
+        if how == "folder":
+            path.unlink()
+            path.mkdir()
+        else:
+            DAMAGES[how](path)
+
+    def files(self) -> list[Path]:
+        """Files that are not locks, temporary, empty or set aside."""
+        found = sorted(path for path in self.project.state.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return [path for path in found if ".damaged-" not in str(path) and path.stat().st_size]
+
+    def forget_what_cannot_be_rebuilt(self) -> None:
+        """Of a damaged result those runs come back that today's settings and data make, and whose scores are whole."""
+        today = {
+            (row_name(spec.variant), VARIANT, "last", "d", spec.seed): identity.evaluate_identity(spec, self.dataset)
+            for spec in comparison_runs(self.params, "d", None, range(3))
+        }
+        self.measured = {place: scored for place, scored in self.measured.items() if scored == today[place] and self.is_whole(scored)}
+
+    def is_whole(self, scored: str) -> bool:
+        try:
+            record = read_finished(finished_records(), "evaluate", scored)
+        except StoreError:
+            return False
+        return record is not None and not self.store.changed_files(record)
+
+    @rule()
+    def clean_up(self) -> None:
+        """`dml gc --delete`: what the table shows or what waits stays; nothing goes while something is damaged."""
+        state = self.project.state
+        unreadable = files_set_aside(state / "tables") + files_set_aside(state / "outbox")
+        before = {step.key for step in gc._stored(Path(self.project.store))}
+        try:
+            gc.delete(self.project, gc.find_unused(self.project, -1.0))
+        except StoreError as error:
+            assert unreadable or "damaged" in str(error)  # noqa: PT017
+            assert {step.key for step in gc._stored(Path(self.project.store))} == before
+        else:
+            assert not unreadable
+            there = {step.key for step in gc._stored(Path(self.project.store))}
+            for scored in {*self.measured.values(), *self.waiting}:
+                assert f"evaluate/{scored}" in there or f"evaluate/{scored}" not in before
+
+    @rule()
+    def remove_what_was_set_aside(self) -> None:
+        """What a person does who needs none of it."""
+        for path in files_set_aside(self.project.state):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    # ------------------------------------------------------------ what always holds
+
+    @invariant()
+    def no_run_is_lost_and_no_number_is_another_runs(self) -> None:
+        """The table shows every run that was shown, each with the score of its own data, code and settings."""
+        runs = {run.place: run for run in load_result(self.project, STANDING).runs}
+        assert self.measured.items() <= {place: run.identity for place, run in runs.items()}.items()
+        assert all(run.scores == {"recall@1": score_of(run.identity)} for run in runs.values())
+
+    @invariant()
+    def every_report_waits_or_was_published(self) -> None:
+        """As it was written."""
+        assert all((self.project.state / "outbox" / f"{scored}.json").is_file() for scored in self.waiting)
+        assert all(score == score_of(scored) for scored, score in self.published.items())
+
+    @invariant()
+    def nothing_outside_is_touched(self) -> None:
+        """Neither beside the project nor in it, but for its state."""
+        assert contents(self.outside) == {"images": b"a person's"}
+        assert sorted(path.name for path in self.home.iterdir()) == ["outside", "project"]
+        assert {path.name for path in self.project.root.iterdir()} <= {"params.yaml", "state"}
+        assert (self.project.root / "params.yaml").read_text() == PARAMS
+
+
+@pytest.fixture
+def undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the walk replaces is put back after it."""
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
+    for module, name in (
+        (rebuilding, "read_dataset"), (gc, "read_dataset"), (gc, "plan_tables"), (identity, "source_digest"), (identity, "source_digests"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def walk(examples: int, steps: int) -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        Walk,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=checks,
+            phases=[Phase.generate, Phase.shrink],
+        ),
+    )
+
+
+def test_a_walk(undone: None) -> None:
+    walk(15, 20)
+
+
+@pytest.mark.proof
+def test_a_long_walk(undone: None) -> None:
+    walk(300, 60)

@@ -1,0 +1,204 @@
+"""A tracking server or database that cannot be used: every way to MLflow ends at once, in one line that says what to do."""
+
+import shutil
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.store.db.utils import _get_latest_schema_revision
+
+from dml_core.errors import DmlError, TrackingError
+from dml_core.evaluation.config import EvaluationConfig
+from tasks.runs.records import ComparisonReport
+from tasks.runs.specs import RunSpec
+from tasks.storage import Store
+from tasks.tracking.availability import check_available, schemas
+from tasks.tracking.outbox import keep_report
+from tasks.tracking.published import published_runs
+from tasks.tracking.reading import published_as, search_published
+from tasks.tracking.registered import LoggedNetwork, Registry
+from tasks.tracking.tracker import Tracker
+from tests.conftest import small_training
+from tests.damage import DAMAGE
+
+pytestmark = pytest.mark.slow
+NETWORK = LoggedNetwork("r", "m", {}, {}, {}, {})
+REPORT = ComparisonReport(comparison="c", dataset="d", role="test", folder=None, tags={})
+
+
+def _sync(uri: str, folder: Path) -> None:
+    keep_report(folder / "outbox", REPORT)
+    _tracker(uri, folder).sync()
+
+
+def _tracker(uri: str, folder: Path) -> Tracker:
+    return Tracker(uri, folder, Store(str(folder / "store"), folder / "cache"))
+
+
+def _promoting(uri: str, folder: Path) -> None:
+    with Registry(uri).promoting("n"):
+        pass
+
+
+def _spec() -> RunSpec:
+    return RunSpec(dataset="d", variant="v", seed=0, training=small_training("softmax"), evaluation=EvaluationConfig())
+
+
+# Every public way to MLflow: called with its address and a folder.
+WAYS: dict[str, Callable[[str, Path], object]] = {
+    "published_runs": lambda uri, folder: published_runs(uri, "d", "c"),
+    "search_published": lambda uri, folder: search_published(uri, "d", "c"),
+    "published_as": lambda uri, folder: published_as(uri),
+    "Registry.fetch": lambda uri, folder: Registry(uri).fetch("models:/n@best", folder / "models"),
+    "Registry.fetch_trained": lambda uri, folder: Registry(uri).fetch_trained("i", folder / "models"),
+    "Registry.logged": lambda uri, folder: Registry(uri).logged("dml.identity", "i"),
+    "Registry.of_version": lambda uri, folder: Registry(uri).of_version(_version()),
+    "Registry.embeddings": lambda uri, folder: Registry(uri).embeddings(NETWORK, folder / "embeddings"),
+    "Registry.versions": lambda uri, folder: Registry(uri).versions("dml-"),
+    "Registry.holder": lambda uri, folder: Registry(uri).holder("n", "best"),
+    "Registry.promote": lambda uri, folder: Registry(uri).promote("n", "best", NETWORK, "gate", "card"),
+    "Registry.promoting": _promoting,
+    "Tracker.sync": _sync,
+    "Tracker.begin_run": lambda uri, folder: _tracker(uri, folder).begin_run("c", "i", _spec()),
+    "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", {0: {"loss": 1.0}}),
+}
+SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training goes on: test_tracking.py
+
+
+def _version() -> object:
+    from tasks.tracking.registered import Version
+
+    return Version("n", "1", (), "m", "r", None)
+
+
+def test_every_way_is_walked() -> None:
+    for kind in (Registry, Tracker):
+        public = {f"{kind.__name__}.{name}" for name, value in vars(kind).items() if not name.startswith("_") and callable(value)}
+        assert public <= WAYS.keys() | SWALLOWED, "a new way to MLflow"
+
+
+def test_the_newest_schema_is_the_one_that_mlflow_itself_expects() -> None:
+    known, newest = schemas()
+    assert newest == _get_latest_schema_revision()
+    assert newest in known
+    assert len(known) > 30
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database of MLflow's."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def set_schema(path: Path, schema: str | None) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM alembic_version")
+        database.executemany("INSERT INTO alembic_version VALUES (?)", [(schema,)] if schema else [])
+        database.execute("DROP TABLE inputs")  # of this version alone: MLflow would migrate it, or fail, in more than a hundred lines
+        database.commit()
+
+
+def _replace(path: Path, by: Callable[[Path], object]) -> None:
+    path.unlink()
+    by(path)
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (DAMAGE["cut"], "malformed; put back a copy, or move it away"),
+    "garbled": (DAMAGE["garble"], "file is not a database; put back a copy"),
+    "text": (lambda path: path.write_text("this is no database" * 100), "file is not a database; put back a copy"),
+    "of an older version": (
+        lambda path: set_schema(path, "451aebb31d03"),
+        "an older MLflow made it; back it up, then: mlflow db upgrade sqlite:///",
+    ),
+    "of a newer version": (lambda path: set_schema(path, "f" * 12), "a newer MLflow made it; install that version"),
+    "without a version": (lambda path: set_schema(path, None), "not whole; put back a copy"),
+    "of another program": (lambda path: _replace(path, _other_database), "it is not MLflow's or not whole"),
+    "a folder": (lambda path: _replace(path, Path.mkdir), "it is no file; move it away"),
+}
+
+
+def _other_database(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE runs (name TEXT)")
+        database.commit()
+
+
+@pytest.mark.parametrize("how", UNUSABLE)
+def test_a_database_that_cannot_be_used_is_one_line_on_every_way_and_stays_as_it_is(how: str, made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.db"
+    shutil.copy(made, path)
+    damage, said = UNUSABLE[how]
+    damage(path)
+    before = path.read_bytes() if path.is_file() else None
+    for name, way in WAYS.items():
+        with pytest.raises(TrackingError) as caught:
+            way(f"sqlite:///{path}", tmp_path)
+        assert said in str(caught.value), name
+        assert str(caught.value).startswith(f"MLflow's database {path} cannot be used: "), name
+        assert "\n" not in str(caught.value), name
+    assert before == (path.read_bytes() if path.is_file() else None)
+
+
+def test_a_sound_an_empty_and_a_missing_database_can_be_used(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
+    for path in (made, tmp_path / "empty.db", tmp_path / "missing.db"):
+        check_available(f"sqlite:///{path}")
+        assert published_as(f"sqlite:///{path}") == (set(), set())
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a port at which nobody listens. MLflow's own client would try for minutes."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://user:word@127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_a_server_that_does_not_answer_is_one_line_at_once_on_every_way(nobody: str, tmp_path: Path) -> None:
+    began = time.monotonic()
+    for name, way in WAYS.items():
+        with pytest.raises(TrackingError, match=r"MLflow at http://127\.0\.0\.1:\d+ cannot be used: no answer; start it, or") as caught:
+            way(nobody, tmp_path)
+        assert "word" not in str(caught.value), name
+    assert time.monotonic() - began < 60  # one call alone took 246 s
+
+
+class NotMlflow(BaseHTTPRequestHandler):
+    """A server of another kind."""
+
+    def answer(self) -> None:
+        """A page for whatever is asked."""
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>\n<p>welcome\n</html>")
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_a_server_of_another_kind_is_one_line_on_every_way(tmp_path: Path) -> None:
+    server = HTTPServer(("127.0.0.1", 0), NotMlflow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, way in WAYS.items():
+        said = ""
+        try:
+            way(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        except DmlError as error:
+            said = str(error)
+        assert said, name
+        assert "\n" not in said, name
+    server.shutdown()

@@ -1,0 +1,115 @@
+"""What `embed` takes: the right rows, or one line, whatever it is given."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from dml_core.config import parse
+from dml_core.data.store.decode import ORIENTATION_TAG
+from dml_core.errors import ConfigError, DataError
+from dml_core.trained import NetworkDescription, TrainedModel
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
+DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop_to_box": True}, "num_classes": 3, "embedding_dim": 3}
+
+
+def means(pixels: Tensor) -> NDArray[np.float32]:
+    """A network of which one knows what it gives: the mean of each channel's top left quarter."""
+    rows: NDArray[np.float32] = pixels[:, :, : pixels.shape[2] // 2, : pixels.shape[3] // 2].float().mean(dim=(2, 3)).numpy()
+    return rows
+
+
+MODEL = TrainedModel(parse(NetworkDescription, DESCRIPTION, "test"), "x", means)
+EXPECTED = PIXELS[:, :12, :12].astype(np.float32).mean(axis=(1, 2))
+
+
+def png(pixels: NDArray[np.uint8], turn: int = 1) -> bytes:
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[ORIENTATION_TAG] = turn
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    return file.getvalue()
+
+
+def forms(number: int, folder: Path) -> dict[str, Any]:
+    path = folder / f"{number}.png"
+    path.write_bytes(png(PIXELS[number]))
+    tensor = torch.from_numpy(PIXELS[number]).permute(2, 0, 1)
+    sideways = np.rot90(PIXELS[number]).copy()  # by a camera that was held so
+    return {
+        "path": path,
+        "text": str(path),
+        "bytes": path.read_bytes(),
+        "bytearray": bytearray(path.read_bytes()),
+        "pillow": Image.open(io.BytesIO(path.read_bytes())),
+        "array": PIXELS[number],
+        "array that may not be written": np.broadcast_to(PIXELS[number], PIXELS[number].shape),
+        "mirrored view of an array": PIXELS[number][:, ::-1][:, ::-1],
+        "tensor": tensor,
+        "contiguous tensor": tensor.contiguous(),
+        "turned file": png(sideways, 6),
+        "turned pillow": Image.open(io.BytesIO(png(sideways, 6))),
+    }
+
+
+def test_one_image_in_every_form_is_one_row(tmp_path: Path) -> None:
+    for name, image in forms(0, tmp_path).items():
+        found = MODEL.embed(image)
+        assert (found.shape, found.dtype) == ((1, 3), np.float32), name
+        np.testing.assert_allclose(found, EXPECTED[:1], rtol=1e-6, err_msg=name)
+
+
+def test_several_images_in_every_form_are_their_rows_in_order(tmp_path: Path) -> None:
+    every = [forms(number, tmp_path) for number in range(4)]
+    listed = [[form[name] for form in every] for name in every[0]]
+    several = [*listed, PIXELS, torch.from_numpy(PIXELS).permute(0, 3, 1, 2), (image for image in PIXELS), tuple(PIXELS), iter(PIXELS)]
+    objects = np.empty(4, object)
+    objects[:] = [png(pixels) for pixels in PIXELS]
+    for images in [*several, objects]:
+        np.testing.assert_allclose(MODEL.embed(images, batch_size=3), EXPECTED, rtol=1e-6)
+    for nothing in ([], (), np.empty((0, 24, 24, 3), np.uint8), iter([])):
+        assert MODEL.embed(nothing).shape == (0, 3)
+
+
+def test_boxes_are_those_of_their_images() -> None:
+    boxes = [(12.0, 12.0, 24.0, 24.0), None, (0, 0, 24, 24), (-5.0, -5.0, 12.0, 12.0)]
+    found = MODEL.embed(iter(PIXELS), boxes=iter(boxes))
+    np.testing.assert_allclose(found[0], PIXELS[0, 12:18, 12:18].mean(axis=(0, 1)), rtol=1e-6)
+    np.testing.assert_allclose(found[1:3], EXPECTED[1:3], rtol=1e-6)
+    np.testing.assert_allclose(found[3], PIXELS[3, :6, :6].mean(axis=(0, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "said"),
+    [
+        ("bird.jpg", {}, r"^bird\.jpg: cannot be read \(No such file or directory\)$"),
+        ("a\0b", {}, "embedded null byte"),
+        (Path("/dev/zero"), {}, "not a regular file"),
+        (Path("/"), {}, "a folder"),
+        (b"", {}, "image 0: empty"),
+        (None, {}, "^expected an image or a list of images, found NoneType$"),
+        (5, {}, "found int"),
+        ([PIXELS[0], 5], {}, "^image 1: expected a path, bytes, a Pillow image, an array or a tensor, found int$"),
+        (PIXELS[0].astype(float), {}, "found float64 of shape"),
+        (PIXELS[0, :, :, 0], {}, r"found uint8 of shape \(24, 24\)"),
+        (PIXELS[..., :1], {}, r"image 0: .* found uint8 of shape \(24, 24, 1\)"),
+        (np.empty((0, 4, 3), np.uint8), {}, r"found uint8 of shape \(0, 4, 3\)"),
+        (torch.from_numpy(PIXELS[0]), {}, r"uint8 of shape \(3, height, width\), found torch.uint8 of shape \(24, 24, 3\)"),
+        (torch.zeros(3, 4, 4), {}, "found torch.float32"),
+        (PIXELS, {"boxes": [None] * 3}, "^fewer boxes than images"),
+        (PIXELS, {"boxes": [None] * 5}, "^more boxes than images"),
+        (PIXELS, {"boxes": [(0, 0, 3)] * 4}, r"image 0: box \(0, 0, 3\) is not"),
+        (PIXELS, {"boxes": [(0, 0, float("nan"), 4)] * 4}, "image 0: box .* is not"),
+        (PIXELS, {"batch_size": 0}, "batch_size 0: expected 1 or more"),
+    ],
+)
+def test_anything_else_is_one_line(images: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((DataError, ConfigError), match=said) as raised:
+        MODEL.embed(images, **options)
+    assert "\n" not in str(raised.value)
