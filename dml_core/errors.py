@@ -5,7 +5,12 @@ class DmlError(Exception):
     """Base of every error that a person can mend. Its text is one line: what is wrong, where, and what to do.
 
     Names and texts of others are in it, so every letter that is not printable is escaped, and line ends become spaces.
+
+    Attributes:
+        unforeseen: whether it tells of a fault of this program; the command then exits with 1.
     """
+
+    unforeseen = False
 
     def __init__(self, text: str = "") -> None:
         super().__init__("".join(map(_printable, text)))
@@ -35,6 +40,12 @@ class EvaluationError(DmlError):
 
 class StoreError(DmlError):
     """A store (folder or object store) that cannot be read or written."""
+
+
+class SavedNetworkError(StoreError):
+    """A network that this program has saved and that does not open again as it was."""
+
+    unforeseen = True
 
 
 class TrackingError(DmlError):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dml_core.errors import TrainingError
+from dml_core.errors import DmlError, TrainingError
 from flows.services import Services
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
@@ -73,10 +73,16 @@ def measured_run(outcome: Outcome, row: str, variant: str, dataset: str) -> Meas
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not come to its end, and why, in one line."""
+    """A run that did not come to its end.
+
+    Attributes:
+        reason: why, in one line.
+        unforeseen: the error, where it is a fault of this program.
+    """
 
     spec: RunSpec
     reason: str
+    unforeseen: Exception | None = None
 
     @property
     def line(self) -> str:
@@ -85,11 +91,13 @@ class Failure:
 
 
 class RunsFailedError(TrainingError):
-    """Some runs failed. What the others came to is in `comparisons`, for whoever shows it."""
+    """Some runs failed. What the others came to is in `comparisons`, for whoever shows it; its cause is the first unforeseen error."""
 
     def __init__(self, failures: Sequence[Failure], num_runs: int, comparisons: Sequence[Any]) -> None:
         others = f" of {num_runs} runs" if num_runs > 1 else ""
         super().__init__(f"{len(failures)}{others} failed; the first: {failures[0].spec.title}: {failures[0].reason}")
+        self.__cause__ = next((failure.unforeseen for failure in failures if failure.unforeseen), None)
+        self.unforeseen = self.__cause__ is not None
         self.failures = tuple(failures)
         self.comparisons = tuple(comparisons)
 
@@ -123,7 +131,8 @@ def finish(chains: Sequence[Waited], services: Services, fail_fast: bool = False
             _show(outcomes[-1], chain.must_train, services)
         elif not services.stopping.is_set():
             reason = str(error).removeprefix(f"{chain.spec.title}: ") or type(error).__name__
-            failures.append(Failure(chain.spec, reason.splitlines()[0]))
+            foreseen = isinstance(error, DmlError) and not error.unforeseen
+            failures.append(Failure(chain.spec, reason.splitlines()[0], None if foreseen else error))
             services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
             if fail_fast:
                 services.stop()

@@ -76,9 +76,11 @@ def _report(error: BaseException, log: Path | None) -> int:
 
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return BROKEN_PIPE
-    if isinstance(error, DmlError):
+    if isinstance(error, DmlError) and not error.unforeseen:
         return _say(str(error), MENDABLE)
     path = _write_traceback(error, log)
+    if isinstance(error, DmlError):
+        return _say(f"{error}; details in {path}", BUG if log is None else SUPERVISED_BUG)
     api = os.environ.get("PREFECT_API_URL")
     if api and _is_of_connection(error):
         from tasks.environment import shown

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dml_core
 from dml_core.config import parse
-from dml_core.errors import StoreError
+from dml_core.errors import SavedNetworkError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoint import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
@@ -67,7 +67,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
         The model's id.
 
     Raises:
-        StoreError: the network does not open again, or gives other embeddings; nothing is logged then.
+        SavedNetworkError: the network does not open again, or gives other embeddings; nothing is logged then.
     """
     from dml_core.data.store.splits import open_role  # these bring torchvision, which finding a published run does not need
     from dml_core.trained import save_network
@@ -116,13 +116,16 @@ def _check_opens(folder: Path, training: TrainingConfig, num_classes: int, weigh
     MLflow tries a model too, but only warns.
 
     Raises:
-        StoreError: it does not open, or gives another embedding.
+        SavedNetworkError: it does not open, or gives another embedding.
     """
     from dml_core.data.views.transforms import scale
     from dml_core.models.embedder import Embedder
     from dml_core.trained import load_model
 
-    opened = load_model(folder, "cpu")
+    try:
+        opened = load_model(folder, "cpu")
+    except Exception as error:
+        raise SavedNetworkError(f"the saved network does not open again: {error}; it was not published") from error
     backbone = training.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
     trained = Embedder(training.model.model_copy(update={"backbone": backbone}), num_classes)
     trained.load_state_dict({name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")})
@@ -130,7 +133,7 @@ def _check_opens(folder: Path, training: TrainingConfig, num_classes: int, weigh
         expected = trained.eval().embed(scale(opened.view(image)[None], training.transform.scaling)).numpy()
     found = opened.embed([image])
     if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-4, atol=1e-5):
-        raise StoreError(f"{opened.title}: the saved network gives other embeddings than the trained one; it was not published")
+        raise SavedNetworkError(f"{opened.title}: the saved network gives other embeddings than the trained one; it was not published")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.errors import TrainingError
+from dml_core.errors import SavedNetworkError, TrainingError
 from flows.outcomes import Outcome, RunsFailedError, finish
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
@@ -75,6 +75,15 @@ def test_fail_fast_begins_nothing_more() -> None:
     assert [failure.line for failure in failures] == [FAILED_LINE]
     assert shown.lines == [FAILED_LINE]
     assert shown.stopping.is_set()
+
+
+@pytest.mark.parametrize(("error", "unforeseen"), [(FAILED, False), (SavedNetworkError("no rows"), True), (KeyError("head"), True)])
+def test_a_fault_of_this_program_is_told_from_what_a_person_can_mend(error: Exception, unforeseen: bool) -> None:
+    shown: Any = Shown()
+    _, failures = finish([Submitted(RUNS[0], FAILED), Submitted(RUNS[1], error)], shown)
+    failed = RunsFailedError(failures, 2, ())
+    assert failed.unforeseen == unforeseen
+    assert failed.__cause__ is (error if unforeseen else None)
 
 
 @pytest.mark.parametrize("error", [ValueError(), ValueError("")])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dml_core.config import merge, parse
 from dml_core.data.views.transforms import scale
-from dml_core.errors import DmlError, StoreError
+from dml_core.errors import SavedNetworkError, StoreError
 from dml_core.exported import FILES, write_graph
 from dml_core.index.index import Index
 from dml_core.index.items import Item
@@ -203,7 +203,7 @@ def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     tracker = Tracker(uri, tmp_path, Store(project.store, project.state / "cache"))
     report = make_run(project, comparison_runs(load_params(project.params_file), "own")[0])
-    with pytest.raises(DmlError, match=r"key 'model' is missing|other embeddings than the trained one; it was not published"):
+    with pytest.raises(SavedNetworkError, match=r"key 'model' is missing|other embeddings than the trained one; it was not published"):
         tracker.publish(report)
     client = MlflowClient(uri)
     [experiment] = [found for found in client.search_experiments() if found.name != "Default"]
