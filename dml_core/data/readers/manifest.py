@@ -63,6 +63,8 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     except (pa.ArrowInvalid, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path}: not readable as a table ({str(error).splitlines()[0]})") from None
     for column in columns:
+        if columns.count(column) > 1:
+            raise DataError(f"{path}: column '{column}' is there twice; remove one")
         if column not in _COLUMNS:
             raise DataError(f"{path}: unknown column '{column}' (known: {', '.join(_COLUMNS)})")
     for column in ("path", "label"):

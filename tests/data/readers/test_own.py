@@ -112,6 +112,7 @@ def test_parquet_without_roles(tmp_path: Path) -> None:
     [
         ("path,label,rolle\n1.png,a,train\n", "unknown column 'rolle'"),
         ("path\n1.png\n", "column 'label' is missing"),
+        ("path,label,label\n1.png,a,b\n", "column 'label' is there twice; remove one"),
         ("path,label\n1.png,\n", "column 'label' is missing or has empty cells"),
         ("path,label\n1.png\n", "not readable as a table"),
         ("", "not readable as a table"),
