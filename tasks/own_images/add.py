@@ -20,7 +20,7 @@ from tasks.environment import Project
 from tasks.locks import alone
 from tasks.own_images.params_text import with_entry
 from tasks.own_images.settings import fitted_settings
-from tasks.runs.specs import DatasetSpec, Params, check_raw_place, load_params
+from tasks.runs.specs import DatasetSpec, Params, check_raw_places, load_params
 
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
@@ -88,7 +88,7 @@ def _relative(project: Project, raw: Path) -> str:
 
 def _check_place(project: Project, name: str, spec: DatasetSpec) -> None:
     datasets = load_params(project.params_file).datasets
-    check_raw_place(project.root, name, {**datasets, name: spec})
+    check_raw_places(project.root, {**datasets, name: spec})
 
 
 def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":

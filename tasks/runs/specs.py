@@ -257,7 +257,8 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     for name, dataset in params.datasets.items():
         with located(f"{path.name}: datasets.{name}"):
             parse_dataset(dataset.reader, dataset.options)
-            check_raw_place(path.parent, name, params.datasets)
+    with located(path.name):
+        check_raw_places(path.parent, params.datasets)
     for kind, names in (("datasets", params.comparison.datasets), ("default_datasets", params.comparison.default_datasets)):
         for name in names:
             if name not in params.datasets:
@@ -272,32 +273,34 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     return params
 
 
-def check_raw_place(root: Path, name: str, datasets: Mapping[str, DatasetSpec]) -> None:
-    """Check that a dataset's raw folder shares no file with another one's, nor with what the project writes: DVC takes one owner a file.
+def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
+    """Check that no raw folder shares a file with another one, nor with what the project writes: DVC takes one owner a file.
 
     Args:
         root: the project's folder.
-        name: of the dataset.
-        datasets: all of the project, this one included.
+        datasets: all of the project; of two that overlap the later one is named.
 
     Raises:
         ConfigError: they overlap, links followed.
     """
-    root = _real(root)
-    raw = _real(root / datasets[name].raw)
-    if root.is_relative_to(raw):
-        raise ConfigError(f"raw: {raw}: the project is in there; put the images into a folder of their own")
-    others = {f"the raw files of '{other}'": root / spec.raw for other, spec in datasets.items() if other != name}
-    others |= {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
-    for what, place in others.items():
-        place = _real(place)
-        if raw.is_relative_to(place) or place.is_relative_to(raw):
-            raise ConfigError(f"raw: {raw} overlaps {what} ({place}); put the images into a folder of their own")
+    inside = _real(root)
+    written = {"packed data": root / "data/packed", "reports": root / "results", "the state of runs": state_folder(root)}
+    own = {what: _real(place) for what, place in written.items()}
+    others: dict[str, str] = {}
+    for name, spec in datasets.items():
+        raw = _real(root / spec.raw)
+        with located(f"datasets.{name}: raw: {raw}"):
+            if inside.startswith(raw):
+                raise ConfigError("the project is in there; put the images into a folder of their own")
+            for what, place in (others | own).items():
+                if raw.startswith(place) or place.startswith(raw):
+                    raise ConfigError(f"overlaps {what} ({place}); put the images into a folder of their own")
+        others[f"the raw files of '{name}'"] = raw
 
 
-def _real(path: Path) -> Path:
-    """A path with its links followed, as far as they lead anywhere; `Path.resolve` raises where they lead in a circle."""
-    return Path(os.path.realpath(path))
+def _real(path: Path) -> str:
+    """A folder's path with its links followed, as far as they lead anywhere (`Path.resolve` raises if they form a circle), and a "/"."""
+    return f"{os.path.realpath(path).rstrip('/')}/"
 
 
 def _check_rows(path: Path, variants: Iterable[str]) -> None:

@@ -42,7 +42,8 @@ def test_libraries_are_made_to_load_weights_alone(tmp_path: Path, monkeypatch: p
 @pytest.fixture
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project that is the working directory, with an environment that ends with the test."""
-    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if not name.startswith("DML_")})
+    others = {name: value for name, value in os.environ.items() if not name.startswith("DML_") and name not in PLACES}
+    monkeypatch.setattr(os, "environ", others)
     (tmp_path / "params.yaml").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
