@@ -16,6 +16,7 @@ from dml_core.config import merge, read_yaml
 from tests.conftest import ROOT
 
 COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
+UNUSUAL = "a b ü#%41"  # letters of a folder's name that have a meaning in addresses, or in none
 SMALL: dict[str, Any] = {
     "datasets": {
         "synthetic": {"options": {"num_classes": 8, "images_per_class": 10, "image_size": 24, "num_modes": 2}},
@@ -107,7 +108,7 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two variants, whose runs have one worker each: less to start."""
-    made = make_project(tmp_path_factory.mktemp("project"), ("untrained", "softtriple"))
+    """A project with two variants, whose runs have one worker each: less to start. It is at a path of unusual letters."""
+    made = make_project(tmp_path_factory.mktemp(UNUSUAL), ("untrained", "softtriple"))
     made.change(scale={"num_workers": 1})
     return made

@@ -93,15 +93,6 @@ def test_a_new_variant_and_an_edited_loss_are_all_that_trains_and_a_run_that_fai
     assert project.run("dml", "compare", "synthetic") == of_test
 
 
-def test_a_damaged_file_is_made_again_and_edits_that_change_nothing_for_a_run_rerun_nothing(project: Project) -> None:
-    for name, edit in (("tuplet_margin", "\nEDITED = True\n"), ("softtriple", "\n# a comment\n")):  # no variant uses the first
-        with (project.root / f"dml_core/losses/{name}.py").open("a") as file:
-            file.write(edit)
-    metrics = sorted((project.root / "state/store/evaluate").glob("*/metrics.json"), key=lambda path: path.stat().st_mtime)[-1]
-    metrics.write_text("{}")
-    assert steps_run(project.run("dml", "reproduce")) == {"evaluate": 1}  # the edited loss's run is done, and is the standing one's now
-
-
 def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them(project: Project) -> None:
     shown = project.run("dml", "compare", "synthetic")
     assert [word for word in ("untrained", "softtriple", "softmax") if word not in shown] == []

@@ -159,13 +159,12 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
     assert "softriple" in refused.value.read().decode()
 
 
+@pytest.mark.proof
 def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
     # Other settings for the scores alone: the scheduled run below finds the network and its embeddings, and scores them itself.
     parameters = {"variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
     (single,) = (entry for entry in server.ask("deployments/filter") if entry["name"] == "single-run")
     server.ask(f"deployments/{single['id']}/create_flow_run", parameters=parameters)
-    # Its first minutes pass while the run above trains, so its runs wait for the worker then.
-    server.prefect("deployment", "schedule", "create", "reproduce/nightly", "--cron", "* * * * *")
     run = server.finished("single-run")
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert run["name"] == "synthetic / untrained / seed 0"
@@ -176,6 +175,7 @@ def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
     assert limits["dml-workers"] == 2
 
 
+@pytest.mark.proof
 def test_a_run_s_page_has_its_log_lines_its_scores_and_where_things_are(server: Server) -> None:
     run = server.finished("single-run")
     logged = server.logged(run)
@@ -187,6 +187,7 @@ def test_a_run_s_page_has_its_log_lines_its_scores_and_where_things_are(server: 
 
 
 def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
+    server.prefect("deployment", "schedule", "create", "reproduce/nightly", "--interval", "20")
     run = server.finished("nightly")
     server.stop_worker()
     assert run["auto_scheduled"], "the scheduler made this run, nobody else"
@@ -196,7 +197,7 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
     client = MlflowClient(f"sqlite:///{server.project.root / 'state/mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     found = client.search_runs(experiments, "params.variant = 'untrained' and params.seed = '0'")
-    assert sorted("recall_at_8" in entry.data.metrics for entry in found) == [False, True]  # the one by hand, the scheduled one
+    assert [entry for entry in found if "recall_at_8" in entry.data.metrics], "the scheduled run's scores"
 
 
 def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:

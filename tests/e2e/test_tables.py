@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from dml_core.data.registry import materialise
-from tests.e2e.conftest import Project, make_project
+from tests.e2e.conftest import UNUSUAL, Project, make_project
 
 pytestmark = pytest.mark.slow
 TINY = {
@@ -69,8 +70,12 @@ def add_tables(project: Project, *names: str, num_epochs: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that has CUB-200-2011, drawn, and three tables of a paper with the same rows, and one of the project's own."""
-    made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
+    """A project that has CUB-200-2011, drawn, and three tables of a paper with the same rows, and one of the project's own.
+
+    It is an exported tree, in no git checkout, at a path of unusual letters.
+    """
+    made = make_project(tmp_path_factory.mktemp(UNUSUAL) / "project", ("untrained",))
+    shutil.rmtree(made.root / ".git")
     add_tables(made, "table91", "table92", "table93")
     (made.root / "flows/tables/project/tiny.yaml").write_text(yaml.safe_dump(OWN))
     return made
@@ -88,7 +93,12 @@ def page_of(project: Project, name: str) -> str:
 
 
 def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -> None:
+    config = (project.root / ".dvc/config").read_bytes()
     printed = project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2")
+    assert "does not answer" not in printed
+    assert [path.name for path in project.root.parent.iterdir()] == ["project"], "nothing is written elsewhere"
+    assert [name for name in ("mlflow.db", "prefect/prefect.db") if not (project.root / "state" / name).is_file()] == []
+    assert (project.root / ".dvc/config").read_bytes() == config
     recall_1, recall_2, nmi = cells(printed, "as_published, 3 seeds")
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d equal", recall_1)
     assert re.fullmatch(r"\d+\.\d ± \d+\.\d", recall_2), "the paper has no figure to compare with"

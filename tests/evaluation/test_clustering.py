@@ -76,7 +76,7 @@ def test_first_centres_are_different_points_one_from_each_cluster() -> None:
 
 def test_as_many_first_centres_as_asked_for_whatever_the_scale() -> None:
     embeddings, _ = blobs(1, 70, width=1.0)
-    for num_centres in range(1, 71):
+    for num_centres in (1, 2, 3, 35, 69, 70):
         chosen = first_centres(embeddings, num_centres, seed=0)
         assert len(set(chosen.tolist())) == len(chosen) == num_centres
         np.testing.assert_array_equal(first_centres(embeddings / 1024, num_centres, seed=0), chosen)
