@@ -67,8 +67,8 @@ View = Callable[[Path], Any]
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What a person sees of a project: every file outside its state."""
-    return {name: data for name, data in contents(root).items() if not name.startswith("state/")}
+    """What a person sees of a project: every file outside its state but those with drawn names or measured times."""
+    return {name: data for name, data in contents(root).items() if not name.startswith(("state/", "index/", "new/", "exported/measured"))}
 
 
 def below(*places: str) -> View:
@@ -163,13 +163,13 @@ MORE = {
     "data prepare, a damaged one": same("data prepare own", before=lambda root: (root / "data/packed/own/images.arrow").write_bytes(b"")),
 }  # fmt: skip
 QUICK = {"data add", "data fetch", "data prepare", "data show", "embed, another network", "evaluate", "index add", "report", "tables show"}
-# Verb -> the test that runs it twice at once.
+# Verb -> the test that runs it twice at once, or why none does.
 ELSEWHERE = {
     "models promote": "test_two_promotions_and_two_deliveries_at_once",
     "sync": "test_two_promotions_and_two_deliveries_at_once",
     "reproduce": "tests/e2e/test_table_faults.py: two shells that share runs",
-    "run": "tests/flows/test_damaged_runs.py: the same chain asked for twice at once",
-    "tune": "tests/tasks/tuning",
+    "run": "tests/flows/test_damaged_runs.py: two flows at once train once",
+    "tune": "no test starts two: a lock by the search's identity is held around all trials (flows/tune.py)",
     "stack up": "tests/e2e/test_stack.py: a second up changes nothing; one lock is held by up and down",
     "stack down": "tests/e2e/test_stack.py",
     "serve": "writes logs alone",

@@ -87,7 +87,7 @@ def _look_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "last_batch"),
-    [*((name, "four") for name in RUNS), ("momentum", "one"), ("momentum", "eight"), ("drawn negatives, BatchNorm", "one")],
+    [*((name, "four") for name in RUNS), ("momentum", "one"), ("momentum", "eight"), ("average, kept epochs", "one")],
 )
 def test_stopped_again_and_again_a_run_ends_in_the_bytes_of_one_that_was_not(
     packed_with: Callable[[str], Path], tmp_path: Path, name: str, last_batch: str, monkeypatch: pytest.MonkeyPatch
