@@ -4,9 +4,11 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
@@ -15,6 +17,7 @@ from dml_core.errors import StoreError
 
 SEAL = "sha256"  # key of the hash of all other values
 FIRST_SEALED_FORMAT = 2
+SET_ASIDE = ".damaged-"
 
 
 def check_regular(path: Path) -> None:
@@ -62,6 +65,43 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             beside.unlink()
         raise
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Rename the folder `new` to `folder`; one that is there is removed. Of two processes that do so at once, the later one's stays.
+
+    Raises:
+        OSError: it cannot be renamed, or a file is in its place.
+    """
+    while True:
+        try:
+            new.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            old = folder.with_name(f".{folder.name}.{uuid4().hex}")
+            with suppress(FileNotFoundError):  # the other process moves it away too
+                folder.rename(old)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            return
+
+
+def set_aside(path: Path, hidden: bool = False) -> Path:
+    """Rename a file, link or folder to `<name>.damaged-<N>`, N counting from 1, and return the new path; earlier ones stay.
+
+    Two processes that may do so at once hold a lock.
+
+    Args:
+        path: what is damaged.
+        hidden: the new name begins with a dot.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    name = f"{'.' if hidden else ''}{path.name}{SET_ASIDE}"
+    aside = next(aside for number in count(1) if not os.path.lexists(aside := path.with_name(f"{name}{number}")))
+    return path.rename(aside)
 
 
 def sealed(values: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels
 from dml_core.errors import ConfigError, DataError, StoreError
-from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
+from dml_core.files import check_regular, file_sha256, read_regular, replace_folder, sealed, unsealed
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 
@@ -301,12 +301,10 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as made:
-            beside, aside = Path(made) / "new", Path(made) / "old"
+            beside = Path(made) / "new"
             beside.mkdir()
             write(beside)
-            if folder.exists():
-                folder.rename(aside)
-            beside.rename(folder)
+            replace_folder(beside, folder)
     except OSError as error:
         raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free or change the place") from None
 

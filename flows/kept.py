@@ -5,6 +5,8 @@ changed, a file left out of its list) is set aside, and the step runs again.
 """
 
 import logging
+import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,8 @@ def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
 def finished_record(step: Any, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
     """A step's kept record of this identity if every file is as recorded, or None; one line says what is damaged.
 
-    A damaged record is renamed; it is not overwritten by the record of the step that runs again.
+    A damaged record is renamed; it is not overwritten by the record of the step that runs again. The folder of a finished step gets the
+    present time.
 
     Args:
         step: the step's Prefect task; its result is kept under `identity`.
@@ -77,4 +80,8 @@ def finished_record(step: Any, identity: str, store: Store, title: str, warn: bo
     changed = store.changed_files(record)
     if changed and warn:
         logger.warning("%s: %s changed or gone in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step.name)
-    return None if changed else record
+    if changed:
+        return None
+    with suppress(OSError):  # of a remote store there may be nothing here
+        os.utime(store.folder(record.key))  # `dml gc` keeps what was used lately
+    return record

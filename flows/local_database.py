@@ -7,10 +7,12 @@ A database that a person has named, or a server's, is not touched.
 import logging
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from dml_core.errors import StoreError
+from dml_core.files import set_aside
+from tasks.locks import alone
 
 OF_A_PERSON = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
 NO_DAMAGE = ("database is locked", "database table is locked", "unable to open database file", "attempt to write a readonly database")
@@ -18,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def set_aside_if_damaged(home: Path) -> None:
-    """Rename Prefect's local database below `home` to `prefect.db.damaged` if SQLite finds it damaged, and say so in one line.
+    """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>` if SQLite finds it damaged, and say so in one line.
 
-    Its write-ahead log goes too: with another database it is worth nothing. One damaged database is kept.
+    Its write-ahead log goes with it, and is read with it under its new name.
 
     Raises:
         StoreError: it cannot be renamed.
@@ -28,20 +30,26 @@ def set_aside_if_damaged(home: Path) -> None:
     path = home / "prefect.db"
     if any(os.environ.get(name) for name in OF_A_PERSON) or not path.exists():
         return
-    fault = find_fault(path) if path.is_file() else "not a file"
-    if fault is None:
+    if find_fault(path) is None:
         return
-    try:
-        path.replace(path.with_name("prefect.db.damaged"))
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
-    except OSError as error:
-        raise StoreError(f"{path}: {fault}, and cannot be set aside ({error.strerror or error}); remove it") from None
-    logger.warning("%s: %s; kept as prefect.db.damaged and made anew, finished steps are not in it", path, fault)
+    with alone(home / ".set-aside.lock"):
+        fault = find_fault(path) if path.exists() else None  # another process may have set it aside meanwhile, and made it anew
+        if fault is None:
+            return
+        try:
+            aside = set_aside(path)
+            for suffix in ("-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    path.with_name(f"{path.name}{suffix}").rename(f"{aside}{suffix}")
+        except OSError as error:
+            raise StoreError(f"{path}: {fault}, and cannot be set aside ({error.strerror or error}); remove it") from None
+    logger.warning("%s: %s; kept as %s and made anew, finished steps are not in it", path, fault, aside.name)
 
 
 def find_fault(path: Path) -> str | None:
     """What is wrong with a SQLite file, None where it is sound, or where another process is writing it."""
+    if not path.is_file():
+        return "not a file"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=1)) as database:
             (found,) = database.execute("PRAGMA quick_check(1)").fetchone()

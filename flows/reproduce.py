@@ -27,6 +27,7 @@ from flows.services import Services
 from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, open_project, shown
+from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs
 from tasks.reports.reporting import REPORT_FILE, write_report
@@ -181,7 +182,7 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
         report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
         if failures:
             report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
-            (folder / REPORT_FILE).write_text(report)
+            write_whole(folder / REPORT_FILE, report)
     today = standing_today(params, spec.dataset, outcomes[0].digest, spec.overrides)
     summary = ComparisonReport(
         comparison=spec.comparison,

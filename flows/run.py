@@ -22,7 +22,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from dml_core.errors import DmlError, TrainingError
+from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
@@ -31,7 +31,7 @@ from flows.once import StepLock
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
-from tasks.data import dvc_digest, update_dataset
+from tasks.data import check_unchanged, dvc_digest, update_dataset
 from tasks.environment import Project, open_project, shown
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
@@ -283,7 +283,8 @@ def train(
         live = services.tracker.live(spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
         rates: list[float] = []
-        facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live, rates))
+        with _of_same_data(dataset, store, key):
+            facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live, rates))
         if rates:
             note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
         return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
@@ -313,7 +314,8 @@ def embed(
 
     def work() -> EmbeddingRecord:
         store.clear(key)
-        facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
+        with _of_same_data(dataset, store, key):
+            facts = services.workers.run(_job("embed", spec, dataset, checkpoint.key, key, services), watch=lambda message: None)
         images_per_second = num_images("embed", dataset.counts) / max(float(str(facts["seconds"])), 1e-3)
         note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
@@ -348,9 +350,12 @@ def _evaluate(
     folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
     limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
     of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-    measured = measure_run(spec.measurements, *of) if spec.measurements else {}
     history, has_figures = read_history(trained), spec.trial is None
-    evaluate_run(spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures)
+    with _of_same_data(dataset, store, key):
+        measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+        evaluate_run(
+            spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
+        )
     store.push(key)
     return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
 
@@ -382,6 +387,22 @@ def publish(
         scores_only=spec.trial is not None,
     )
     return services.tracker.publish(report)
+
+
+@contextlib.contextmanager
+def _of_same_data(dataset: DatasetRecord, store: Store, key: str) -> Iterator[None]:
+    """Remove what the body leaves under `key` where the dataset was prepared anew, with other images, before or meanwhile.
+
+    Raises:
+        DataError: it was.
+    """
+    check_unchanged(dataset)
+    yield
+    try:
+        check_unchanged(dataset)
+    except DataError:
+        store.clear(key)
+        raise
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:

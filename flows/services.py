@@ -11,9 +11,10 @@ from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
 from tasks.environment import Project, git_tags
+from tasks.locks import running
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import check_formats
-from tasks.storage import Store
+from tasks.storage import LOCKS, Store
 from tasks.tracking.tracker import Tracker
 from tasks.workers.group import Workers
 from tasks.workers.progress import ProgressDisplay
@@ -41,6 +42,7 @@ class Services:
         self.store = Store(project.store, project.state / "cache")
         self.store.check_writable()
         check_formats(project.state)
+        self._running = running(self.store.folder(LOCKS))
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.tracker = Tracker(project.tracking_uri, project.state, self.store)
@@ -85,6 +87,7 @@ class Services:
 
     def close(self) -> None:
         """End the workers and clear the display."""
+        self._running.release(remove=True)
         self.workers.close()
         self.display.close()
 

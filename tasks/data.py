@@ -6,6 +6,7 @@ and not for the files that another DVC is making. What decodes images is importe
 """
 
 import configparser
+import hashlib
 import io
 import json
 import os
@@ -19,7 +20,7 @@ import yaml
 
 from dml_core.config import unknown_name
 from dml_core.data.readers.shared.rules import check_files
-from dml_core.data.store.info import INFO_FILE, read_info
+from dml_core.data.store.info import INFO_FILE, read_info, verify_files
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
 from tasks.files import write_whole
@@ -59,9 +60,10 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
 
     raw = project.root / spec.raw
     try:
-        if spec.mirror is not None:
-            copy_objects(spec.mirror, raw, progress)
-        fetch(spec.reader, spec.options, raw, progress)
+        with alone(project.state / "fetch" / f"{hashlib.sha256(spec.raw.encode()).hexdigest()[:16]}.lock"):
+            if spec.mirror is not None:
+                copy_objects(spec.mirror, raw, progress)
+            fetch(spec.reader, spec.options, raw, progress)
     except OSError as error:
         raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     return raw
@@ -104,7 +106,9 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     """
     from dml_core.data.prepare import prepare
 
-    prepare(spec.reader, project.root / spec.raw, project.packed(name), spec.options, progress)
+    folder = project.packed(name)
+    with alone(folder.parent / f".{name}.lock"):
+        prepare(spec.reader, project.root / spec.raw, folder, spec.options, progress)
     return read_dataset(project, name)
 
 
@@ -120,6 +124,18 @@ def read_dataset(project: Project, name: str) -> DatasetRecord:
     return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
 
 
+def check_unchanged(dataset: DatasetRecord) -> None:
+    """Refuse a dataset that was prepared anew, with other content, since a flow began: its runs are of the former images.
+
+    Raises:
+        DataError: it was, or is gone.
+    """
+    found = read_info(Path(dataset.folder)).fingerprint
+    if found != dataset.digest:
+        before = dataset.digest
+        raise DataError(f"{dataset.folder}: prepared anew during the run (digest {found}, before {before}); start the same command again")
+
+
 def update_dataset(project: Project, name: str) -> DatasetRecord:
     """Bring a prepared dataset up to date through DVC, and return its record.
 
@@ -127,7 +143,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
     data that `dvc pull` brought does not need its raw files: they count as unchanged while they are missing.
 
     Raises:
-        DataError: DVC's stage failed; the line is what it said last.
+        DataError: DVC's stage failed, and the line is what it said last; or a packed file is damaged.
     """
     if "DVC_STAGE" not in os.environ:
         raw = project.root / dataset_spec(load_params(project.params_file), name).raw
@@ -136,6 +152,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
         without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
         with alone(project.packed(name).parent / ".lock"):
             run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
+    verify_files(project.packed(name))
     return read_dataset(project, name)
 
 

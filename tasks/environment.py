@@ -5,6 +5,7 @@ there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folde
 (`dml stack up`), its file `stack/env` below the state says which servers are used; what the user has set comes first.
 """
 
+import hashlib
 import os
 import re
 import secrets
@@ -16,8 +17,10 @@ from shutil import which
 from urllib.parse import urlsplit
 
 from dml_core.errors import ConfigError, StoreError
+from dml_core.files import read_regular
 
 STACK_ENV = Path("stack") / "env"
+STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
@@ -60,6 +63,7 @@ def find_project() -> Project:
 
     Raises:
         ConfigError: no `params.yaml` here or above, or a state folder that the databases' addresses cannot name.
+        StoreError: the file of the local stack is damaged.
     """
     here = Path.cwd()
     root = next((folder for folder in [here, *here.parents] if (folder / "params.yaml").is_file()), None)
@@ -88,13 +92,29 @@ def _unset_empty() -> None:
             del os.environ[name]
 
 
+def stack_text(values: dict[str, str]) -> str:
+    """The local stack's settings as its file has them, with the SHA-256 of their lines."""
+    lines = "".join(f"{name}={value}\n" for name, value in values.items())
+    return f"{STACK_TITLE}\n# sha256 {hashlib.sha256(lines.encode()).hexdigest()}\n{lines}"
+
+
 def stack_environment(state: Path) -> dict[str, str]:
-    """What the local stack has written for who uses it; empty where none is up."""
-    try:
-        lines = (state / STACK_ENV).read_text().splitlines()
-    except OSError:
+    """What the local stack has written for who uses it; empty where none is up.
+
+    Raises:
+        StoreError: the file is damaged: to go on without it would write to other servers than the stack's.
+    """
+    path = state / STACK_ENV
+    if not path.is_symlink() and not path.exists():
         return {}
-    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    try:
+        text = read_regular(path).decode()
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    if text != stack_text(values):
+        raise StoreError(f"{path}: damaged, or written by another version; remove it, and write it again: dml stack up")
+    return values
 
 
 def open_project() -> Project:

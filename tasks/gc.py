@@ -3,7 +3,8 @@
 Referred to is a finished step that a table's result names, a run that MLflow shows, a record that waits in the outbox, or today's
 parameters and tables would reuse; and what such a step read (its embeddings, its network), as `state/made` has it. Where that was not
 noted, because the step was made before it was, everything that was there when the step ended stays. What is being made stays: its lock is
-held. So does what was touched in the last days, because a run that was stopped may be meant to go on.
+held. So does what was made or used in the last days, because a run that was stopped may be resumed, and what was made or used since the
+oldest flow that is running began.
 
 Only a folder is looked at: of a bucket that several machines share, none of them knows all the tables.
 """
@@ -18,7 +19,7 @@ from dml_core.errors import ConfigError, DataError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
-from tasks.locks import FileLock
+from tasks.locks import FileLock, running_since
 from tasks.plans.here import Here
 from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.runs.identity import identity_in
@@ -27,7 +28,7 @@ from tasks.runs.records import DatasetRecord, RunReport
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, read_sealed
-from tasks.storage import Store
+from tasks.storage import LOCKS, Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import RESULT
@@ -85,7 +86,7 @@ def find_unused(project: Project, days: float) -> Found:
     stored = list(_stored(Path(project.store)))
     kept = _referred_to(project, stored)
     free = [step for step in stored if step.key not in kept]
-    since = time.time() - days * DAY_SECONDS
+    since = min(time.time() - days * DAY_SECONDS, running_since(Path(project.store) / LOCKS))
     unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
     return Found(unused, len(stored) - len(unused), len(free) - len(unused))
 
@@ -98,10 +99,12 @@ def delete(project: Project, found: Found) -> int:
     """
     num_bytes, gone = 0, set()
     for step in found.unused:
-        lock = FileLock(Path(project.store) / ".locks" / f".{step.step}-{step.identity}")
+        lock = FileLock(Path(project.store) / LOCKS / f".{step.step}-{step.identity}")
         if not lock.acquire(wait=False):
             continue
         try:
+            if not step.folder.is_dir() or _touched(step.folder) != step.touched:
+                continue  # removed or used since it was found
             # First what says that the step is finished: cut short here, it runs anew.
             (finished_records() / step.identity).unlink(missing_ok=True)
             shutil.rmtree(step.folder)
@@ -118,8 +121,12 @@ def delete(project: Project, found: Found) -> int:
 def _stored(store: Path) -> Iterator[StoredStep]:
     for step in STEPS:
         for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
-            sizes = [path.stat() for path in (folder, *folder.rglob("*"))]
-            yield StoredStep(step, folder.name, folder, sum(size.st_size for size in sizes), max(size.st_mtime for size in sizes))
+            num_bytes = sum(path.stat().st_size for path in (folder, *folder.rglob("*")))
+            yield StoredStep(step, folder.name, folder, num_bytes, _touched(folder))
+
+
+def _touched(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:

@@ -25,7 +25,8 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from dml_core.errors import StoreError
-from tasks.files import set_aside, write_whole
+from dml_core.files import set_aside
+from tasks.files import write_whole
 from tasks.locks import alone
 
 FORMAT = 1

@@ -14,18 +14,20 @@ import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
+from dml_core.files import SET_ASIDE
 from tasks.environment import without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece ends at 5 GiB and starts again from its first byte
 HEADS_AT_ONCE = 8
 SETTLED_SECONDS = 2.0  # a file that was written within a clock tick of its hashing may change without a new time
-SET_ASIDE_PREFIX = ".damaged-"
+LOCKS = ".locks"  # folder of the locks of steps and flows
 logger = logging.getLogger(__name__)
 
 
@@ -138,7 +140,7 @@ class Store:
                 if path.is_dir() and not path.is_symlink():
                     if not any(path.iterdir()):
                         path.rmdir()
-                elif path.relative_to(folder).as_posix() not in keep and not path.name.startswith(SET_ASIDE_PREFIX):
+                elif path.relative_to(folder).as_posix() not in keep and SET_ASIDE not in path.name:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(f"{folder}: cannot be cleared ({error.strerror or error})") from None
@@ -251,7 +253,8 @@ class Store:
             except DamagedObjectError as error:
                 found = error
         folder, _, name = key.rpartition("/")
-        aside = f"{folder}/{SET_ASIDE_PREFIX}{name}"
+        taken = set(self.list_objects(folder))
+        aside = next(f"{folder}/{aside}" for number in count(1) if (aside := f".{name}{SET_ASIDE}{number}") not in taken)
         source = {"Bucket": self._bucket, "Key": self._object_key(key)}
         self._call("copy", Key=self._object_key(aside), CopySource=source, Config=_transfers())
         self._call("delete_object", Key=self._object_key(key))
@@ -261,7 +264,7 @@ class Store:
 
     def _remote_hashes(self, key: str) -> dict[str, str]:
         """File name below `key` -> SHA-256 as it was pushed; what was set aside is left out."""
-        etags = {name: etag for name, etag in self._list(key) if not name.rpartition("/")[2].startswith(SET_ASIDE_PREFIX)}
+        etags = {name: etag for name, etag in self._list(key) if SET_ASIDE not in name}
         versions = [(self._object_key(f"{key}/{name}"), etag) for name, etag in etags.items()]
         with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
             return dict(zip(etags, pool.map(self._object_hash, versions), strict=True))

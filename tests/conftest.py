@@ -3,7 +3,8 @@
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: 
 
 ROOT = Path(__file__).parents[1]
 SYNTHETIC_OPTIONS = {"num_classes": 8, "images_per_class": 9, "image_size": 24, "num_modes": 2}
+LAST_BATCHES: dict[str, dict[str, Any]] = {  # half of the classes are for training
+    "four": {},
+    "eight": {"images_per_class": 8},
+    "one": {"num_classes": 6, "images_per_class": 11},
+}
 MODEL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "linear", "embedding_dim": 8}}
 SETTINGS: dict[str, Any] = {
     "sampler": {"kind": "shuffled", "batch_size": 8},
@@ -58,12 +64,24 @@ def same_environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Packed synthetic datasets by the last of their batches of 8 training images, a key of LAST_BATCHES; each is made once."""
+
+    @cache
+    def make(last_batch: str) -> Path:
+        folder = tmp_path_factory.mktemp("dataset")
+        options = SYNTHETIC_OPTIONS | LAST_BATCHES[last_batch]
+        materialise("synthetic", options, folder / "raw")
+        prepare("synthetic", folder / "raw", folder / "packed", options)
+        return folder / "packed"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def packed(packed_with: Callable[[str], Path]) -> Path:
     """A packed synthetic dataset: 36 training images of 4 classes (the last batch of 8 is short), 36 test images of 4 others."""
-    folder = tmp_path_factory.mktemp("dataset")
-    materialise("synthetic", SYNTHETIC_OPTIONS, folder / "raw")
-    prepare("synthetic", folder / "raw", folder / "packed", SYNTHETIC_OPTIONS)
-    return folder / "packed"
+    return packed_with("four")
 
 
 @pytest.fixture(scope="session")

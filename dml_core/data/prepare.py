@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb
-from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info, verify_files
 from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
 
@@ -75,7 +75,8 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         _write_manifest(manifest.rows, partial / MANIFEST_FILE)
         info = _describe(dataset_name, options, manifest.rows, partial)
         (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        _publish(partial, out)
+        if not _is_whole(out, info):
+            _publish(partial, out)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
@@ -158,6 +159,14 @@ def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path)
         images_sha256=file_sha256(folder / IMAGES_FILE),
         manifest_sha256=file_sha256(folder / MANIFEST_FILE),
     )
+
+
+def _is_whole(out: Path, info: DatasetInfo) -> bool:
+    """Whether the very same is at `out` already: it stays, for a run may be reading it."""
+    try:
+        return verify_files(out) == info
+    except DataError:
+        return False
 
 
 def _publish(partial: Path, out: Path) -> None:

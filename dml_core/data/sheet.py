@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 from dml_core.data.store.packed import PackedDataset
+from dml_core.files import writing
 
 _TILE_PIXELS = 96
 _GAP_PIXELS = 4
@@ -31,7 +32,8 @@ def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, p
         members = np.flatnonzero(dataset.labels == class_index)
         for column, position in enumerate(np.linspace(0, len(members) - 1, min(num_samples, len(members)))):
             sheet.paste(_tile(dataset, int(members[round(position)])), (_NAME_PIXELS + column * step, top))
-    sheet.save(path, "PNG")
+    with writing(path) as file:
+        sheet.save(file, "PNG")
 
 
 def _tile(dataset: PackedDataset, index: int) -> Image.Image:

@@ -8,6 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from dml_core.files import writing
+
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart, black last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#000000")
 RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
@@ -41,10 +43,10 @@ def plain_text(text: str) -> str:
 def write_png(figure: Figure | Image.Image, path: Path) -> Path:
     """Write the figure whole or not at all, without a date, so that the same arrays give the same bytes; returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.part")
-    if isinstance(figure, Image.Image):
-        figure.save(partial, format="png", compress_level=COMPRESSION, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
-    else:
-        metadata: dict[str, Any] = {"Software": None}
-        figure.savefig(partial, format="png", dpi=DOTS_PER_INCH, metadata=metadata, pil_kwargs={"compress_level": COMPRESSION})
-    return partial.replace(path)
+    with writing(path) as file:
+        if isinstance(figure, Image.Image):
+            figure.save(file, format="png", compress_level=COMPRESSION, dpi=(DOTS_PER_INCH, DOTS_PER_INCH))
+        else:
+            metadata: dict[str, Any] = {"Software": None}
+            figure.savefig(file, format="png", dpi=DOTS_PER_INCH, metadata=metadata, pil_kwargs={"compress_level": COMPRESSION})
+    return path

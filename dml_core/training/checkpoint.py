@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from dml_core.errors import StoreError
-from dml_core.files import writing
+from dml_core.files import set_aside, writing
 from dml_core.training.epochs import Epoch
 
 CHECKPOINT_FILE = "checkpoint.pt"
-SET_ASIDE_FILE = ".damaged-checkpoint.pt"  # the dot keeps it out of a step's records; one generation is kept
 _PROOF = b"sha256:"
 _PROOF_BYTES = len(_PROOF) + 64
 _BYTES_AT_ONCE = 2**20
@@ -117,7 +116,7 @@ class UnprovenError(StoreError):
 def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | None]:
     """What a run goes on from: the folder's checkpoint if it proves itself, else nothing, with the line that says so.
 
-    A checkpoint that does not prove itself is renamed to `.damaged-checkpoint.pt`.
+    A checkpoint that does not prove itself is renamed to `.checkpoint.pt.damaged-<N>`; the dot keeps it out of a step's records.
 
     Raises:
         StoreError: the checkpoint cannot be read or renamed, which a person has to mend: it may be whole.
@@ -127,10 +126,10 @@ def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | N
     except UnprovenError as error:
         found = str(error)
     try:
-        (folder / CHECKPOINT_FILE).replace(folder / SET_ASIDE_FILE)
+        aside = set_aside(folder / CHECKPOINT_FILE, hidden=True)
     except OSError as error:
         raise StoreError(f"{found}, and cannot be renamed ({error.strerror or error}); remove it") from None
-    return None, f"{found}; kept as {SET_ASIDE_FILE}, and training begins from the initial weights"
+    return None, f"{found}; kept as {aside.name}, and training begins from the initial weights"
 
 
 def _prove(file: IO[bytes]) -> None:

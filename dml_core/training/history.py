@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.errors import StoreError
+from dml_core.files import writing
 
 HISTORY_FILE = "history.jsonl"
 
@@ -38,15 +39,14 @@ def read_history(folder: Path) -> list[dict[str, float]]:
 
 
 def write_history(folder: Path, lines: Sequence[str]) -> None:
-    """Write the whole history, beside the file that is there, then rename: a reader sees whole steps only.
+    """Write the whole history in place of the file that is there: a reader sees whole steps only.
 
     Raises:
         StoreError: the folder cannot be written.
     """
-    beside = folder / f".{HISTORY_FILE}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text("".join(f"{line}\n" for line in lines))
-        beside.replace(folder / HISTORY_FILE)
+        with writing(folder / HISTORY_FILE) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
     except OSError as error:
         raise StoreError(f"{folder}: the training history cannot be written ({error.strerror or error})") from None

@@ -33,6 +33,7 @@ def evaluate(
     from dml_core.config import parse
     from dml_core.errors import ConfigError
     from dml_core.evaluation.config import EvaluationConfig
+    from tasks.files import write_whole
     from tasks.scores.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdigit() for part in k.split(",")):
@@ -53,5 +54,5 @@ def evaluate(
         )
     text = json.dumps(metrics, indent=2)
     if json_file is not None:
-        json_file.write_text(text + "\n")
+        write_whole(json_file, f"{text}\n")
     print(text)

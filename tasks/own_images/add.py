@@ -5,17 +5,18 @@ neither moves nor deletes them (the `fetch` stage's output is persistent and unc
 """
 
 import difflib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import yaml
 
 from dml_core.config import check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader
 from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.files import writing
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.own_images.params_text import with_entry
@@ -114,17 +115,16 @@ def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> s
     settings = fitted_settings(values["comparison"]["protocol"], report)
     after = with_entry(before, ("datasets",), [f"{name}:", *_lines(block)])
     after = with_entry(after, ("comparison", "datasets"), [f"{name}:{'' if settings else ' {}'}", *_lines(settings)])
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        partial.write_bytes(after.encode())
-        load_params(partial)
-        assert read_yaml(partial) == merge(values, {"datasets": {name: block}, "comparison": {"datasets": {name: settings}}})
-        partial.chmod(path.stat().st_mode)
-        partial.replace(path)
+        with writing(path) as file:
+            file.write(after.encode())
+            file.flush()
+            os.fchmod(file.fileno(), path.stat().st_mode)
+            beside = Path(file.name)
+            load_params(beside)
+            assert read_yaml(beside) == merge(values, {"datasets": {name: block}, "comparison": {"datasets": {name: settings}}})
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
-    finally:
-        partial.unlink(missing_ok=True)
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm="")
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 """A comparison's report from the scores of its runs: what DVC tracks, what a person reads."""
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.evaluation.mean_ranks import rank_systems
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.recalls import plot_recalls
+from tasks.files import write_whole
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.made import made_by_older_code
 from tasks.runs.records import MetricRecord
@@ -88,7 +90,7 @@ def write_report(
     found = compare_runs(runs, reference)
     _write_differences(title, runs, found, folder / DIFFERENCES_FOLDER)
     text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
-    (folder / REPORT_FILE).write_text(text)
+    write_whole(folder / REPORT_FILE, text)
     return text
 
 
@@ -119,7 +121,7 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
         if ranking is not None:
             plot_mean_ranks(ranking, folder / RANKS_FILE)
             lines += [ranking.sentence, "", f"![Mean ranks]({RANKS_FILE})", ""]
-    (folder / DIFFERENCES_FILE).write_text("\n".join(lines))
+    write_whole(folder / DIFFERENCES_FILE, "\n".join(lines))
 
 
 def _matrix(found: Comparison) -> list[str]:
@@ -165,7 +167,7 @@ def _write_metrics(summaries: dict[str, dict[str, Summary]], folder: Path) -> No
             path.unlink()
     for variant, metrics in summaries.items():
         means = {name: round(metrics[name].mean, 6) for name in HEADLINES if name in metrics}
-        (folder / f"{variant}.json").write_text(json.dumps(means, indent=2) + "\n")
+        write_whole(folder / f"{variant}.json", json.dumps(means, indent=2) + "\n")
 
 
 def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[str, dict[str, Summary]]) -> list[list[str]]:
@@ -192,8 +194,9 @@ def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str,
 
 
 def _write_csv(path: Path, rows: list[list[str]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_whole(path, text.getvalue())
 
 
 def _markdown(

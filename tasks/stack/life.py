@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from dml_core.errors import ConfigError, DmlError
-from tasks.environment import Project
+from tasks.environment import Project, stack_text
 from tasks.locks import alone
 from tasks.stack.settings import MARK, RECORDS, S3, Service, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
@@ -75,8 +75,7 @@ def up(project: Project, say: Say, own_s3: str | None = None) -> Stack:
                 _set_up(stack, service)
             for service in fresh:
                 say(f"{service.name}: up at {service.host}:{service.port}")
-        lines = ["# Written by `dml stack up`, read by every dml command of this project; `dml stack down` removes it."]
-        write_private(stack.environment_file, "\n".join([*lines, *(f"{name}={value}" for name, value in stack.clients.items()), ""]))
+        write_private(stack.environment_file, stack_text(stack.clients))
     return stack
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError
+from dml_core.files import writing
 from tasks.environment import STACK_ENV, Project
 
 MARK = "DML_STACK"  # in the environment of every process of a stack: the stack's folder
@@ -232,9 +233,9 @@ def _named(variable: str) -> str:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that nobody but the user can read."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    with writing(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text.encode())
 
 
 def _postgresql(version: str) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from dml_core.data.prepare import pack
-from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, file_sha256, read_info
+from dml_core.data.store.info import MANIFEST_FILE, DatasetInfo, read_info, verify_files
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Role, Row
 from dml_core.errors import DataError
@@ -38,16 +38,12 @@ def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
 
 def _kept(folder: Path) -> DatasetInfo | None:
     """What was packed before, if it is whole and has no other rows than training ones, by the rows themselves."""
-    if not (folder / INFO_FILE).is_file():
-        return None
     try:
-        info = read_info(folder)
-        hashes = {file: file_sha256(folder / file) for file in (IMAGES_FILE, MANIFEST_FILE)}
+        info = verify_files(folder)
         roles = set(pq.read_table(folder / MANIFEST_FILE, columns=["role"])["role"].to_pylist())
     except (OSError, DataError, ValueError):
         return None
-    is_whole = hashes == {IMAGES_FILE: info.images_sha256, MANIFEST_FILE: info.manifest_sha256}
-    return info if is_whole and roles == {ROLE} == set(info.roles) else None
+    return info if roles == {ROLE} == set(info.roles) else None
 
 
 def _manifest(packed: Path) -> Manifest:

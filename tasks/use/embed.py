@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from dml_core.errors import ConfigError, DataError, DmlError, StoreError
 from dml_core.files import writing
 from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
+from tasks.locks import FileLock
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.use.sources import Images
 
@@ -117,43 +118,52 @@ def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> 
     `.parquet` (columns `name`, `embedding`, `label`; a row group a shard). Of a file the shards lie beside it until it is whole.
 
     Raises:
-        As `embed_images`, whose options are taken.
+        As `embed_images`, whose options are taken; ConfigError too where another process is writing `out`.
     """
-    if out.suffix not in SINGLE_FILES:
-        return embed_images(model, images, out, **options)
+    lock = FileLock(out.with_name(f".{out.name}.lock"))
+    if not lock.acquire(wait=False):
+        raise ConfigError(f"{out}: another dml embed ({lock.holder()}) is writing it; wait for its end, or name another place")
+    try:
+        if out.suffix not in SINGLE_FILES:
+            return embed_images(model, images, out, **options)
+        return _embed_to_file(model, images, out, **options)
+    finally:
+        lock.release(remove=True)
+
+
+def _embed_to_file(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
     folder = out.with_name(f"{out.name}.shards")
     found = embed_images(model, images, folder, **options)
-    beside = out.with_name(f".{out.name}-{os.getpid()}{out.suffix}")
     try:
-        (_join_npz if out.suffix == ".npz" else _join_parquet)(folder, beside, model.identity)
-        beside.replace(out)
+        with writing(out) as file:
+            (_join_npz if out.suffix == ".npz" else _join_parquet)(folder, file, model.identity)
         shutil.rmtree(folder)
     except OSError as error:
         raise StoreError(f"{out}: cannot be written ({error.strerror or error}); its shards are in {folder}") from None
     return found
 
 
-def _join_npz(folder: Path, path: Path, identity: str) -> None:
+def _join_npz(folder: Path, file: IO[bytes], identity: str) -> None:
     items = pq.read_table(folder / ITEMS_FILE)
     rows = np.concatenate([np.load(folder / name) for name in json.loads((folder / MANIFEST_FILE).read_text())[ROLE]["shards"]])
     arrays: dict[str, Any] = {"embeddings": rows, "names": np.array(items["path"].to_pylist()), "model_identity": np.array(identity)}
     if "label" in items.column_names:
         arrays["labels"] = np.array(items["label"].to_pylist())
-    np.savez(path, **arrays)
+    np.savez(file, **arrays)
 
 
-def _join_parquet(folder: Path, path: Path, identity: str) -> None:
+def _join_parquet(folder: Path, file: IO[bytes], identity: str) -> None:
     items = pq.read_table(folder / ITEMS_FILE).rename_columns({"path": "name"})
     entry, start = json.loads((folder / MANIFEST_FILE).read_text())[ROLE], 0
     embedding = pa.field("embedding", pa.list_(pa.float32(), entry["dimensions"]))
     schema = items.schema.append(embedding).with_metadata({"model_identity": identity})
-    with pq.ParquetWriter(path, schema) as file:
+    with pq.ParquetWriter(file, schema) as rows_file:
         for name in entry["shards"]:
             rows = np.load(folder / name)
             if not len(rows):
                 continue  # all of them were bad
             column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), entry["dimensions"])
-            file.write_table(items.slice(start, len(rows)).append_column(embedding, column).cast(schema))
+            rows_file.write_table(items.slice(start, len(rows)).append_column(embedding, column).cast(schema))
             start += len(rows)
 
 

@@ -19,6 +19,7 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 from rich.console import Console
 
+from dml_core.data.store.info import read_info
 from dml_core.errors import DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
@@ -78,7 +79,7 @@ class InProcess:
 class Place:
     """A state folder, and the chain in it."""
 
-    def __init__(self, state: Path, packed: Path) -> None:
+    def __init__(self, state: Path, packed: Path, digest: str | None = None) -> None:
         self.state = state
         self.store = Store(str(state / "store"), state / "cache")
         self.workers = InProcess()
@@ -97,7 +98,8 @@ class Place:
             scale=ScaleSpec(),
             tags={},
         )
-        self.dataset = DatasetRecord(name="d", folder=str(packed), digest="0123", counts={"train": 18, "test": 36}, source="synthetic")
+        digest, counts = digest or read_info(packed).fingerprint, {"train": 18, "test": 36}
+        self.dataset = DatasetRecord(name="d", folder=str(packed), digest=digest, counts=counts, source="synthetic")
 
     def run(self, force: bool = False, stop_after: int | None = None, code: Code = "strict") -> Outcome | Exception:
         """The chain without publishing, its kept results in this place."""

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dml_core.errors import StoreError
+from flows import local_database
 from flows.local_database import OF_A_PERSON, find_fault, set_aside_if_damaged
+from tasks.files import files_set_aside
 from tests.damage import DAMAGE
 
 
@@ -37,7 +39,7 @@ def test_a_sound_database_stays_also_while_another_process_writes_it(home: Path,
     with closing(sqlite3.connect(home / "prefect.db")) as database:
         database.execute("BEGIN IMMEDIATE")
         set_aside_if_damaged(home)
-    assert not (home / "prefect.db.damaged").exists()
+    assert not files_set_aside(home)
     assert (home / "prefect.db").exists()
     assert not caplog.records
 
@@ -48,11 +50,35 @@ def test_a_damaged_database_is_set_aside_with_one_line(home: Path, caplog: pytes
     damaged = (home / "prefect.db").read_bytes()
     (home / "prefect.db-wal").write_bytes(b"left over")
     set_aside_if_damaged(home)
-    assert [path.name for path in home.iterdir()] == ["prefect.db.damaged"]
-    assert (home / "prefect.db.damaged").read_bytes() == damaged
+    assert [path.name for path in files_set_aside(home)] == ["prefect.db.damaged-1", "prefect.db.damaged-1-wal"]
+    assert (home / "prefect.db.damaged-1").read_bytes() == damaged
+    assert (home / "prefect.db.damaged-1-wal").read_bytes() == b"left over"
     (record,) = caplog.records
     assert "made anew" in record.getMessage()
     assert "\n" not in record.getMessage()
+
+
+def test_every_damaged_database_is_kept(home: Path) -> None:
+    for number in (1, 2):
+        (home / "prefect.db").write_bytes(b"damaged " * 1000 + bytes([number]))
+        set_aside_if_damaged(home)
+        assert (home / f"prefect.db.damaged-{number}").read_bytes()[-1] == number
+    assert (home / "prefect.db.damaged-1").read_bytes()[-1] == 1
+
+
+def test_who_comes_second_leaves_the_new_database(home: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process has found the same damage, and has made the database anew while this one waited for its turn."""
+    found = find_fault
+
+    def found_late(path: Path) -> str | None:
+        monkeypatch.setattr(local_database, "find_fault", found)
+        shutil.copy(sound, path)
+        return "damaged"
+
+    monkeypatch.setattr(local_database, "find_fault", found_late)
+    set_aside_if_damaged(home)
+    assert (home / "prefect.db").read_bytes() == sound.read_bytes()
+    assert not files_set_aside(home)
 
 
 def test_damaged_pages_are_found(home: Path) -> None:
@@ -81,13 +107,16 @@ def test_a_folder_in_its_place_is_set_aside(home: Path) -> None:
     (home / "prefect.db").mkdir()
     (home / "prefect.db" / "mine.txt").write_text("mine")
     set_aside_if_damaged(home)
-    assert [path.relative_to(home).as_posix() for path in home.rglob("*")] == ["prefect.db.damaged", "prefect.db.damaged/mine.txt"]
+    assert files_set_aside(home) == [home / "prefect.db.damaged-1"]
+    assert (home / "prefect.db.damaged-1" / "mine.txt").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path) -> None:
-    for name in ("prefect.db", "prefect.db.damaged"):
-        (home / name).unlink(missing_ok=True)
-        (home / name).mkdir()
-        (home / name / "mine.txt").write_text("mine")
+def test_a_folder_that_cannot_be_set_aside_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "prefect.db").write_bytes(b"damaged")
+
+    def refuse(path: Path) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(local_database, "set_aside", refuse)
     with pytest.raises(StoreError, match="cannot be set aside"):
         set_aside_if_damaged(home)

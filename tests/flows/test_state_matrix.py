@@ -5,6 +5,7 @@ the undamaged state: a number is the same or is missing, never another; an error
 for files of a step that ran again. A file that no row of the matrix names is refused, so a new kind of file needs a row.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from dml_core.data.store.info import verify_files
+from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.training.checkpoint import load_checkpoint
 from flows import run
@@ -21,10 +24,11 @@ from flows.kept import SealedJSON
 from flows.once import StepLock
 from flows.outcomes import Outcome
 from tasks import gc
-from tasks.environment import Project
+from tasks.environment import STACK_ENV, Project, stack_environment, stack_text
 from tasks.files import files_set_aside, write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs, load_result
+from tasks.reports.reporting import write_report
 from tasks.runs import identity
 from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
 from tasks.runs.finished import finished_scores, read_finished
@@ -34,8 +38,10 @@ from tasks.runs.rates import note_rate, read_rates
 from tasks.runs.records import CheckpointRecord, ComparisonReport, EmbeddingRecord, MetricRecord, RunReport, StepRecord
 from tasks.runs.tuned import STANDING
 from tasks.sealed import seal, unseal
+from tasks.stack.settings import write_private
 from tasks.tables.result import MeasuredRun
 from tasks.tracking.outbox import keep_report, read_report
+from tasks.tuning.training_rows import training_rows
 from tests.conftest import ROOT
 from tests.damage import as_format, cut, empty, flip, garble
 from tests.flows.test_damaged_runs import SPEC, Place, prefect, undisturbed  # noqa: F401 - fixtures
@@ -99,8 +105,18 @@ KINDS = {
     "kept epoch": "store/embed/*/kept_epoch.json",
     "scores": "store/evaluate/*/metrics.json",
     "figure": "store/evaluate/*/figures/*",
+    "dataset": "packed/dataset.json",
+    "images": "packed/images.arrow",
+    "rows of a dataset": "packed/manifest.parquet",
+    "training rows": "tuning/datasets/*/*",
+    "servers": "stack/env",
+    "log": "**/*log",
+    "report": "reports/**/*",
     "lock": "**/.*lock*",
     "lock of a step": "store/.locks/.*",
+    "lock of a search": "tuning/locks/*",
+    "lock of MLflow": "mlflow.lock",
+    "lock of a record": "mlflow.locks/*",
 }
 SEALED = ("step record", "note of a step", "rates", "table", "waiting run", "waiting comparison")
 OF_STEPS = [kind for kind, place in KINDS.items() if place.startswith("store/") and "lock" not in kind]
@@ -185,12 +201,35 @@ class Reader:
         found = load_checkpoint(self.place.store.folder(f"train/{self.step.identity}"), self.step.identity)
         return {} if found is None else {"epochs": found["num_epochs_done"]}
 
+    def data(self) -> dict[Any, Any]:
+        """The beginning of a flow; its steps read what was compared then."""
+        info = verify_files(Path(self.place.dataset.folder))
+        return info.model_dump(mode="json") | pixels(Path(self.place.dataset.folder), "test")
+
+    def tune(self) -> dict[Any, Any]:
+        """`dml tune`: what its runs are given."""
+        record = training_rows(self.project, "d", Path(self.place.dataset.folder))
+        return {"digest": record.digest} | pixels(Path(record.folder), "train")
+
+    def environment(self) -> dict[Any, Any]:
+        """Every verb: which servers it uses."""
+        return dict(stack_environment(self.state))
+
     def lock(self) -> dict[Any, Any]:
         """Whatever waits for its turn."""
-        for path in (*files_of(self.state, "lock"), *self.state.glob("tables/.lock")):
+        for path in (*files_of(self.state, "lock"), *self.state.glob("tables/.lock"), *self.state.glob("tuning/locks/*")):
             with alone(path):
                 pass
         return {}
+
+
+def pixels(folder: Path, role: str) -> dict[Any, Any]:
+    """Number of an image -> its label and the hash of its pixels."""
+    images = PackedDataset(folder, role)
+    return {
+        number: (int(images.labels[number]), hashlib.sha256(images.image(number).numpy().tobytes()).hexdigest())
+        for number in range(len(images))
+    }
 
 
 READERS = [name for name, member in vars(Reader).items() if not name.startswith("_") and callable(member)]
@@ -241,9 +280,20 @@ def run_steps(place: Place) -> None:
 def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """A finished run, its place in a table, measured rates, and records that wait for MLflow."""
     state = tmp_path_factory.mktemp("whole") / "state"
-    place = Place(state, packed)
+    shutil.copytree(packed, state / "packed")
+    place = Place(state, state / "packed")
     run_steps(place)
     project = Project(ROOT, state, str(state / "store"), "")
+    training_rows(project, "d", state / "packed")
+    scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.25})
+    write_report("title", [(SPEC, scores)], state / "reports/d/v-seed-0")
+    (state / "stack").mkdir()
+    write_private(state / STACK_ENV, stack_text({"DML_STORE": str(state / "store"), "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"}))
+    for path in (state / "logs/dml-flow.log", state / "stack/mlflow/log"):
+        write_whole(path, "said\n")
+    for lock in ("mlflow.lock", "mlflow.locks/database", "tuning/locks/0123"):
+        with alone(state / lock):
+            pass
     add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), {}, "commit")
     note_rate(state, "train", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 100.0)
     note_rate(state, "embed", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 300.0)
@@ -261,7 +311,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 def copied(whole: Place, to: Path) -> Reader:
     shutil.copytree(whole.state, to, symlinks=True)
-    return Reader(Place(to, Path(whole.dataset.folder)))
+    folder = Path(whole.dataset.folder)
+    return Reader(Place(to, to / "packed" if folder.is_relative_to(whole.state) else folder, whole.dataset.digest))
 
 
 def held(path: Path) -> set[bytes]:
@@ -277,11 +328,16 @@ def test_every_file_that_a_run_leaves_has_a_row_and_every_row_a_file(whole: Plac
     assert {kind for kinds in found.values() for kind in kinds} == set(KINDS)
 
 
+EXPECTED: dict[str, dict[Any, Any]] = {}  # reader -> what it returns of the undamaged state
+
+
 def check(whole: Place, kind: str, how: str, readers: list[str], tmp_path: Path, environment: Callable[[Path], None]) -> None:
     for name in readers:
-        expected_of = copied(whole, tmp_path / name / "expected")
-        environment(expected_of.state)
-        expected = getattr(expected_of, name)()
+        if name not in EXPECTED:
+            undamaged = copied(whole, tmp_path / name / "undamaged")
+            environment(undamaged.state)
+            EXPECTED[name] = getattr(undamaged, name)()
+        expected = EXPECTED[name]
         for number, path in enumerate(files_of(whole.state, kind)[:3]):
             reader = copied(whole, tmp_path / name / str(number))
             environment(reader.state)
@@ -333,9 +389,25 @@ def test_every_kind_in_every_way_by_every_reader(
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", ["scores", "manifest", "shard", "kept epoch", "checkpoint", "lock"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "scores",
+        "manifest",
+        "shard",
+        "kept epoch",
+        "checkpoint",
+        "lock",
+        "dataset",
+        "images",
+        "rows of a dataset",
+        "training rows",
+        "servers",
+    ],
+)
 def test_files_of_steps(whole: Place, kind: str, how: str, tmp_path: Path, environment: Callable[[Path], None]) -> None:
-    reader = {"scores": "models", "checkpoint": "network", "lock": "lock"}.get(kind, "embeddings")
+    of_kind = {"scores": "models", "checkpoint": "network", "lock": "lock", "training rows": "tune", "servers": "environment"}
+    reader = "data" if KINDS[kind].startswith("packed/") else of_kind.get(kind, "embeddings")
     check(whole, kind, how, [reader], tmp_path, environment)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tasks.doctor import Finding, examine
-from tasks.environment import STACK_ENV, find_project
+from tasks.environment import STACK_ENV, find_project, stack_text
 from tasks.tracking.availability import schemas
 from tests.conftest import ROOT
 
@@ -134,7 +134,7 @@ def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
 def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = here / "state" / STACK_ENV
     file.parent.mkdir(parents=True)
-    file.write_text(f"# of dml stack up\nMLFLOW_TRACKING_URI=http://127.0.0.1:{free_port()}\nDML_STORE={here / 'stacked'}\n")
+    file.write_text(stack_text({"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port()}", "DML_STORE": str(here / "stacked")}))
     monkeypatch.setenv("DML_STORE", str(here / "own"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # put back after the test
     monkeypatch.delenv("MLFLOW_TRACKING_URI")

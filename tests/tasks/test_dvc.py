@@ -85,6 +85,22 @@ def test_packed_data_with_a_flipped_byte_are_put_right_before_they_are_used(firs
 
 
 @pytest.mark.slow
+@pytest.mark.proof
+def test_a_flipped_bit_in_a_file_of_the_same_time_is_one_line(first: Project) -> None:
+    """DVC hashes a file again only where its size, time or inode changed."""
+    whole = hashes(first)
+    path = first.root / "data/packed/synthetic/images.arrow"
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    code = "from tasks.data import *; from tasks.environment import find_project; update_dataset(find_project(), 'synthetic')"
+    ran = subprocess.run(["python", "-c", code], cwd=first.root, env=first.environment, capture_output=True, text=True, check=False)
+    assert "images.arrow: damaged (SHA-256 differs); run `dml data prepare` again" in ran.stderr
+    first.run("dml", "data", "prepare", "synthetic")
+    assert hashes(first) == whole
+
+
+@pytest.mark.slow
 def test_an_s3_remote_over_http(first: Project, s3_server: str, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.setitem(first.environment, name, os.environ[name])

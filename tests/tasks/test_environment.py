@@ -6,8 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from dml_core.errors import ConfigError
-from tasks.environment import PLACES, Project, find_project, git_tags, set_environment, shown, without_secrets
+from dml_core.errors import ConfigError, StoreError
+from tasks.environment import (
+    PLACES,
+    Project,
+    find_project,
+    git_tags,
+    set_environment,
+    shown,
+    stack_environment,
+    stack_text,
+    without_secrets,
+)
+from tasks.files import write_whole
+from tests.damage import DAMAGE
 
 
 def test_an_address_is_shown_without_its_user_and_query() -> None:
@@ -87,3 +99,19 @@ def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> Non
     assert git_tags(project) == {"git_commit": commit, "git_dirty": "false"}
     (tmp_path / "params.yaml").write_text("a: 2\n")
     assert git_tags(project) == {"git_commit": f"{commit}-dirty", "git_dirty": "true"}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Path, how: str) -> None:
+    """Going on with this machine's defaults would write to other servers than the stack's."""
+    path = inside / "state/stack/env"
+    assert stack_environment(inside / "state") == {}
+    values = {"DML_STORE": "s3://dml/store", "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"}
+    write_whole(path, stack_text(values))
+    assert stack_environment(inside / "state") == values
+    DAMAGE[how](path)
+    if how == "remove":
+        assert stack_environment(inside / "state") == {}
+        return
+    with pytest.raises(StoreError, match=r"stack/env: damaged.*dml stack up"):
+        find_project()

@@ -1,8 +1,9 @@
-"""A file that several processes write: whoever reads it finds a whole one of somebody's."""
+"""Files and folders that several processes write: whoever reads one finds a whole one of somebody's."""
 
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from dml_core.files import replace_folder
 from tasks.files import write_whole
 
 TEXTS = [f"{letter}" * 200_000 for letter in "abcd"]
@@ -24,3 +25,22 @@ def test_writers_of_one_file_never_mix_and_leave_nothing_beside_it(tmp_path: Pat
     assert all(writer.result() is None for writer in writers)
     assert found <= set(TEXTS)
     assert list(path.parent.iterdir()) == [path]
+
+
+def _replace_often(folder: Path, text: str) -> None:
+    for number in range(50):
+        new = folder.with_name(f"{text}-{number}")
+        new.mkdir()
+        for name in ("one", "two"):
+            (new / name).write_text(text)
+        replace_folder(new, folder)
+
+
+def test_replacers_of_one_folder_never_fail_or_mix_and_leave_nothing_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    with ProcessPoolExecutor(3) as pool:
+        replacers = [pool.submit(_replace_often, folder, text) for text in "abc"]
+    assert all(replacer.result() is None for replacer in replacers)
+    one, two = ((folder / name).read_text() for name in ("one", "two"))
+    assert one == two
+    assert list(tmp_path.iterdir()) == [folder]

@@ -9,10 +9,10 @@ import pytest
 from mlflow import MlflowClient
 
 from dml_core.errors import ConfigError, StoreError
+from dml_core.files import set_aside
 from tasks.environment import Project, find_project
-from tasks.files import set_aside
 from tasks.gc import Found, delete, find_unused
-from tasks.locks import FileLock
+from tasks.locks import FileLock, running
 from tasks.plans.here import Here
 from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.plans.results import load_result
@@ -135,6 +135,22 @@ def test_what_is_young_or_being_made_stays(project: Project) -> None:
     lock.acquire()
     delete(project, found)
     lock.release()
+    assert (Path(project.store) / "train" / "r1-train" / "file").exists()
+    assert not (Path(project.store) / "train" / "r2-train").exists()
+
+
+def test_what_was_made_or_used_since_the_oldest_running_flow_began_stays(project: Project) -> None:
+    lock = running(Path(project.store) / ".locks")
+    make_run(project, "new", time.time() + 1)
+    assert unused(project, days=-1.0) == run_of("r1") | run_of("r2") | run_of("r3")
+    lock.release(remove=True)
+    assert run_of("new") <= unused(project, days=-1.0)
+
+
+def test_what_was_used_since_it_was_found_stays(project: Project) -> None:
+    found = find_unused(project, 7.0)
+    os.utime(Path(project.store) / "train" / "r1-train")
+    delete(project, found)
     assert (Path(project.store) / "train" / "r1-train" / "file").exists()
     assert not (Path(project.store) / "train" / "r2-train").exists()
 

@@ -1,11 +1,12 @@
 """A lock that one holder has at a time: in one process, between processes, and after a holder was killed."""
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from tasks.locks import FileLock, alone
+from tasks.locks import FileLock, alone, running, running_since
 
 HOLD = """
 import pathlib, sys, time
@@ -68,3 +69,37 @@ def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert most == 1
+
+
+def test_of_a_lock_whose_file_is_removed_there_is_one_holder_too(tmp_path: Path) -> None:
+    """Who waits on the file that its holder removes takes the next one."""
+    lock, inside, most = tmp_path / "lock", [], []
+
+    def enter() -> None:
+        for _ in range(200):
+            mine = FileLock(lock)
+            mine.acquire()
+            inside.append(1)
+            most.append(len(inside))
+            inside.pop()
+            mine.release(remove=True)
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert not lock.exists()
+
+
+def test_the_oldest_that_runs_counts_and_a_killed_one_does_not(tmp_path: Path) -> None:
+    assert running_since(tmp_path) == float("inf")
+    first, second = running(tmp_path), running(tmp_path)
+    for path, when in zip(sorted(tmp_path.iterdir()), (100.0, 200.0), strict=True):
+        os.utime(path, (when, when))
+    assert running_since(tmp_path) == 100.0
+    for lock in (first, second):
+        lock.release()  # as the system does after kill -9: the file stays
+    assert running_since(tmp_path) == float("inf")
+    assert not list(tmp_path.iterdir())

@@ -263,11 +263,11 @@ def refused(project: Project, message: str, name: str, raw: Path, reader: str | 
 
 
 def test_a_params_file_that_cannot_be_written(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> int:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     raw = draw_classes(tmp_path / "images")
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     refused(project, r"params\.yaml: cannot be written \(No space left on device\); nothing was changed", "mine", raw)
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tasks.files import files_set_aside, set_aside, write_whole
+from dml_core.files import set_aside
+from tasks.files import files_set_aside, write_whole
 from tasks.runs.records import Record
 from tasks.sealed import (
     FORMAT,

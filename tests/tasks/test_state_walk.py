@@ -1,4 +1,4 @@
-"""A random walk over what a project lives through: run, run again, damage, change data and code, publish, clean up.
+"""A random walk over what a project lives through: run, run again, damage, change data and code, rename, publish, clean up.
 
 The records, the table's result, the outbox and `dml gc` are the project's own; training is a step that writes a few bytes, which follow
 from its identity, so that a number that is not its run's shows itself.
@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,22 +45,26 @@ from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, or_set_aside
 from tasks.storage import Store
+from tasks.tables import present
+from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, result_path
-from tasks.tables.standing import VARIANT
+from tasks.tables.shown import comparable
+from tasks.tables.standing import VARIANT, standing_table
 from tasks.tracking.outbox import keep_report, read_report
 from tests.conftest import small_training
 from tests.damage import contents, cut, empty, flip
 
 PROTOCOL = small_training().model_dump(mode="json", exclude_defaults=True)
-PARAMS = yaml.safe_dump(
-    {
-        "datasets": {"d": {"reader": "synthetic", "raw": "data/raw/d"}},
-        "comparison": {
-            "datasets": {"d": {}}, "default_datasets": ["d"], "seeds": [0, 1], "protocol": PROTOCOL,
-            "variants": {"one": {}, "two": {"num_epochs": 2}},
-        },
-    }
-)  # fmt: skip
+NUM_EPOCHS = (3, 2)  # of the two variants, by which their settings differ
+
+
+def params_text(dataset: str, variants: Sequence[str]) -> str:
+    """A `params.yaml` with one dataset and two variants of these names."""
+    settings = {name: {"num_epochs": epochs} for name, epochs in zip(variants, NUM_EPOCHS, strict=True)}
+    comparison = {"datasets": {dataset: {}}, "default_datasets": [dataset], "seeds": [0, 1], "protocol": PROTOCOL, "variants": settings}
+    return yaml.safe_dump({"datasets": {dataset: {"reader": "synthetic", "raw": "data/raw/d"}}, "comparison": comparison})
+
+
 KINDS = {"train": CheckpointRecord, "embed": EmbeddingRecord, "evaluate": ScoreRecord}
 DAMAGES = {"flip": flip, "cut": cut, "empty": empty}
 
@@ -80,11 +85,12 @@ class Walk(RuleBasedStateMachine):
         (self.outside / "images").write_bytes(b"a person's")
         root = self.home / "project"
         root.mkdir()
-        (root / "params.yaml").write_text(PARAMS)
         self.project = Project(root, root / "state", str(root / "state/store"), f"sqlite:///{root}/state/mlflow.db")
         self.store = Store(self.project.store, root / "state/cache")
-        self.params = load_params(self.project.params_file)
         self.digest, self.code = "0", "0"
+        self.name, self.variants = "d", ["one", "two"]
+        self.write_params()
+        self.origins: dict[str, tuple[str, int]] = {}  # identity of scores -> digest of its data and epochs that it was trained
         self.measured: dict[Any, str] = {}
         self.waiting: dict[str, float] = {}
         self.published: dict[str, float] = {}
@@ -95,7 +101,7 @@ class Walk(RuleBasedStateMachine):
 
     @property
     def dataset(self) -> DatasetRecord:
-        return DatasetRecord(name="d", folder="/nowhere", digest=self.digest, counts={"train": 1}, source="synthetic")
+        return DatasetRecord(name=self.name, folder="/nowhere", digest=self.digest, counts={"train": 1}, source="synthetic")
 
     @initialize()
     def begin(self) -> None:
@@ -105,13 +111,14 @@ class Walk(RuleBasedStateMachine):
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
         identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
         gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
+        present.present_digest = lambda project, name: self.digest if name == self.name else None  # type: ignore[attr-defined]
 
     # ------------------------------------------------------------ what a person does
 
-    @rule(variant=st.sampled_from(["one", "two"]), seed=st.integers(0, 2))
-    def reproduce(self, variant: str, seed: int) -> None:
+    @rule(number=st.integers(0, 1), seed=st.integers(0, 2))
+    def reproduce(self, number: int, seed: int) -> None:
         """`dml reproduce -v VARIANT -s SEED`."""
-        (spec,) = comparison_runs(self.params, "d", (variant,), (seed,))
+        (spec,) = comparison_runs(self.params, self.name, (self.variants[number],), (seed,))
         records: dict[str, Any] = {}
         before = ""
         for name, step in (("train", train_step), ("embed", embed_step), ("evaluate", evaluate_step)):
@@ -120,6 +127,7 @@ class Walk(RuleBasedStateMachine):
             before = of.identity
         scores = read_scores(records["evaluate"], self.store.checked(records["evaluate"]))
         assert scores.metrics == {"recall@1": score_of(before)}
+        self.origins[before] = self.digest, NUM_EPOCHS[number]
         run = self.entry(spec, before, scores)
         add_runs(self.project, STANDING, (run,), {}, None)
         self.measured[run.place] = before
@@ -141,9 +149,9 @@ class Walk(RuleBasedStateMachine):
 
     def entry(self, spec: RunSpec, scored: str, scores: MetricRecord) -> MeasuredRun:
         return MeasuredRun(
-            row=row_name(spec.variant), variant=VARIANT, dataset="d", project_dataset="d", seed=spec.seed, identity=scored,
+            row=row_name(spec.variant), variant=VARIANT, dataset=self.name, project_dataset=self.name, seed=spec.seed, identity=scored,
             scores=scores.metrics, figures=f"evaluate/{scored}", training=spec.training.model_dump(mode="json"),
-            evaluation=spec.evaluation.model_dump(mode="json"),
+            evaluation=spec.evaluation.model_dump(mode="json"), digest=self.digest,
         )  # fmt: skip
 
     def publish_later(self, spec: RunSpec, scored: str, records: dict[str, Any]) -> None:
@@ -180,6 +188,25 @@ class Walk(RuleBasedStateMachine):
         """Other code, or the former again."""
         self.code = str(number)
 
+    @rule(what=st.sampled_from(["dataset", "first", "second", "both"]))
+    def rename(self, what: str) -> None:
+        """The dataset, a variant, or each variant as the other one was called; again, back."""
+        if what == "dataset":
+            self.name = "e" if self.name == "d" else "d"
+        elif what == "both":
+            self.variants.reverse()
+        else:
+            number = int(what == "second")
+            self.variants[number] = other if (other := f"other-{number}") not in self.variants else ("one", "two")[number]
+        if len(set(self.variants)) == 1:
+            self.variants[1] = "two" if self.variants[0] == "one" else "one"
+        self.write_params()
+
+    def write_params(self) -> None:
+        self.text = params_text(self.name, self.variants)
+        self.project.params_file.write_text(self.text)
+        self.params = load_params(self.project.params_file)
+
     @precondition(lambda self: any(self.files()))
     @rule(data=st.data(), how=st.sampled_from([*DAMAGES, "folder"]))
     def damage(self, data: st.DataObject, how: str) -> None:
@@ -204,10 +231,10 @@ class Walk(RuleBasedStateMachine):
     def forget_what_cannot_be_rebuilt(self) -> None:
         """Of a damaged result those runs come back that today's settings and data make, and whose scores are whole."""
         today = {
-            (row_name(spec.variant), VARIANT, "last", "d", spec.seed): identity.evaluate_identity(spec, self.dataset)
-            for spec in comparison_runs(self.params, "d", None, range(3))
+            (row_name(spec.variant), VARIANT, "last", self.name, spec.seed): identity.evaluate_identity(spec, self.dataset)
+            for spec in comparison_runs(self.params, self.name, None, range(3))
         }
-        self.measured = {place: scored for place, scored in self.measured.items() if scored == today[place] and self.is_whole(scored)}
+        self.measured = {place: scored for place, scored in self.measured.items() if scored == today.get(place) and self.is_whole(scored)}
 
     def is_whole(self, scored: str) -> bool:
         try:
@@ -249,6 +276,23 @@ class Walk(RuleBasedStateMachine):
         assert all(run.scores == {"recall@1": score_of(run.identity)} for run in runs.values())
 
     @invariant()
+    def no_pair_of_unlike_runs(self) -> None:
+        """Runs in one mean have the present data and their variant's present settings; of what is not here any more, one kind of each."""
+        result = load_result(self.project, STANDING)
+        today = table_today(self.project, self.params, STANDING, standing_table(self.params), result)
+        compared, left_out = comparable(result, today)
+        origins: dict[tuple[str, str], set[tuple[str, int]]] = {}
+        for run in compared.runs:
+            origins.setdefault((run.dataset, run.row), set()).add(self.origins[run.identity])
+        for (dataset, row), found in origins.items():
+            assert len(found) == 1, f"{row} on {dataset}"
+            epochs = {row_name(name): number for name, number in zip(self.variants, NUM_EPOCHS, strict=True)}
+            if dataset == self.name:
+                assert found == {(self.digest, epochs[row] if row in epochs else next(iter(found))[1])}
+        assert all(len({digest for (of, _), found in origins.items() if of == name for digest, _ in found}) <= 1 for name in "de")
+        assert (len(compared.runs) < len(result.runs)) == bool(left_out), "what is left out is named"
+
+    @invariant()
     def every_report_waits_or_was_published(self) -> None:
         """As it was written."""
         assert all((self.project.state / "outbox" / f"{scored}.json").is_file() for scored in self.waiting)
@@ -260,7 +304,7 @@ class Walk(RuleBasedStateMachine):
         assert contents(self.outside) == {"images": b"a person's"}
         assert sorted(path.name for path in self.home.iterdir()) == ["outside", "project"]
         assert {path.name for path in self.project.root.iterdir()} <= {"params.yaml", "state"}
-        assert (self.project.root / "params.yaml").read_text() == PARAMS
+        assert (self.project.root / "params.yaml").read_text() == self.text
 
 
 @pytest.fixture
@@ -269,6 +313,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
         (rebuilding, "read_dataset"), (gc, "read_dataset"), (gc, "plan_tables"), (identity, "source_digest"), (identity, "source_digests"),
+        (present, "present_digest"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))
 

@@ -99,7 +99,7 @@ def test_an_object_that_is_damaged_in_the_store_is_set_aside_so_that_the_next_pu
     assert there.changed_files(of_w) == ["weights.pt"]
     here.push("train/w")
     assert describe_folder(there.checked(of_w)) == files
-    assert "train/w/.damaged-weights.pt" in there.list_objects()
+    assert "train/w/.weights.pt.damaged-1" in there.list_objects()
 
 
 @pytest.mark.parametrize("remote", [False, True])

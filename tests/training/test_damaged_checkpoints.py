@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
-from dml_core.training.checkpoint import CHECKPOINT_FILE, SET_ASIDE_FILE, load_checkpoint, save_checkpoint
+from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
 from dml_core.training.history import HISTORY_FILE, Progress
 from dml_core.training.loop import fit
 from dml_core.training.parallel import state_from_rank_zero
@@ -71,7 +71,7 @@ def test_whatever_is_damaged_the_run_ends_with_the_same_bytes(
     assert len([m for m in messages if m.epoch_ended]) == (2 if begun_anew else int(state == "unfinished"))
     notes = [message.note for message in messages if message.note]
     assert len(notes) == (begun_anew and how != "remove")
-    assert (folder / SET_ASIDE_FILE).exists() == bool(notes)
+    assert (folder / ".checkpoint.pt.damaged-1").exists() == bool(notes)
     assert all(str(folder / CHECKPOINT_FILE) in note and "initial weights" in note and "\n" not in note for note in notes)
 
 
@@ -172,7 +172,7 @@ def test_two_workers_go_on_from_what_rank_0_read_whatever_is_in_the_other_s_fold
     assert set(expected) == {CHECKPOINT_FILE, HISTORY_FILE}
     for case, damaged in CASES.items():
         assert contents(tmp_path / case / "rank0") == expected, case
-        assert (tmp_path / case / "rank0" / SET_ASIDE_FILE).exists() == (damaged == "rank0")
+        assert (tmp_path / case / "rank0" / ".checkpoint.pt.damaged-1").exists() == (damaged == "rank0")
 
 
 def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:

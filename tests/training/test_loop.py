@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall
-from tests.conftest import small_training
+from tests.conftest import LAST_BATCHES, small_training
 
 CPU = torch.device("cpu")
 
@@ -40,8 +41,13 @@ class StoppedError(Exception):
     pass
 
 
+@pytest.mark.parametrize("last_batch", LAST_BATCHES)
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(packed: Path, tmp_path: Path, epoch: int) -> None:
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
+    packed_with: Callable[[str], Path], tmp_path: Path, epoch: int, last_batch: str
+) -> None:
+    packed = packed_with(last_batch)
+
     def interrupt(progress: Progress) -> None:
         if progress.epoch_ended and progress.epoch == epoch:
             raise StoppedError

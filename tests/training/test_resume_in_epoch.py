@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,14 @@ def _look_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "LOOK_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    ("name", "last_batch"),
+    [*((name, "four") for name in RUNS), ("momentum", "one"), ("momentum", "eight"), ("average, kept epochs", "one")],
+)
 def test_stopped_again_and_again_a_run_ends_in_the_bytes_of_one_that_was_not(
-    packed: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    packed_with: Callable[[str], Path], tmp_path: Path, name: str, last_batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = RUNS[name]
+    config, packed = RUNS[name], packed_with(last_batch)
     if name.startswith("dropout of the network"):
         monkeypatch.setattr(loop, "build_system", with_dropout)
     train(config, packed, tmp_path / "undisturbed")
@@ -193,7 +197,10 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
 
 
 @pytest.mark.slow
-def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last_batch", ["one", pytest.param("four", marks=pytest.mark.proof)])
+def test_two_workers_go_on_in_the_middle_of_an_epoch(packed_with: Callable[[str], Path], tmp_path: Path, last_batch: str) -> None:
+    """A last batch of one image is smaller than the number of workers."""
+    packed = packed_with(last_batch)
     spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
     for name, kill, stop in (("killed", 9, None), ("stopped", None, 9)):
         folder = tmp_path / name

@@ -7,6 +7,7 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
 from dml_core.errors import StoreError
+from dml_core.files import writing
 
 SPLIT_FILE = "validation_split.json"
 
@@ -69,6 +70,7 @@ def save_split(split: ClassSplit, folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / SPLIT_FILE).write_text(split.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+        with writing(folder / SPLIT_FILE) as file:
+            file.write(f"{split.model_dump_json(indent=2, exclude_none=True)}\n".encode())
     except OSError as error:
         raise StoreError(f"{folder}: the validation split cannot be written ({error.strerror or error}); free space") from None

@@ -23,6 +23,7 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.columns import table_columns
 from dml_core.evaluation.comparing import Comparison, compare
 from dml_core.evaluation.outcomes import sample_queries
+from dml_core.files import replace_folder
 from tasks.environment import Project
 from tasks.reports.look import seen
 from tasks.reports.look.album import CELLS, COLUMNS, Album
@@ -96,21 +97,26 @@ def write_look(project: Project, chosen: Chosen, reference: str | None, folder: 
         StoreError: embeddings are gone or not those of the scores, or the folder cannot be written.
         EvaluationError: embeddings that cannot be looked at.
     """
-    if folder.exists() and not (folder.is_dir() and ((folder / ITEMS).is_file() or not any(folder.iterdir()))):
-        raise ConfigError(f"{folder}: there is something else; choose a new or empty folder with -o, or one that dml look made")
+    _check_place(folder)
     runs, images = _see_all(project, chosen, method, say)
     place = folder.resolve()  # "." has no name
     beside = place.with_name(f".{place.name}.{uuid4().hex}")
     try:
         beside.mkdir(parents=True)
         _write_all(chosen, reference, runs, images, method, beside, say)
-        shutil.rmtree(place, ignore_errors=True)
-        beside.replace(place)
+        _check_place(folder)  # drawing takes a while
+        replace_folder(beside, place)
     except OSError as error:
         raise StoreError(f"{folder}: pages cannot be written ({error.strerror or error}); free space or choose another folder") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return folder / INDEX
+
+
+def _check_place(folder: Path) -> None:
+    """Refuse a folder that holds anything but pages of `dml look`."""
+    if folder.exists() and not (folder.is_dir() and ((folder / ITEMS).is_file() or not any(folder.iterdir()))):
+        raise ConfigError(f"{folder}: there is something else; choose a new or empty folder with -o, or one that dml look made")
 
 
 def _see_all(project: Project, chosen: Chosen, method: Method, say: Say) -> tuple[list[Shown], Images]:

@@ -15,6 +15,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from dml_core.evaluation.columns import recall_k
 from tasks.environment import Project, shown
 from tasks.files import write_whole
+from tasks.locks import alone
 from tasks.plans.results import load_result
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
@@ -29,6 +30,7 @@ from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, com
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
+SITE_LOCK = ".site.lock"  # in the state folder
 INDEX = "index.html"
 PAPERS = {
     "discriminative": "Discriminative loss",
@@ -76,8 +78,12 @@ def write_site(project: Project, params: Params, names: Sequence[str], folder: P
     """
     folder = folder or project.root / SITE
     store = Store(project.store, project.state / "cache")
-    pages = [_write_table(project, params, name, store, folder) for name in names]
-    write_whole(folder / INDEX, index_page(folder))
+    pages = []
+    for name in names:
+        with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
+            pages.append(_write_table(project, params, name, store, folder))
+    with alone(project.state / SITE_LOCK):
+        write_whole(folder / INDEX, index_page(folder))
     return pages
 
 

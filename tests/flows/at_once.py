@@ -1,0 +1,89 @@
+"""`dml` several times at once, each in a process that is forked from one that has imported what verbs need: little time, true overlap.
+
+Two processes wait for each other before they begin and before each of the first files that either renames or removes, so that both have
+read before either writes. Nothing heavy is imported here: each process imports this module.
+"""
+
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from threading import BrokenBarrierError
+from typing import Any
+
+MEETINGS, MEETING_SECONDS = 6, 0.3  # of two processes; who is alone there goes on after a while
+PRELOADED = [
+    "flows.cli", "torch", "faiss", "plotly", "pyarrow.parquet", "dml_core.data.prepare", "dml_core.index.writing", "tasks.data", "tasks.gc",
+    "tasks.plans.plan", "tasks.reports.look.pages", "tasks.reports.site.pages", "tasks.scores.scoring", "tasks.use.embed",
+    "tasks.use.export", "tasks.use.indexing", "tasks.use.searching",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and all that it printed."""
+
+    code: int
+    printed: str
+
+
+def call(words: list[str], root: Path, log: Path, barrier: Any) -> None:
+    """`dml` in this process, forked from one that has imported everything; with a barrier it meets another one on its way."""
+    import torch
+
+    from flows.cli import main
+
+    for name in [name for name in os.environ if name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))]:
+        del os.environ[name]
+    os.chdir(root)
+    printed = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    torch.set_num_threads(1)
+    sys.argv = ["dml", *words]
+    if barrier is not None:
+        sys.addaudithook(partial(meet, barrier, str(root), [MEETINGS]))
+        barrier.wait(120)
+    main()
+
+
+def meet(barrier: Any, root: str, left: list[int], event: str, arguments: tuple[Any, ...]) -> None:
+    """Wait for the other process before a file of the project is renamed or removed, a few times."""
+    if event in ("os.rename", "os.remove", "shutil.rmtree") and left[0] and str(arguments[0]).startswith(root):
+        left[0] -= 1
+        try:
+            barrier.wait(MEETING_SECONDS)
+        except BrokenBarrierError:
+            barrier.reset()
+
+
+class Processes:
+    """Starts commands in processes that are forked from one that has imported everything."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._folder, self._number = folder, 0
+
+    def at_once(self, root: Path, *commands: list[str]) -> list[Ended]:
+        """How commands end that are begun together."""
+        barrier = self._context.Barrier(len(commands)) if len(commands) > 1 else None
+        logs = [self._folder / f"{self._number + number}.log" for number in range(len(commands))]
+        self._number += len(commands)
+        started = [self._context.Process(target=call, args=(words, root, log, barrier)) for words, log in zip(commands, logs, strict=True)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join(300)
+        return [Ended(int(process.exitcode or 0), log.read_text()) for process, log in zip(started, logs, strict=True)]
+
+    def one_by_one(self, root: Path, *commands: list[str]) -> list[Ended]:
+        """How commands end that are begun one after the other."""
+        return [self.at_once(root, words)[0] for words in commands]
+
+    def close(self) -> None:
+        """End the process that has imported everything."""
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
