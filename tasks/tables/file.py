@@ -20,7 +20,7 @@ from dml_core.errors import ConfigError
 from dml_core.search import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
-from tasks.runs.protocols import TABLES
+from tasks.runs.protocols import TABLES, Variant
 from tasks.runs.specs import load_params
 from tasks.runs.tuned import STANDING as STANDING
 from tasks.runs.tuned import TUNED
@@ -71,6 +71,7 @@ class Row(Config):
         variants: of that protocol; the first is the row's default. `tuned` is the first with what `dml tune` found laid over.
         loss: in the place of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
+        by_variant: variant -> changes that it alone has, laid over those: what a row with a loss of its own takes from each reading.
         tolerance: of the verdict; the table's where none is given.
         epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
@@ -92,6 +93,7 @@ class Row(Config):
     loss: dict[str, Any] | None = None
     training: dict[str, Any] = {}
     datasets: dict[str, dict[str, Any]] = {}
+    by_variant: dict[str, Variant] = {}
     tolerance: Tolerance | None = None
     epochs: tuple[Epoch, ...] | None = Field(default=None, min_length=1)
     measurements: dict[str, dict[str, Any]] = {}
@@ -110,6 +112,9 @@ class Row(Config):
             raise ValueError("a quoted row is never run: it has no protocol, variants, changes, epochs or lacks")
         if self.kind != "quoted" and not self.lacks and not self.variants:
             raise ValueError("a row to be run names the protocol's variants, or what it lacks")
+        for variant in self.by_variant:
+            if variant not in self.variants:
+                raise ValueError(f"by_variant: the row has no variant '{variant}'")
         if self.variants[:1] == (TUNED,):
             raise ValueError("variant 'tuned' is laid over the row's first, so it stands behind that")
         return self
@@ -180,6 +185,7 @@ class TableFile(Config):
         rows: name -> row, from above.
         tolerance: of verdicts, where a row has none.
         tolerances: of single metrics, in the place of the table's.
+        evaluation: changes to how the protocol scores, as the k-means of one table.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
         reference: the row, in its first variant, with which the others are compared; the best by the scores where none is named.
@@ -196,6 +202,7 @@ class TableFile(Config):
     rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
     tolerances: dict[str, Tolerance] = {}
+    evaluation: dict[str, Any] = {}
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
     reference: RowName | None = None
@@ -232,7 +239,7 @@ class TableFile(Config):
                 values = getattr(row, kind)
                 if values is not None and len(values) != len(self.flat_columns):
                     raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
-            for dataset in (*row.datasets, *row.runs_on):
+            for dataset in (*row.datasets, *row.runs_on, *(on for changes in row.by_variant.values() for on in changes.datasets)):
                 if dataset not in datasets:
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
             printed = any(value is not None for value in row.published)

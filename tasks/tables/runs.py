@@ -16,7 +16,7 @@ from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
-from tasks.runs.protocols import COMMON, Protocol, read_protocol
+from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.tables.choice import Choice, narrowed
@@ -211,7 +211,9 @@ def row_training(
     values = protocol.settings(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
-    values = merge(merge(values, row.training), row.datasets.get(dataset, {}))
+    own = row.by_variant.get(row.variants[0] if variant == TUNED else variant, Variant())
+    for changes in (row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})):
+        values = merge(values, changes)
     if variant == TUNED:
         assert called is not None
         values = merge(values, read_tuned(table, called, dataset).training)
@@ -280,7 +282,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
-    return parse(EvaluationConfig, merge(_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
+    asked = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
+    return parse(EvaluationConfig, merge(asked, values), f"{name}: evaluation")
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
