@@ -40,10 +40,12 @@ class Columns(Config):
         unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
             table of nothing else needs no tolerance, and is not judged.
         options: those that the project's dataset has to have, as `split: images`; without any it is split by class.
-        note: what a reader has to know of these columns, as that they are not in the paper.
+        stands_in_for: the paper's dataset, in whose place this one is measured; None of the paper's own. Stand-ins are counted apart.
+        note: what a reader has to know of these columns.
     """
 
     dataset: Name
+    stands_in_for: Name | None = None
     metrics: tuple[str, ...] = Field(min_length=1)
     unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
     options: dict[str, Any] = {}
@@ -219,6 +221,11 @@ class TableFile(Config):
         """The options that the project's dataset has to have; the blocks of one dataset agree."""
         return next((block.options for block in self.columns if block.dataset == dataset), {})
 
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        return {block.dataset: block.stands_in_for for block in self.columns if block.stands_in_for is not None}
+
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
         """The columns one by one."""
@@ -234,6 +241,8 @@ class TableFile(Config):
         for block in self.columns:
             if block.options != self.dataset_options(block.dataset):
                 raise ValueError(f"columns of dataset '{block.dataset}' ask for different options")
+            if block.stands_in_for != self.stand_ins.get(block.dataset):
+                raise ValueError(f"columns of dataset '{block.dataset}' stand in for different datasets")
         for name, row in self.rows.items():
             for kind in ("published", "released", "independent"):
                 values = getattr(row, kind)

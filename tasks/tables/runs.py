@@ -44,8 +44,8 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     """The runs of several tables, on datasets as their columns name them.
 
     Raises:
-        ConfigError: a table given twice, an unknown row or dataset, a row that is named and not run, settings that do not fit, or
-            nothing to run at all.
+        ConfigError: a table given twice, an unknown row, dataset or variant, a row that is named and not run, settings that do not fit,
+            or nothing to run at all.
     """
     refuse_repeats("table", names)
     if STANDING in names:
@@ -53,6 +53,7 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
+    _check_variant(choice.variant, tables)
     asked = Asked({}, {name: [] for name in names})
     for name, table in tables.items():
         for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], asked.left_out[name]).items():
@@ -159,12 +160,23 @@ def runs_of(
     return found
 
 
+def _check_variant(variant: str | None, tables: Mapping[str, TableFile]) -> None:
+    """Refuse a variant that no row of these tables has."""
+    known = dict.fromkeys(one for table in tables.values() for row in table.rows.values() for one in row.variants)
+    if variant is not None and variant not in (*known, TUNED):
+        where = next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
+        raise unknown_name(f"variant of {where}", variant, list(dict.fromkeys((*known, TUNED))))
+
+
 def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     """Why a row has no run, in one line; None where it has one, where the paper quotes it, or where it is named and has to have one."""
     if row.lacks and not choice.rows:
         return f"'{row.label}' lacks {row.lacks}"
-    if choice.track == "paper" or not is_run(row):
+    if not is_run(row):
         return None
+    if choice.track == "paper":
+        lacks = choice.variant not in (None, TUNED, *row.variants)
+        return f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})" if lacks else None
     if dataset not in _protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
@@ -177,11 +189,10 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
         return COMMON, common_training(name, row, dataset), ["last"]
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
-    asked = choice.variant if choice.variant in (*row.variants, TUNED) else None
-    if asked == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
-        asked = None  # what is not trained cannot be tuned
-    training = row_training(name, row, dataset, asked, protocol, called)
-    variant = asked or row.variants[0]
+    variant = choice.variant or row.variants[0]
+    if variant == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
+        variant = row.variants[0]  # what is not trained cannot be tuned
+    training = row_training(name, row, dataset, variant, protocol, called)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
@@ -251,6 +262,12 @@ def _read_protocol(name: str, tables: Path) -> Protocol:
 def _protocol(name: str) -> Protocol:
     """Read once for all the rows that it trains."""
     return _read_protocol(name, protocols.TABLES)
+
+
+def printed_epoch(name: str) -> Epoch:
+    """Of which epoch a table's printed figures are, as the protocol of its paper says."""
+    paper = name.partition("/")[0]
+    return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:

@@ -17,12 +17,13 @@ from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.comparing import compare_lines, rank_lines
+from tasks.tables.counts import Counted, counted
 from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import belongs, datasets_of
+from tasks.tables.runs import belongs, datasets_of, printed_epoch
 from tasks.tables.verdicts import Judgement, judge
 
-FORMAT = 1
+FORMAT = 2
 EPOCH_NOTES = {
     "last": "",
     "best_validation": "best epoch on held-out training classes",
@@ -31,7 +32,7 @@ EPOCH_NOTES = {
 DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
 NOTHING = 1e-5  # what is smaller is rounding, and shown as 0
 Waiting = Mapping[tuple[str, str], str]
-Status = Literal["quoted", "measured", "partly measured", "not run"]
+Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
 
 
 class ShownColumn(Record):
@@ -39,6 +40,7 @@ class ShownColumn(Record):
 
     Attributes:
         printed_decimals: the most that a figure of the paper has here; decimals: those of measured figures.
+        stands_in_for: the paper's dataset, in whose place this one is; None of the paper's own.
     """
 
     dataset: str
@@ -46,6 +48,7 @@ class ShownColumn(Record):
     unit: str
     printed_decimals: int
     decimals: int
+    stands_in_for: str | None = None
 
     def printed(self, value: Value) -> str:
         """A figure of the paper as it prints it."""
@@ -131,7 +134,7 @@ class ShownRow(Record):
 
     Attributes:
         name, label, kind, source, note, published, released, independent: as the table's file has them.
-        status: whether every dataset on which the paper has the row was measured.
+        status: whether every dataset of the paper's own on which it has the row was measured.
         lines: how it was measured, the default variant first.
         waits: dataset -> what has to be there or be done before the row is measured on it.
         failures: "variant, dataset, seed" -> why, of the last time.
@@ -165,7 +168,8 @@ class ShownTable(Record):
         title, page, states, note: as the file has them.
         made: git commit of the last run.
         tolerances: of verdicts; a later one goes before an earlier one.
-        verdicts: how many cells have each, after the last epoch.
+        judged_epoch: whose lines have verdicts and claims: the epoch that the paper prints.
+        own_data, stand_in: what was measured on the paper's own datasets, and on others in their place.
         gone: rows that have runs and are no longer in the file.
         comparisons: of the measured lines with each other, by the first metric of each dataset that has a best; where two share two seeds.
         ranking: of the lines over the datasets that have a metric in common, or over the seeds of the one dataset there is.
@@ -183,7 +187,9 @@ class ShownTable(Record):
     rows: tuple[ShownRow, ...]
     tolerances: tuple[ShownTolerance, ...]
     claims: tuple[JudgedClaim, ...]
-    verdicts: dict[str, int]
+    judged_epoch: Epoch = "last"
+    own_data: Counted = Counted()
+    stand_in: Counted = Counted()
     gone: tuple[str, ...]
     comparisons: tuple[Comparison, ...] = ()
     ranking: Ranking | None = None
@@ -207,9 +213,15 @@ class ShownTable(Record):
         return sum(row.kind != "quoted" for row in self.rows)
 
     @property
-    def num_measured(self) -> int:
-        """Rows of which something was measured."""
-        return sum(bool(row.lines) for row in self.rows)
+    def stand_ins(self) -> dict[str, str]:
+        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        return {column.dataset: column.stands_in_for for column in self.columns if column.stands_in_for is not None}
+
+    @property
+    def judged(self) -> str:
+        """Of which epoch the verdicts and claims are, in a sentence; nothing where it is the last."""
+        note = EPOCH_NOTES[self.judged_epoch]
+        return f"Verdicts and claims are of the {note}, which the paper prints; other lines are not judged." if note else ""
 
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
@@ -223,11 +235,12 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         today: the datasets and settings as they are now (`tasks.tables.present`); runs of others are left out and named.
     """
     result, left_out = comparable(result, today)
+    epoch = printed_epoch(name)
     rows = _with_systems([_row(name, table, row, result, waiting or {}) for row in table.rows])
     lines = [line for row in rows for line in row.lines]
-    cells = [cell for row in rows for line in row.lines if line.epoch == "last" for cell in line.cells]
     columns = _columns(table, rows)
-    verdicts = Counter(cell.verdict for cell in cells if cell is not None and cell.verdict is not None)
+    claims = judge_claims(table, _of_epoch(result, epoch))
+    own_data, stand_in = _counts(table, columns, rows, claims)
     return ShownTable(
         name=name,
         **table.model_dump(include={"title", "page", "states"}),
@@ -236,13 +249,32 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         columns=columns,
         rows=rows,
         tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
-        claims=judge_claims(table, result),
-        verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
+        claims=claims,
+        judged_epoch=epoch,
+        own_data=own_data,
+        stand_in=stand_in,
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, lines, _reference(table, rows)),
         ranking=rank_lines(columns, lines),
         left_out=left_out,
     )
+
+
+def _of_epoch(result: TableResult, epoch: Epoch) -> TableResult:
+    """The runs whose weights are of that epoch, as claims look at them."""
+    return result.model_copy(update={"runs": tuple(run.model_copy(update={"epoch": "last"}) for run in result.runs if run.epoch == epoch)})
+
+
+def _counts(
+    table: TableFile, columns: Sequence[ShownColumn], rows: Sequence[ShownRow], claims: Sequence[JudgedClaim]
+) -> tuple[Counted, Counted]:
+    """What was measured on the paper's own datasets, and on stand-ins."""
+    measured = [{run.dataset for line in row.lines for run in line.runs} for row in rows]
+    cells = [(column, cell) for row in rows for line in row.lines for column, cell in zip(columns, line.cells, strict=True)]
+    verdicts = [(column.dataset, cell.verdict) for column, cell in cells if cell is not None and cell.verdict is not None]
+    judged = [(claim.dataset, claim.judgement) for claim in claims]
+    is_own = {dataset: dataset not in table.stand_ins for dataset in datasets_of(table)}
+    return counted(measured, verdicts, judged, is_own), counted(measured, verdicts, judged, {name: not own for name, own in is_own.items()})
 
 
 def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
@@ -296,7 +328,8 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
         # of what is far below 1, as minutes of an epoch are, two digits
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
         most = max(decimals, DECIMALS.get(column.unit, 1), small)
-        found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most))
+        stands_in_for = table.stand_ins.get(column.dataset)
+        found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most, stands_in_for=stands_in_for))
     return tuple(found)
 
 
@@ -309,17 +342,26 @@ def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
 
 def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
     row, missing = table.rows[key], unmeasured(table, key, result)
-    lines = _lines(table, row, [run for run in result.runs if run.row == key])
-    status: Status = "quoted" if row.kind == "quoted" else "not run" if not lines else "partly measured" if missing else "measured"
+    runs = [run for run in result.runs if run.row == key]
+    lines = _lines(name, table, row, runs)
     failed = {run.partition(" ")[2]: why for run, why in sorted(result.failures.items()) if run.partition(" ")[0] == key}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
-        status=status,
+        status=_status(table, row, runs, missing),
         lines=lines,
         waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on if lines else None) for on in missing},
         failures=failed,
     )
+
+
+def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
+    """How far the row was measured on the paper's own datasets."""
+    if row.kind == "quoted" or not runs:
+        return "quoted" if row.kind == "quoted" else "not run"
+    if all(run.dataset in table.stand_ins for run in runs):
+        return "stand-in only"
+    return "partly measured" if any(dataset not in table.stand_ins for dataset in missing) else "measured"
 
 
 def _how_to_run(name: str, row: str, dataset: str | None) -> str:
@@ -327,18 +369,19 @@ def _how_to_run(name: str, row: str, dataset: str | None) -> str:
     return f"dml reproduce {name} --row {row}{where} runs it"
 
 
-def _lines(table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
+def _lines(name: str, table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
     """A line for each variant and epoch: the file's variants first, in its order."""
     found: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         found[run.variant, run.epoch].append(run)
     variants = [*row.variants, *sorted({variant for variant, _ in found} - {*row.variants})]
     order = sorted(found, key=lambda place: (variants.index(place[0]), EPOCHS.index(place[1])))
-    return tuple(_line(table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
+    return tuple(_line(name, table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
 
 
-def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
-    printed = row.published if variant != COMMON else (None,) * len(row.published)  # the common track is not the paper's
+def _line(name: str, table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
+    # the common track is not the paper's, and another epoch not that of its figures
+    printed = row.published if variant != COMMON and epoch == printed_epoch(name) else (None,) * len(row.published)
     return ShownLine(
         variant=variant,
         epoch=epoch,
