@@ -151,7 +151,7 @@ def show(
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
-    from tasks.tables.report import RICH, claim_lines, count_lines, lines, told_lines
+    from tasks.tables.report import RICH, UNRESOLVED, claim_lines, count_lines, lines, told_lines
     from tasks.tables.shown import shown_table
 
     table, result = load_table(name), load_result(project, name)
@@ -168,7 +168,8 @@ def show(
         shown.add_row(*row)
     print_table(shown)
     print(f"The paper: {found.states}" if found.page is not None else found.states)
-    for line in (*count_lines(found), *claim_lines(found), *found.left_out):
+    unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
+    for line in (*count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
         print(f"- {line}")
 
 

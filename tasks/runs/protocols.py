@@ -40,12 +40,14 @@ class Protocol(Config):
         variants: variant -> its changes.
         evaluation: how its tables are scored, beside the columns' own K: k-means as the paper ran it.
         epochs: whose weights its tables score of each run: the last's, and what the paper's own figures are of where that is another.
+        independent: what was found of re-evaluations by others where a row has none of its own, and where it was looked for.
         prints: the epoch of the paper's own figures: verdicts and claims are of that one.
     """
 
     paper: str
     evaluation: dict[str, Any] = {}
     epochs: tuple[Epoch, ...] = Field(default=("last",), min_length=1)
+    independent: str | None = None
     prints: Epoch = "last"
     training: dict[str, Any]
     datasets: dict[Name, dict[str, Any]] = Field(min_length=1)

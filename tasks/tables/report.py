@@ -7,6 +7,7 @@ from tasks.tables.counts import Counted
 from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
 MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
+UNRESOLVED = "Printed figures that the tolerance cannot tell apart"
 
 
 def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
@@ -19,6 +20,12 @@ def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
     return [["row", "figures", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]] + [
         line for row in table.rows for line in _row_lines(row, table, bold)
     ]
+
+
+def independent_lines(table: ShownTable) -> list[str]:
+    """Where independent figures stand, and what was found of the other rows."""
+    sources = [f"Independent figures of {row.label}: {row.independent_source}." for row in table.rows if row.independent is not None]
+    return [*sources, *([f"Independent figures of the rows to be run: {table.independent}"] if table.independent else [])]
 
 
 def _dataset(column: ShownColumn) -> str:
@@ -54,9 +61,11 @@ def as_markdown(table: ShownTable) -> str:
     """The table as a page."""
     header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
     grid = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
-    tolerances = [f"Tolerance of {found.of}: {found.value:g} ({found.reason})." for found in table.tolerances]
+    tolerances = [f"Tolerance of {found.of}: {found.says} ({found.reason})." for found in table.tolerances]
+    tolerances += [f"{UNRESOLVED}: {line}." for line in table.unresolved]
     paragraphs = [f"# {table.name}: {table.title}", *told_lines(table), *count_lines(table), table.states, table.note or "", grid]
     paragraphs.append(_bullets(claim_lines(table)))
+    paragraphs.append(_bullets(independent_lines(table)))
     paragraphs += [_bullets(tolerances), _bullets(_older_code(table)), *(f"{row.label}: {row.note}." for row in table.rows if row.note)]
     paragraphs.append(_bullets(table.left_out))
     if table.gone:

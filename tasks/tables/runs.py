@@ -270,6 +270,12 @@ def printed_epoch(name: str) -> Epoch:
     return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
 
 
+def independent_figures(name: str) -> str | None:
+    """What is said of re-evaluations by others of rows that have no figure of one; None of the project's own tables."""
+    paper = name.partition("/")[0]
+    return _protocol(paper).independent if paper in protocols.protocol_names() else None
+
+
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
     """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
     kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]

@@ -4,7 +4,8 @@ The JSON of a table is this record as it stands; docs/tables.md describes it. It
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import floor, log10
 from typing import Literal
 
@@ -18,9 +19,10 @@ from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.comparing import compare_lines, rank_lines
 from tasks.tables.counts import Counted, counted
-from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
+from tasks.tables.file import Column, Row, TableFile, Value
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import belongs, datasets_of, printed_epoch
+from tasks.tables.runs import belongs, datasets_of, independent_figures, printed_epoch
+from tasks.tables.tolerances import Tolerance, metric_family
 from tasks.tables.verdicts import Judgement, judge
 
 FORMAT = 2
@@ -30,6 +32,7 @@ EPOCH_NOTES = {
     "oracle": "oracle epoch (chosen on the test classes)",
 }
 DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
+NONE_FOUND = "none found"
 NOTHING = 1e-5  # what is smaller is rounding, and shown as 0
 Waiting = Mapping[tuple[str, str], str]
 Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
@@ -81,10 +84,11 @@ class ShownCell(Record):
 
 
 class ShownTolerance(Record):
-    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells."""
+    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells, `says` how much."""
 
     of: str
     value: float
+    says: str
     reason: str
 
 
@@ -134,6 +138,7 @@ class ShownRow(Record):
 
     Attributes:
         name, label, kind, source, note, published, released, independent: as the table's file has them.
+        independent_source: where the independent figures stand; "none found" of a row to be run that has none.
         status: whether every dataset of the paper's own on which it has the row was measured.
         lines: how it was measured, the default variant first.
         waits: dataset -> what has to be there or be done before the row is measured on it.
@@ -148,6 +153,7 @@ class ShownRow(Record):
     published: tuple[Value, ...]
     released: tuple[Value, ...] | None
     independent: tuple[Value, ...] | None
+    independent_source: str | None = None
     status: Status
     lines: tuple[ShownLine, ...] = ()
     waits: dict[str, str] = {}
@@ -168,6 +174,8 @@ class ShownTable(Record):
         title, page, states, note: as the file has them.
         made: git commit of the last run.
         tolerances: of verdicts; a later one goes before an earlier one.
+        unresolved: printed figures of neighbouring rows that lie within the tolerance of each other, a line for each pair.
+        independent: what was found of re-evaluations by others, of rows that have no figure of one.
         judged_epoch: whose lines have verdicts and claims: the epoch that the paper prints.
         own_data, stand_in: what was measured on the paper's own datasets, and on others in their place.
         gone: rows that have runs and are no longer in the file.
@@ -186,7 +194,9 @@ class ShownTable(Record):
     columns: tuple[ShownColumn, ...]
     rows: tuple[ShownRow, ...]
     tolerances: tuple[ShownTolerance, ...]
+    unresolved: tuple[str, ...] = ()
     claims: tuple[JudgedClaim, ...]
+    independent: str | None = None
     judged_epoch: Epoch = "last"
     own_data: Counted = Counted()
     stand_in: Counted = Counted()
@@ -248,8 +258,12 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         made=result.made,
         columns=columns,
         rows=rows,
-        tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
+        tolerances=tuple(
+            ShownTolerance(of=of, value=found.value, says=found.says, reason=found.reason) for of, found in _tolerances(table)
+        ),
+        unresolved=tuple(_unresolved(table)),
         claims=claims,
+        independent=independent_figures(name),
         judged_epoch=epoch,
         own_data=own_data,
         stand_in=stand_in,
@@ -334,8 +348,8 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
 
 
 def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """(which cells, tolerance): the table's, then those of metrics, then those of rows."""
-    found = [("every column", table.tolerance)] if table.tolerance is not None else []
+    """(which cells, tolerance): the table's or those of metric and dataset, then those of metrics, then those of rows."""
+    found = [("every column", table.tolerance)] if table.tolerance is not None else _common_tolerances(table)
     rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
     return [*found, *table.tolerances.items(), *rows]
 
@@ -348,11 +362,39 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
+        independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
         status=_status(table, row, runs, missing),
         lines=lines,
         waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on if lines else None) for on in missing},
         failures=failed,
     )
+
+
+def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
+    """Those of metric and dataset by which some cell is judged; one of several datasets or metrics stands once, with all their names."""
+    found: dict[Tolerance, dict[str, None]] = {}
+    for row in (row for row in table.rows.values() if row.kind != "quoted" and row.tolerance is None):
+        for column, value in zip(table.flat_columns, row.published, strict=True):
+            tolerance = table.tolerance_of(row, column)
+            if value is not None and tolerance is not None and column.metric not in table.tolerances:
+                found.setdefault(tolerance, {})[f"{metric_family(column.metric)} on {column.dataset}"] = None
+    return [(", ".join(names), tolerance) for tolerance, names in found.items()]
+
+
+def _unresolved(table: TableFile) -> Iterator[str]:
+    """Of each dataset's first judged column the rows next to each other in the order of their printed figures that are too near to tell."""
+    for dataset in datasets_of(table):
+        for index, column in enumerate(table.flat_columns):
+            rows = [(row.published[index], row, table.tolerance_of(row, column)) for row in table.rows.values() if row.kind != "quoted"]
+            judged = [(value, row, tolerance) for value, row, tolerance in rows if value is not None and tolerance is not None]
+            if column.dataset != dataset or not judged:
+                continue
+            judged.sort(key=lambda entry: -entry[0])
+            for (value, row, _), (other, near, tolerance) in pairwise(judged):
+                if value - other <= tolerance.at(other):
+                    places = f"{column.metric} on {dataset}"
+                    yield f"{places}: {row.label} {value:g} and {near.label} {other:g} (tolerance {tolerance.at(other):.2g})"
+            break
 
 
 def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
@@ -398,16 +440,16 @@ def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequ
         return None
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
     mean, half_width = mean_over_seeds(list(values.values()))
-    tolerance = table.tolerance_of(row, column.metric)
+    tolerance = table.tolerance_of(row, column)
     shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)
     if printed is None or tolerance is None:
         return shown
-    verdict = judge(list(values.values()), printed, tolerance.value)
+    verdict = judge(list(values.values()), printed, tolerance.at(printed))
     return ShownCell(
         values=values,
         mean=mean,
         half_width=shown.half_width,
-        tolerance=tolerance.value,
+        tolerance=tolerance.at(printed),
         verdict=verdict.judgement,
         seeds_to_decide=verdict.seeds_to_decide,
         says=str(verdict),

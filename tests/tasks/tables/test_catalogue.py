@@ -18,6 +18,7 @@ from tasks.runs.protocols import load_protocol
 from tasks.tables import file
 from tasks.tables.file import Row, TableFile, Value, load_table, paper_tables
 from tasks.tables.runs import datasets_of, is_run, row_training
+from tasks.tables.tolerances import common_tolerance
 
 NAMES = paper_tables()
 PAPERS = ("discriminative", "heated_up_softmax", "sgsl", "softtriple", "tuplet_margin")
@@ -318,7 +319,7 @@ def refused(name="discriminative/table4", key="discriminative"):
         (r', source: "reported for \[40\]"', "", "rows.histogram: a quoted row, and no other, names its source"),
         (r"kind: own", "kind: own\n    source: us", "rows.discriminative: a quoted row, and no other, names its source"),
         (r"source: \"reported for \[40\]\"", r"\g<0>, lacks: a loss", "rows.histogram: a quoted row is never run"),
-        (r"\ntolerance: .*", "", "row 'softmax' has no tolerance, nor has the table"),
+        (r"metrics: \[nmi, ", "metrics: [ami, ", "row 'softmax' has no tolerance for ami on cub200, nor has the table"),
         (r"    variants: \[as_published\]\n", "", "rows.softmax: a row to be run names the protocol's variants, or what it lacks"),
         (r"    loss: ", "    losses: ", "did you mean 'loss'"),
         (r"(?s)(kind: own.*)as_published", r"\1as_publishd", "did you mean 'as_published'"),
@@ -341,12 +342,13 @@ def test_a_row_that_is_not_run_says_why(altered):
     assert "'Discriminative' is not run: a loss that nobody has written" in refused()
 
 
-def test_a_metric_s_own_tolerance_goes_before_the_table_s_and_minutes_have_none():
+def test_a_metric_s_own_tolerance_goes_before_that_of_metric_and_dataset_and_minutes_have_none():
     table = load_table("discriminative/table3")
-    row = table.rows["k-means"]
-    assert table.tolerance_of(row, "recall@1") == table.tolerance
-    assert table.tolerance_of(row, "std_centroid_distance").value < table.tolerance_of(row, "min_centroid_distance").value < 0.1
-    of_its_own = row.model_copy(update={"tolerance": table.tolerance})
-    assert table.tolerance_of(of_its_own, "min_centroid_distance") == table.tolerance
+    row, columns = table.rows["k-means"], {(column.dataset, column.metric): column for column in table.flat_columns}
+    assert table.tolerance_of(row, columns["cub200", "recall@1"]) == common_tolerance("recall@1", "cub200")
+    of_std, of_min = (table.tolerance_of(row, columns["drawn-cub200", f"{what}_centroid_distance"]) for what in ("std", "min"))
+    assert of_std.value < of_min.value < 0.1
+    of_its_own = row.model_copy(update={"tolerance": of_std})
+    assert table.tolerance_of(of_its_own, columns["cub200", "min_centroid_distance"]) == of_std
     table = load_table("discriminative/table7")
-    assert {table.tolerance_of(row, column.metric) for row in table.rows.values() for column in table.flat_columns} == {None}
+    assert {table.tolerance_of(row, column) for row in table.rows.values() for column in table.flat_columns} == {None}
