@@ -164,6 +164,15 @@ def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypat
     assert "dml report softtriple/table2" in (project / "pages/index.html").read_text(), "a table without a page here says how to get one"
 
 
+def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    listed = json.loads(CliRunner().invoke(app, ["tables", "list", "softtriple", "--json"]).stdout)
+    found = {table["name"]: (table["own_data"], table["stand_in"]) for table in listed}
+    nothing = {"done": 0, "stale": 0, "seeds": 0}
+    assert found["softtriple/figure3"] == ({"runs": 2, **nothing}, {"runs": 2, **nothing})
+    assert found["softtriple/table1"] == ({"runs": 2, **nothing}, {"runs": 0, **nothing})
+
+
 @pytest.mark.parametrize(
     ("option", "name", "said"),
     [

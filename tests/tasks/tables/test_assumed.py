@@ -18,7 +18,7 @@ NOT_STATED = {
         "num_epochs: 40", "model: {backbone: {name: googlenet",
     ],
     "tuplet_margin": ["pooling:", "head:", "freeze_batchnorm:", "options:", "sampler:", "transform: {train_resize", "num_epochs:",
-                      "epochs:"],
+                      "prints:"],
     "sgsl": [
         "head: {kind: bn_neck", "loss:", "sampler:", "crop: random_resized", "jitter_first:", "flip:", "optimiser: {name: sgd", "datasets:",
         "pooling: {learn_gem_power", "freeze_batchnorm: statistics", "loss: {options: {dropout", "transform: {interpolation: bilinear",

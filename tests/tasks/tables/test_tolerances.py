@@ -45,7 +45,7 @@ def test_every_judged_cell_has_a_tolerance_that_fits_its_figure() -> None:
                 tolerance = table.tolerance_of(row, column)
                 assert tolerance is not None, (name, key, column)
                 if column.metric.startswith("recall@"):
-                    assert tolerance.at(printed) < max(0.1, 0.2 * (100 - printed)), (name, key, column)
+                    assert tolerance.at(printed) < max(0.2, 0.25 * (100 - printed)), (name, key, column)
                 if column.metric.startswith("csc"):
                     assert tolerance.at(printed) == pytest.approx(0.02 * printed)
     sop = load_table("softtriple/table5")
