@@ -151,7 +151,7 @@ def show(
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
-    from tasks.tables.report import RICH, UNRESOLVED, claim_lines, count_lines, lines, told_lines
+    from tasks.tables.report import RICH, STAND_IN, UNRESOLVED, claim_lines, count_lines, lines, told_lines
     from tasks.tables.shown import shown_table
 
     table, result = load_table(name), load_result(project, name)
@@ -163,6 +163,7 @@ def show(
     for line in told_lines(found):
         print(line)
     page = f", page {found.page}" if found.page is not None else ""
+    header = [f"[magenta]{title}[/magenta]" if STAND_IN in title else title for title in header]
     shown = Table(*header, title=f"{name}{page}: {found.title}")
     for row in rows:
         shown.add_row(*row)

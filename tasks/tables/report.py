@@ -7,6 +7,7 @@ from tasks.tables.counts import Counted
 from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
 MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
+STAND_IN = "stand-in for"
 UNRESOLVED = "Printed figures that the tolerance cannot tell apart"
 
 
@@ -30,7 +31,7 @@ def independent_lines(table: ShownTable) -> list[str]:
 
 def _dataset(column: ShownColumn) -> str:
     """A column's dataset, with the paper's in whose place it stands."""
-    return column.dataset if column.stands_in_for is None else f"{column.dataset} (stand-in for {column.stands_in_for})"
+    return column.dataset if column.stands_in_for is None else f"{column.dataset} ({STAND_IN} {column.stands_in_for})"
 
 
 def count_lines(table: ShownTable) -> list[str]:
