@@ -27,7 +27,7 @@ proofs: .venv/.done ## what takes minutes each: all tables, every way of damage,
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
 	@$(PYTEST) -m "not slow"
 
-smoke: .venv/.done ## run every row of all 39 tables through the whole chain on a few drawn images; half an hour
+smoke: .venv/.done ## run every row of all 40 tables through the whole chain on a few drawn images; half an hour
 	@dml reproduce '*/*' --smoke
 
 mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; an hour

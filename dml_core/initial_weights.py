@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dml_core.unit_length import unit_length
+
 CUT = 2.0  # standard deviations
 STD_OF_CUT = 0.87962566103423978  # of a unit normal without what lies beyond CUT
 
@@ -29,6 +31,13 @@ def start_at_unit_norm(classifier: nn.Linear) -> None:
     """TensorFlow's own initial weights, a norm near 1 for every class, biases 0."""
     truncated_normal_(classifier.weight, gain=1.0)
     _zero_bias(classifier)
+
+
+@torch.no_grad()
+def start_at_class_means(classifier: nn.Linear, embeddings_ND: Tensor, labels_N: Tensor) -> None:
+    """Set each class's weights to the direction of its mean embedding; heated-up softmax's released `better_init`."""
+    sums_CD = torch.zeros_like(classifier.weight).index_add_(0, labels_N, embeddings_ND.to(classifier.weight))
+    classifier.weight.copy_(unit_length(sums_CD))
 
 
 def _zero_bias(layer: nn.Linear | nn.Conv2d) -> None:

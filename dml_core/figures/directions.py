@@ -20,7 +20,7 @@ from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
 
 Floats = NDArray[np.float64]
 LIGHT = "#BBBBBB"
-DIAMOND_AT = 0.86  # of the points' radius
+DIAMOND_AT = 0.9  # of the points' radius, as heated-up softmax's released code draws them
 RING_FROM, RING_HEIGHT, NUM_BINS = 1.06, 0.5, 180
 EDGE = 1.65
 MAX_NAMED_CLASSES = 20

@@ -6,12 +6,11 @@ the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M c
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from dml_core.initial_weights import start_at_unit_norm
+from dml_core.initial_weights import start_at_class_means, start_at_unit_norm
 from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
@@ -85,11 +84,9 @@ class HeatedUpSoftmax(Loss):
         else:
             self._heat = 1.0 if self.config.schedule == "step" else num_heated / (num_epochs - num_cold_epochs)
 
-    @torch.no_grad()
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
         """Set each w_m to the direction of its class's mean embedding."""
-        sums_CD = torch.zeros_like(self.classifier.weight).index_add_(0, labels_N, embeddings_ND.to(self.classifier.weight))
-        self.classifier.weight.copy_(unit_length(sums_CD))
+        start_at_class_means(self.classifier, embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean over the batch of eq. 2."""

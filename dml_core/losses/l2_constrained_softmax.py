@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.losses.sgsl import drop_features
 from dml_core.search import searched
 from dml_core.unit_length import unit_length
 
@@ -20,11 +21,14 @@ class L2ConstrainedSoftmaxConfig(LossConfig):
         radius: alpha, the norm that every embedding gets, or starts with if it is learned (assumed 40).
         learn_radius: learn alpha as a parameter.
         label_smoothing: epsilon, spread over all C classes (0 in the paper; SGSL's Table 3 adds it to every softmax).
+        dropout: share of the features that the classifier does not see (0 in the paper; Boudiaf et al.'s 0.5, whose settings SGSL's Table 3
+            takes over).
     """
 
     radius: float = Field(default=40.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
     learn_radius: bool = False
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.5))
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
 
 class L2ConstrainedSoftmax(Loss):
@@ -40,6 +44,9 @@ class L2ConstrainedSoftmax(Loss):
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean cross-entropy of the batch."""
-        logits_NC = self.classifier(self.radius * unit_length(embeddings_ND))
+        seen_ND = self.radius * unit_length(embeddings_ND)
+        if self.config.dropout:
+            seen_ND = drop_features(seen_ND, self.config.dropout, generator)
+        logits_NC = self.classifier(seen_ND)
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
         return LossOutput(total, {"softmax": total.detach()})

@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from dml_core.initial_weights import start_at_unit_norm
-from dml_core.losses.contract import Loss, LossConfig, LossOutput
+from dml_core.initial_weights import start_at_class_means, start_at_unit_norm
+from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 from dml_core.search import searched
 
 
@@ -21,11 +21,14 @@ class SoftmaxConfig(LossConfig):
         bias: whether the classifier has b_m (heated-up softmax eq. 1: yes; SoftTriple's and SGSL's equations: no).
         initial: "uniform", torch's; or "unit_norm", weights of norm near 1 and biases of 0 (heated-up softmax's released code).
         label_smoothing: epsilon; the target is (1 - eps) on the true class plus eps / C on every class.
+        better_init: start the weights at the directions of the untrained embeddings' class means (heated-up softmax's released code, on
+            SOP, the plain softmax included).
     """
 
     bias: bool = True
     initial: Literal["uniform", "unit_norm"] = "uniform"
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.5))
+    better_init: bool = False
 
 
 class Softmax(Loss):
@@ -39,6 +42,15 @@ class Softmax(Loss):
         self.classifier = nn.Linear(embedding_dim, num_classes, bias=config.bias)
         if config.initial == "unit_norm":
             start_at_unit_norm(self.classifier)
+
+    @property
+    def needs(self) -> Needs:
+        """The training set's embeddings where the classifier starts at the class means."""
+        return Needs(initial_embeddings=self.config.better_init)
+
+    def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
+        """Set each row of W to the direction of its class's mean embedding."""
+        start_at_class_means(self.classifier, embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Mean cross-entropy of the batch."""

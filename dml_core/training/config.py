@@ -32,7 +32,8 @@ class TrainingConfig(Config):
         num_epochs: 0 leaves the network as it was initialised (the untrained reference).
         warm_up_batchnorm: one pass over the training images before the first epoch that only moves BatchNorm's averages (heated-up
             softmax's released code, whose new head would start from averages of nothing).
-        precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere.
+        precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere. "float32" is whole float32 on GPUs too, without
+            TF32, which the papers' cards had not.
         checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
             (`training.grad_cache`): the same gradients for one more forward pass. None holds those of all. A network in which BatchNorm

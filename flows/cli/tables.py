@@ -89,10 +89,8 @@ def _entry(state: "TableState") -> dict[str, Any]:
         "quoted": sum(row.kind == "quoted" for row in rows),
         "lacks": sorted({row.lacks for row in rows if row.lacks}),
         "state": state.how,
-        "runs": state.num_runs,
-        "done": state.num_done,
-        "stale": state.num_stale,
-        "seeds": state.num_seeds,
+        "own_data": asdict(state.own_data),
+        "stand_in": asdict(state.stand_in),
         "needs": [asdict(need) for need in state.plan.needs],
         "seconds": state.plan.estimate.seconds,
         "seconds_from": state.plan.estimate.basis,
@@ -104,24 +102,40 @@ def _print_states(states: "Sequence[TableState]") -> None:
 
     from flows.cli.plan import print_needs, time_of
 
-    shown = Table("table", "state", "rows", "run", "quoted", "not yet", "needs", "time", "what it shows")
+    shown = Table("table", "own data", "stand-in", "rows", "run", "quoted", "not yet", "needs", "time", "what it shows")
     for state in states:
         entry = _entry(state)
         waiting = entry["rows"] - entry["can_be_run"] - entry["quoted"]
         counts = [str(count) for count in (entry["rows"], entry["can_be_run"], entry["quoted"], waiting)]
         needs = ", ".join(need.what for need in state.plan.needs)
-        shown.add_row(state.name, _how(state), *counts, needs, time_of(state.plan.estimate) if state.plan.runs else "", state.table.title)
+        shown.add_row(
+            state.name,
+            _how(state),
+            _stand_in(state),
+            *counts,
+            needs,
+            time_of(state.plan.estimate) if state.plan.runs else "",
+            state.table.title,
+        )
     print_table(shown)
     print_needs([need for state in states for need in state.plan.needs])
 
 
 def _how(state: "TableState") -> str:
-    """A state with its numbers, as `partly, 2 of 5` or `done, 3 seeds`."""
+    """A state with its numbers, as `partly, 2 of 5` or `done, 3 seeds`: of the paper's own data."""
+    own = state.own_data
     if state.how == "done":
-        return f"done, {state.num_seeds} seed{'s' if state.num_seeds > 1 else ''}"
+        return f"done, {own.seeds} seed{'s' if own.seeds > 1 else ''}"
     if state.how == "partly":
-        return f"partly, {state.num_done} of {state.num_runs}"
-    return f"stale, {state.num_stale} of {state.num_runs}" if state.how == "stale" else state.how
+        return f"partly, {own.done} of {own.runs}"
+    return f"stale, {own.stale} of {own.runs}" if state.how == "stale" else state.how
+
+
+def _stand_in(state: "TableState") -> str:
+    """How much was measured on stand-ins for the paper's data, in a colour of its own; nothing where the table has none."""
+    found = state.stand_in
+    stale = f", {found.stale} stale" if found.stale else ""
+    return f"[magenta]{found.done} of {found.runs}{stale}[/magenta]" if found.runs else ""
 
 
 @tables_app.command()
@@ -137,7 +151,7 @@ def show(
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
-    from tasks.tables.report import RICH, claim_lines, lines, told_lines
+    from tasks.tables.report import RICH, STAND_IN, UNRESOLVED, claim_lines, count_lines, lines, told_lines
     from tasks.tables.shown import shown_table
 
     table, result = load_table(name), load_result(project, name)
@@ -149,12 +163,14 @@ def show(
     for line in told_lines(found):
         print(line)
     page = f", page {found.page}" if found.page is not None else ""
+    header = [f"[magenta]{title}[/magenta]" if STAND_IN in title else title for title in header]
     shown = Table(*header, title=f"{name}{page}: {found.title}")
     for row in rows:
         shown.add_row(*row)
     print_table(shown)
     print(f"The paper: {found.states}" if found.page is not None else found.states)
-    for line in (*claim_lines(found), *found.left_out):
+    unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
+    for line in (*count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
         print(f"- {line}")
 
 

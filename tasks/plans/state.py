@@ -19,25 +19,37 @@ How = Literal["not run", "partly", "done", "stale"]
 
 
 @dataclass(frozen=True)
+class Measured:
+    """How much of one kind of data was measured.
+
+    Attributes:
+        runs: rows to be run, on each of their datasets.
+        done, stale: how many of them are as today, and how many are only otherwise.
+        seeds: the fewest of those that are done.
+    """
+
+    runs: int
+    done: int
+    stale: int
+    seeds: int
+
+
+@dataclass(frozen=True)
 class TableState:
     """How far a table is.
 
     Attributes:
-        how: "done" where each row that is to be run was measured on each of its datasets as it would be today, with one seed at least;
-            "stale" where something was measured otherwise and not again since: by other code or settings, or on other data.
-        num_runs: rows to be run, on each of their datasets.
-        num_done, num_stale: how many of them are as today, and how many are only otherwise.
-        num_seeds: the fewest of those that are done.
+        how: "done" where each row that is to be run was measured on each of the paper's own datasets as it would be today, with one seed at
+            least; "stale" where something was measured otherwise and not again since: by other code or settings, or on other data.
+        own_data: what was measured on the paper's own datasets; stand_in: on others in their place.
         plan: what is still to run with one seed, and what for.
     """
 
     name: str
     table: TableFile
     how: How
-    num_runs: int
-    num_done: int
-    num_stale: int
-    num_seeds: int
+    own_data: Measured
+    stand_in: Measured
     plan: TablePlan
 
 
@@ -53,11 +65,16 @@ def _state(here: Here, plan: TablePlan) -> TableState:
         measured.setdefault((run.row, run.dataset), []).append(run)
     places = list(dict.fromkeys((label_parts(run.spec.variant)[0], run.dataset) for run in plan.runs))
     today = {place: [run for run in measured.get(place, ()) if is_todays(here, plan.name, table, run)] for place in places}
-    num_done = sum(bool(today[place]) for place in places)
-    num_stale = sum(bool(measured.get(place)) and not today[place] for place in places)
-    how: How = "stale" if num_stale else "not run" if not num_done else "done" if num_done == len(places) else "partly"
-    num_seeds = min((len({run.seed for run in found}) for found in today.values() if found), default=0)
-    return TableState(plan.name, table, how, len(places), num_done, num_stale, num_seeds, plan)
+
+    def counted(is_stand_in: bool) -> Measured:
+        here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
+        seeds = [len({run.seed for run in today[place]}) for place in here_places if today[place]]
+        stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
+        return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
+
+    own = counted(is_stand_in=False)
+    how: How = "stale" if own.stale else "not run" if not own.done else "done" if own.done == own.runs else "partly"
+    return TableState(plan.name, table, how, own, counted(is_stand_in=True), plan)
 
 
 def is_todays(here: Here, name: str, table: TableFile, run: MeasuredRun) -> bool:

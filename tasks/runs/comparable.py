@@ -39,6 +39,8 @@ def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any]
         scored = parse(EvaluationConfig, dict(evaluation), "evaluation").model_dump(mode="json")
     except ConfigError:
         trained, scored = dict(training), dict(evaluation)  # settings of another version are settings that no run of today has
+    if not scored.get("clustering", True):
+        scored.pop("kmeans", None)  # it is not run
     left_out = NEUTRAL_TRAINING | (KEEPING if scored.get("epoch") == "last" else set())
     parts = [
         {name: value for name, value in trained.items() if name not in left_out},

@@ -40,11 +40,15 @@ class Protocol(Config):
         variants: variant -> its changes.
         evaluation: how its tables are scored, beside the columns' own K: k-means as the paper ran it.
         epochs: whose weights its tables score of each run: the last's, and what the paper's own figures are of where that is another.
+        independent: what was found of re-evaluations by others where a row has none of its own, and where it was looked for.
+        prints: the epoch of the paper's own figures: verdicts and claims are of that one.
     """
 
     paper: str
     evaluation: dict[str, Any] = {}
     epochs: tuple[Epoch, ...] = Field(default=("last",), min_length=1)
+    independent: str | None = None
+    prints: Epoch = "last"
     training: dict[str, Any]
     datasets: dict[Name, dict[str, Any]] = Field(min_length=1)
     variants: dict[Name, Variant] = Field(min_length=1)
@@ -101,6 +105,8 @@ def read_protocol(name: str) -> Protocol:
         raise unknown_name("protocol", name, protocol_names())
     path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
     protocol = parse(Protocol, read_yaml(path), path.name if name == COMMON else f"{name}/{path.name}")
+    if protocol.prints not in protocol.epochs:
+        raise ConfigError(f"{path.name}: prints: epoch '{protocol.prints}' is not among the epochs that are scored")
     if protocol.paper != name:
         raise ConfigError(f"{path.name}: paper is '{protocol.paper}' in the folder of '{name}': name it after its folder")
     for variant, changes in protocol.variants.items():

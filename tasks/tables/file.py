@@ -20,10 +20,11 @@ from dml_core.errors import ConfigError
 from dml_core.search import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
-from tasks.runs.protocols import TABLES
+from tasks.runs.protocols import TABLES, Variant
 from tasks.runs.specs import load_params
 from tasks.runs.tuned import STANDING as STANDING
 from tasks.runs.tuned import TUNED
+from tasks.tables.tolerances import Tolerance, common_tolerance
 
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
@@ -38,23 +39,18 @@ class Columns(Config):
         dataset: a reader's name (`dml data list`), or one that `params.yaml` gives a dataset.
         metrics: the evaluator's and the measurements' names, in the paper's order.
         unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
-            table of nothing else needs no tolerance, and is not judged.
+            they have no tolerance, and are not judged.
         options: those that the project's dataset has to have, as `split: images`; without any it is split by class.
-        note: what a reader has to know of these columns, as that they are not in the paper.
+        stands_in_for: the paper's dataset, in whose place this one is measured; None of the paper's own. Stand-ins are counted apart.
+        note: what a reader has to know of these columns.
     """
 
     dataset: Name
+    stands_in_for: Name | None = None
     metrics: tuple[str, ...] = Field(min_length=1)
     unit: Literal["per cent", "share", "minutes", "distance", "count", "degrees"] = "per cent"
     options: dict[str, Any] = {}
     note: str | None = None
-
-
-class Tolerance(Config):
-    """By how much a measured mean may differ from the published figure and still be equal to it, in the column's unit, and why."""
-
-    value: float = Field(gt=0)
-    reason: str
 
 
 class Row(Config):
@@ -67,11 +63,13 @@ class Row(Config):
         published: the printed figures, one for each column; null where the paper has none.
         runs_on: of the columns' datasets those that it runs on; those with printed figures, or all where there is none, if left out.
         released: those of logs that the authors released; independent: of somebody else's re-evaluation. Like `published`.
+        independent_source: of those: where they stand (commit or table), and with which network, dimensions and protocol.
         protocol: whose protocol trains it; the table's paper where none is named.
         variants: of that protocol; the first is the row's default. `tuned` is the first with what `dml tune` found laid over.
         loss: in the place of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
-        tolerance: of the verdict; the table's where none is given.
+        by_variant: variant -> changes that it alone has, laid over those: what a row with a loss of its own takes from each reading.
+        tolerance: of the verdict; the table's, or that of metric and dataset, where none is given.
         epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
         role: the images that are scored and measured, in the place of the table's.
@@ -87,11 +85,13 @@ class Row(Config):
     runs_on: tuple[str, ...] = ()
     released: tuple[Value, ...] | None = None
     independent: tuple[Value, ...] | None = None
+    independent_source: str | None = None
     protocol: str | None = None
     variants: tuple[str, ...] = ()
     loss: dict[str, Any] | None = None
     training: dict[str, Any] = {}
     datasets: dict[str, dict[str, Any]] = {}
+    by_variant: dict[str, Variant] = {}
     tolerance: Tolerance | None = None
     epochs: tuple[Epoch, ...] | None = Field(default=None, min_length=1)
     measurements: dict[str, dict[str, Any]] = {}
@@ -110,6 +110,11 @@ class Row(Config):
             raise ValueError("a quoted row is never run: it has no protocol, variants, changes, epochs or lacks")
         if self.kind != "quoted" and not self.lacks and not self.variants:
             raise ValueError("a row to be run names the protocol's variants, or what it lacks")
+        if (self.independent is None) != (self.independent_source is None):
+            raise ValueError("independent figures, and nothing else, name their independent_source")
+        for variant in self.by_variant:
+            if variant not in self.variants:
+                raise ValueError(f"by_variant: the row has no variant '{variant}'")
         if self.variants[:1] == (TUNED,):
             raise ValueError("variant 'tuned' is laid over the row's first, so it stands behind that")
         return self
@@ -178,8 +183,9 @@ class TableFile(Config):
         states: what the paper says of it, in our words; a figure's claim.
         columns: from left to right.
         rows: name -> row, from above.
-        tolerance: of verdicts, where a row has none.
+        tolerance: of verdicts, where a row has none, in the place of those of metric and dataset (`tolerances.yaml`).
         tolerances: of single metrics, in the place of the table's.
+        evaluation: changes to how the protocol scores, as the k-means of one table.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.
         reference: the row, in its first variant, with which the others are compared; the best by the scores where none is named.
@@ -196,6 +202,7 @@ class TableFile(Config):
     rows: dict[RowName, Row] = Field(min_length=1)
     tolerance: Tolerance | None = None
     tolerances: dict[str, Tolerance] = {}
+    evaluation: dict[str, Any] = {}
     measurements: dict[str, dict[str, Any]] = {}
     claims: tuple[Claim, ...] = ()
     reference: RowName | None = None
@@ -204,13 +211,21 @@ class TableFile(Config):
     search: dict[str, Search] = {}
     note: str | None = None
 
-    def tolerance_of(self, row: Row, metric: str) -> Tolerance | None:
-        """Of the verdict on a cell: the row's own, else the metric's, else the table's."""
-        return row.tolerance or self.tolerances.get(metric) or self.tolerance
+    def tolerance_of(self, row: Row, column: Column) -> Tolerance | None:
+        """The row's own, else the metric's, else the table's, else that of metric and dataset; of minutes none."""
+        if column.unit == "minutes":
+            return None
+        dataset = self.stand_ins.get(column.dataset, column.dataset)
+        return row.tolerance or self.tolerances.get(column.metric) or self.tolerance or common_tolerance(column.metric, dataset)
 
     def dataset_options(self, dataset: str) -> dict[str, Any]:
         """The options that the project's dataset has to have; the blocks of one dataset agree."""
         return next((block.options for block in self.columns if block.dataset == dataset), {})
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        return {block.dataset: block.stands_in_for for block in self.columns if block.stands_in_for is not None}
 
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
@@ -220,26 +235,29 @@ class TableFile(Config):
     @model_validator(mode="after")
     def _consistent(self) -> "TableFile":
         datasets = {block.dataset for block in self.columns}
-        in_minutes = {block.unit for block in self.columns} == {"minutes"}
         for metric in self.tolerances:
             if metric not in {column.metric for column in self.flat_columns}:
                 raise ValueError(f"tolerances: no column is of metric '{metric}'")
         for block in self.columns:
             if block.options != self.dataset_options(block.dataset):
                 raise ValueError(f"columns of dataset '{block.dataset}' ask for different options")
+            if block.stands_in_for != self.stand_ins.get(block.dataset):
+                raise ValueError(f"columns of dataset '{block.dataset}' stand in for different datasets")
         for name, row in self.rows.items():
             for kind in ("published", "released", "independent"):
                 values = getattr(row, kind)
                 if values is not None and len(values) != len(self.flat_columns):
                     raise ValueError(f"row '{name}': {len(values)} {kind} figures for {len(self.flat_columns)} columns")
-            for dataset in (*row.datasets, *row.runs_on):
+            for dataset in (*row.datasets, *row.runs_on, *(on for changes in row.by_variant.values() for on in changes.datasets)):
                 if dataset not in datasets:
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
             printed = any(value is not None for value in row.published)
             if printed and self.page is None:
                 raise ValueError(f"row '{name}' has published figures, and the table no page")
-            if printed and row.kind != "quoted" and not row.lacks and (row.tolerance or self.tolerance) is None and not in_minutes:
-                raise ValueError(f"row '{name}' has no tolerance, nor has the table")
+            for column, value in zip(self.flat_columns, row.published, strict=True):
+                is_judged = value is not None and row.kind != "quoted" and not row.lacks and column.unit != "minutes"
+                if is_judged and self.tolerance_of(row, column) is None:
+                    raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, nor has the table")
         if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):
             raise ValueError(f"reference: no row that is run is called '{self.reference}'")
         for claim in self.claims:

@@ -1,12 +1,14 @@
 """A table as text: lines for the terminal, and a page of Markdown for files, Prefect and MLflow."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from tasks.tables.claims import JudgedClaim
+from tasks.tables.counts import Counted
 from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
 MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
+STAND_IN = "stand-in for"
+UNRESOLVED = "Printed figures that the tolerance cannot tell apart"
 
 
 def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
@@ -16,9 +18,36 @@ def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
         table: what is shown.
         bold: how a figure is made bold that is the best of its comparison or cannot be told from it.
     """
-    return [["row", "figures", *(f"{column.metric} {column.dataset}" for column in table.columns)]] + [
+    return [["row", "figures", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]] + [
         line for row in table.rows for line in _row_lines(row, table, bold)
     ]
+
+
+def independent_lines(table: ShownTable) -> list[str]:
+    """Where independent figures stand, and what was found of the other rows."""
+    sources = [f"Independent figures of {row.label}: {row.independent_source}." for row in table.rows if row.independent is not None]
+    return [*sources, *([f"Independent figures of the rows to be run: {table.independent}"] if table.independent else [])]
+
+
+def _dataset(column: ShownColumn) -> str:
+    """A column's dataset, with the paper's in whose place it stands."""
+    return column.dataset if column.stands_in_for is None else f"{column.dataset} ({STAND_IN} {column.stands_in_for})"
+
+
+def count_lines(table: ShownTable) -> list[str]:
+    """What was measured on the paper's own datasets, and on stand-ins; of the project's own tables one line."""
+    own = "" if table.page is None else " on the paper's own data"
+    lines = [f"Measured{own}: {table.own_data.rows} of the {table.num_to_run} rows that are to be run{_judged(table.own_data)}"]
+    if table.stand_ins:
+        names = ", ".join(f"{dataset} for {paper}" for dataset, paper in table.stand_ins.items())
+        lines.append(f"On stand-ins ({names}), which are not the paper's: {table.stand_in.rows} rows{_judged(table.stand_in)}")
+    return [*lines, *([table.judged] if table.judged else [])]
+
+
+def _judged(found: Counted) -> str:
+    """Verdicts and claims in words, as the end of a sentence."""
+    verdicts, claims = (", ".join(f"{count} {word}" for word, count in counts.items()) for counts in (found.verdicts, found.claims))
+    return f". Verdicts on printed figures: {verdicts or 'none yet'}." + (f" Claims: {claims}." if claims else "")
 
 
 def told_lines(table: ShownTable) -> list[str]:
@@ -33,9 +62,11 @@ def as_markdown(table: ShownTable) -> str:
     """The table as a page."""
     header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
     grid = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
-    tolerances = [f"Tolerance of {found.of}: {found.value:g} ({found.reason})." for found in table.tolerances]
-    paragraphs = [f"# {table.name}: {table.title}", *told_lines(table), table.states, table.note or "", grid]
+    tolerances = [f"Tolerance of {found.of}: {found.says} ({found.reason})." for found in table.tolerances]
+    tolerances += [f"{UNRESOLVED}: {line}." for line in table.unresolved]
+    paragraphs = [f"# {table.name}: {table.title}", *told_lines(table), *count_lines(table), table.states, table.note or "", grid]
     paragraphs.append(_bullets(claim_lines(table)))
+    paragraphs.append(_bullets(independent_lines(table)))
     paragraphs += [_bullets(tolerances), _bullets(_older_code(table)), *(f"{row.label}: {row.note}." for row in table.rows if row.note)]
     paragraphs.append(_bullets(table.left_out))
     if table.gone:
@@ -66,14 +97,10 @@ def claim_lines(table: ShownTable) -> list[str]:
 def as_note(table: ShownTable) -> str:
     """What a table is and what came of it, for one who meets it in MLflow."""
     page = f", page {table.page} of the paper" if table.page is not None else ""
-    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in table.verdicts.items()) or "none yet"
-    claims = Counter(claim.judgement for claim in table.claims)
-    judged = ", ".join(f"{count} {judgement}" for judgement, count in sorted(claims.items()))
     parts = [
         f"**{table.name}**{page}: {table.title}.",
         f"What it shows: {table.states}",
-        f"Measured: {table.num_measured} of the {table.num_to_run} rows that are to be run. Verdicts on printed figures: {verdicts}."
-        + (f" Claims: {judged}." if judged else ""),
+        *count_lines(table),
         *table.told,
         f"Run with `dml reproduce {table.name}`, shown with `dml tables show {table.name}`; page, Markdown and JSON are artifacts here.",
     ]

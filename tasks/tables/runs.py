@@ -16,7 +16,7 @@ from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
-from tasks.runs.protocols import COMMON, Protocol, read_protocol
+from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.tables.choice import Choice, narrowed
@@ -44,8 +44,8 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     """The runs of several tables, on datasets as their columns name them.
 
     Raises:
-        ConfigError: a table given twice, an unknown row or dataset, a row that is named and not run, settings that do not fit, or
-            nothing to run at all.
+        ConfigError: a table given twice, an unknown row, dataset or variant, a row that is named and not run, settings that do not fit,
+            or nothing to run at all.
     """
     refuse_repeats("table", names)
     if STANDING in names:
@@ -53,6 +53,7 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
+    _check_variant(choice.variant, tables)
     asked = Asked({}, {name: [] for name in names})
     for name, table in tables.items():
         for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], asked.left_out[name]).items():
@@ -159,12 +160,23 @@ def runs_of(
     return found
 
 
+def _check_variant(variant: str | None, tables: Mapping[str, TableFile]) -> None:
+    """Refuse a variant that no row of these tables has."""
+    known = dict.fromkeys(one for table in tables.values() for row in table.rows.values() for one in row.variants)
+    if variant is not None and variant not in (*known, TUNED):
+        where = next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
+        raise unknown_name(f"variant of {where}", variant, list(dict.fromkeys((*known, TUNED))))
+
+
 def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     """Why a row has no run, in one line; None where it has one, where the paper quotes it, or where it is named and has to have one."""
     if row.lacks and not choice.rows:
         return f"'{row.label}' lacks {row.lacks}"
-    if choice.track == "paper" or not is_run(row):
+    if not is_run(row):
         return None
+    if choice.track == "paper":
+        lacks = choice.variant not in (None, TUNED, *row.variants)
+        return f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})" if lacks else None
     if dataset not in _protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
@@ -177,11 +189,10 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
         return COMMON, common_training(name, row, dataset), ["last"]
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
-    asked = choice.variant if choice.variant in (*row.variants, TUNED) else None
-    if asked == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
-        asked = None  # what is not trained cannot be tuned
-    training = row_training(name, row, dataset, asked, protocol, called)
-    variant = asked or row.variants[0]
+    variant = choice.variant or row.variants[0]
+    if variant == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
+        variant = row.variants[0]  # what is not trained cannot be tuned
+    training = row_training(name, row, dataset, variant, protocol, called)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
@@ -211,7 +222,9 @@ def row_training(
     values = protocol.settings(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
-    values = merge(merge(values, row.training), row.datasets.get(dataset, {}))
+    own = row.by_variant.get(row.variants[0] if variant == TUNED else variant, Variant())
+    for changes in (row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})):
+        values = merge(values, changes)
     if variant == TUNED:
         assert called is not None
         values = merge(values, read_tuned(table, called, dataset).training)
@@ -251,6 +264,18 @@ def _protocol(name: str) -> Protocol:
     return _read_protocol(name, protocols.TABLES)
 
 
+def printed_epoch(name: str) -> Epoch:
+    """Of which epoch a table's printed figures are, as the protocol of its paper says."""
+    paper = name.partition("/")[0]
+    return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
+
+
+def independent_figures(name: str) -> str | None:
+    """What is said of re-evaluations by others of rows that have no figure of one; None of the project's own tables."""
+    paper = name.partition("/")[0]
+    return _protocol(paper).independent if paper in protocols.protocol_names() else None
+
+
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
     """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
     kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
@@ -280,7 +305,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
-    return parse(EvaluationConfig, merge(_protocol(name.partition("/")[0]).evaluation, values), f"{name}: evaluation")
+    asked = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
+    return parse(EvaluationConfig, merge(asked, values), f"{name}: evaluation")
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:

@@ -4,7 +4,8 @@ The JSON of a table is this record as it stands; docs/tables.md describes it. It
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import floor, log10
 from typing import Literal
 
@@ -17,21 +18,24 @@ from tasks.runs.protocols import COMMON
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.comparing import compare_lines, rank_lines
-from tasks.tables.file import Column, Row, TableFile, Tolerance, Value
+from tasks.tables.counts import Counted, counted
+from tasks.tables.file import Column, Row, TableFile, Value
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import belongs, datasets_of
+from tasks.tables.runs import belongs, datasets_of, independent_figures, printed_epoch
+from tasks.tables.tolerances import Tolerance, metric_family
 from tasks.tables.verdicts import Judgement, judge
 
-FORMAT = 1
+FORMAT = 2
 EPOCH_NOTES = {
     "last": "",
     "best_validation": "best epoch on held-out training classes",
     "oracle": "oracle epoch (chosen on the test classes)",
 }
 DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
+NONE_FOUND = "none found"
 NOTHING = 1e-5  # what is smaller is rounding, and shown as 0
 Waiting = Mapping[tuple[str, str], str]
-Status = Literal["quoted", "measured", "partly measured", "not run"]
+Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
 
 
 class ShownColumn(Record):
@@ -39,6 +43,7 @@ class ShownColumn(Record):
 
     Attributes:
         printed_decimals: the most that a figure of the paper has here; decimals: those of measured figures.
+        stands_in_for: the paper's dataset, in whose place this one is; None of the paper's own.
     """
 
     dataset: str
@@ -46,6 +51,7 @@ class ShownColumn(Record):
     unit: str
     printed_decimals: int
     decimals: int
+    stands_in_for: str | None = None
 
     def printed(self, value: Value) -> str:
         """A figure of the paper as it prints it."""
@@ -78,10 +84,11 @@ class ShownCell(Record):
 
 
 class ShownTolerance(Record):
-    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells."""
+    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells, `says` how much."""
 
     of: str
     value: float
+    says: str
     reason: str
 
 
@@ -131,7 +138,8 @@ class ShownRow(Record):
 
     Attributes:
         name, label, kind, source, note, published, released, independent: as the table's file has them.
-        status: whether every dataset on which the paper has the row was measured.
+        independent_source: where the independent figures stand; "none found" of a row to be run that has none.
+        status: whether every dataset of the paper's own on which it has the row was measured.
         lines: how it was measured, the default variant first.
         waits: dataset -> what has to be there or be done before the row is measured on it.
         failures: "variant, dataset, seed" -> why, of the last time.
@@ -145,6 +153,7 @@ class ShownRow(Record):
     published: tuple[Value, ...]
     released: tuple[Value, ...] | None
     independent: tuple[Value, ...] | None
+    independent_source: str | None = None
     status: Status
     lines: tuple[ShownLine, ...] = ()
     waits: dict[str, str] = {}
@@ -165,7 +174,10 @@ class ShownTable(Record):
         title, page, states, note: as the file has them.
         made: git commit of the last run.
         tolerances: of verdicts; a later one goes before an earlier one.
-        verdicts: how many cells have each, after the last epoch.
+        unresolved: printed figures of neighbouring rows that lie within the tolerance of each other, a line for each pair.
+        independent: what was found of re-evaluations by others, of rows that have no figure of one.
+        judged_epoch: whose lines have verdicts and claims: the epoch that the paper prints.
+        own_data, stand_in: what was measured on the paper's own datasets, and on others in their place.
         gone: rows that have runs and are no longer in the file.
         comparisons: of the measured lines with each other, by the first metric of each dataset that has a best; where two share two seeds.
         ranking: of the lines over the datasets that have a metric in common, or over the seeds of the one dataset there is.
@@ -182,8 +194,12 @@ class ShownTable(Record):
     columns: tuple[ShownColumn, ...]
     rows: tuple[ShownRow, ...]
     tolerances: tuple[ShownTolerance, ...]
+    unresolved: tuple[str, ...] = ()
     claims: tuple[JudgedClaim, ...]
-    verdicts: dict[str, int]
+    independent: str | None = None
+    judged_epoch: Epoch = "last"
+    own_data: Counted = Counted()
+    stand_in: Counted = Counted()
     gone: tuple[str, ...]
     comparisons: tuple[Comparison, ...] = ()
     ranking: Ranking | None = None
@@ -207,9 +223,15 @@ class ShownTable(Record):
         return sum(row.kind != "quoted" for row in self.rows)
 
     @property
-    def num_measured(self) -> int:
-        """Rows of which something was measured."""
-        return sum(bool(row.lines) for row in self.rows)
+    def stand_ins(self) -> dict[str, str]:
+        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        return {column.dataset: column.stands_in_for for column in self.columns if column.stands_in_for is not None}
+
+    @property
+    def judged(self) -> str:
+        """Of which epoch the verdicts and claims are, in a sentence; nothing where it is the last."""
+        note = EPOCH_NOTES[self.judged_epoch]
+        return f"Verdicts and claims are of the {note}, which the paper prints; other lines are not judged." if note else ""
 
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
@@ -223,11 +245,12 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         today: the datasets and settings as they are now (`tasks.tables.present`); runs of others are left out and named.
     """
     result, left_out = comparable(result, today)
+    epoch = printed_epoch(name)
     rows = _with_systems([_row(name, table, row, result, waiting or {}) for row in table.rows])
     lines = [line for row in rows for line in row.lines]
-    cells = [cell for row in rows for line in row.lines if line.epoch == "last" for cell in line.cells]
     columns = _columns(table, rows)
-    verdicts = Counter(cell.verdict for cell in cells if cell is not None and cell.verdict is not None)
+    claims = judge_claims(table, _of_epoch(result, epoch))
+    own_data, stand_in = _counts(table, columns, rows, claims)
     return ShownTable(
         name=name,
         **table.model_dump(include={"title", "page", "states"}),
@@ -235,14 +258,37 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         made=result.made,
         columns=columns,
         rows=rows,
-        tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
-        claims=judge_claims(table, result),
-        verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
+        tolerances=tuple(
+            ShownTolerance(of=of, value=found.value, says=found.says, reason=found.reason) for of, found in _tolerances(table)
+        ),
+        unresolved=tuple(_unresolved(table)),
+        claims=claims,
+        independent=independent_figures(name),
+        judged_epoch=epoch,
+        own_data=own_data,
+        stand_in=stand_in,
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, lines, _reference(table, rows)),
         ranking=rank_lines(columns, lines),
         left_out=left_out,
     )
+
+
+def _of_epoch(result: TableResult, epoch: Epoch) -> TableResult:
+    """The runs whose weights are of that epoch, as claims look at them."""
+    return result.model_copy(update={"runs": tuple(run.model_copy(update={"epoch": "last"}) for run in result.runs if run.epoch == epoch)})
+
+
+def _counts(
+    table: TableFile, columns: Sequence[ShownColumn], rows: Sequence[ShownRow], claims: Sequence[JudgedClaim]
+) -> tuple[Counted, Counted]:
+    """What was measured on the paper's own datasets, and on stand-ins."""
+    measured = [{run.dataset for line in row.lines for run in line.runs} for row in rows]
+    cells = [(column, cell) for row in rows for line in row.lines for column, cell in zip(columns, line.cells, strict=True)]
+    verdicts = [(column.dataset, cell.verdict) for column, cell in cells if cell is not None and cell.verdict is not None]
+    judged = [(claim.dataset, claim.judgement) for claim in claims]
+    is_own = {dataset: dataset not in table.stand_ins for dataset in datasets_of(table)}
+    return counted(measured, verdicts, judged, is_own), counted(measured, verdicts, judged, {name: not own for name, own in is_own.items()})
 
 
 def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
@@ -296,30 +342,68 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
         # of what is far below 1, as minutes of an epoch are, two digits
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
         most = max(decimals, DECIMALS.get(column.unit, 1), small)
-        found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most))
+        stands_in_for = table.stand_ins.get(column.dataset)
+        found.append(ShownColumn(**column._asdict(), printed_decimals=decimals, decimals=most, stands_in_for=stands_in_for))
     return tuple(found)
 
 
 def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """(which cells, tolerance): the table's, then those of metrics, then those of rows."""
-    found = [("every column", table.tolerance)] if table.tolerance is not None else []
+    """(which cells, tolerance): the table's or those of metric and dataset, then those of metrics, then those of rows."""
+    found = [("every column", table.tolerance)] if table.tolerance is not None else _common_tolerances(table)
     rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
     return [*found, *table.tolerances.items(), *rows]
 
 
 def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
     row, missing = table.rows[key], unmeasured(table, key, result)
-    lines = _lines(table, row, [run for run in result.runs if run.row == key])
-    status: Status = "quoted" if row.kind == "quoted" else "not run" if not lines else "partly measured" if missing else "measured"
+    runs = [run for run in result.runs if run.row == key]
+    lines = _lines(name, table, row, runs)
     failed = {run.partition(" ")[2]: why for run, why in sorted(result.failures.items()) if run.partition(" ")[0] == key}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),
-        status=status,
+        independent_source=row.independent_source or (NONE_FOUND if row.kind != "quoted" and table.page is not None else None),
+        status=_status(table, row, runs, missing),
         lines=lines,
         waits={on: row.lacks or waiting.get((key, on)) or _how_to_run(name, key, on if lines else None) for on in missing},
         failures=failed,
     )
+
+
+def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
+    """Those of metric and dataset by which some cell is judged; one of several datasets or metrics stands once, with all their names."""
+    found: dict[Tolerance, dict[str, None]] = {}
+    for row in (row for row in table.rows.values() if row.kind != "quoted" and row.tolerance is None):
+        for column, value in zip(table.flat_columns, row.published, strict=True):
+            tolerance = table.tolerance_of(row, column)
+            if value is not None and tolerance is not None and column.metric not in table.tolerances:
+                found.setdefault(tolerance, {})[f"{metric_family(column.metric)} on {column.dataset}"] = None
+    return [(", ".join(names), tolerance) for tolerance, names in found.items()]
+
+
+def _unresolved(table: TableFile) -> Iterator[str]:
+    """Of each dataset's first judged column the rows next to each other in the order of their printed figures that are too near to tell."""
+    for dataset in datasets_of(table):
+        for index, column in enumerate(table.flat_columns):
+            rows = [(row.published[index], row, table.tolerance_of(row, column)) for row in table.rows.values() if row.kind != "quoted"]
+            judged = [(value, row, tolerance) for value, row, tolerance in rows if value is not None and tolerance is not None]
+            if column.dataset != dataset or not judged:
+                continue
+            judged.sort(key=lambda entry: -entry[0])
+            for (value, row, _), (other, near, tolerance) in pairwise(judged):
+                if value - other <= tolerance.at(other):
+                    places = f"{column.metric} on {dataset}"
+                    yield f"{places}: {row.label} {value:g} and {near.label} {other:g} (tolerance {tolerance.at(other):.2g})"
+            break
+
+
+def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
+    """How far the row was measured on the paper's own datasets."""
+    if row.kind == "quoted" or not runs:
+        return "quoted" if row.kind == "quoted" else "not run"
+    if all(run.dataset in table.stand_ins for run in runs):
+        return "stand-in only"
+    return "partly measured" if any(dataset not in table.stand_ins for dataset in missing) else "measured"
 
 
 def _how_to_run(name: str, row: str, dataset: str | None) -> str:
@@ -327,18 +411,19 @@ def _how_to_run(name: str, row: str, dataset: str | None) -> str:
     return f"dml reproduce {name} --row {row}{where} runs it"
 
 
-def _lines(table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
+def _lines(name: str, table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
     """A line for each variant and epoch: the file's variants first, in its order."""
     found: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         found[run.variant, run.epoch].append(run)
     variants = [*row.variants, *sorted({variant for variant, _ in found} - {*row.variants})]
     order = sorted(found, key=lambda place: (variants.index(place[0]), EPOCHS.index(place[1])))
-    return tuple(_line(table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
+    return tuple(_line(name, table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
 
 
-def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
-    printed = row.published if variant != COMMON else (None,) * len(row.published)  # the common track is not the paper's
+def _line(name: str, table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
+    # the common track is not the paper's, and another epoch not that of its figures
+    printed = row.published if variant != COMMON and epoch == printed_epoch(name) else (None,) * len(row.published)
     return ShownLine(
         variant=variant,
         epoch=epoch,
@@ -355,16 +440,16 @@ def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequ
         return None
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
     mean, half_width = mean_over_seeds(list(values.values()))
-    tolerance = table.tolerance_of(row, column.metric)
+    tolerance = table.tolerance_of(row, column)
     shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)
     if printed is None or tolerance is None:
         return shown
-    verdict = judge(list(values.values()), printed, tolerance.value)
+    verdict = judge(list(values.values()), printed, tolerance.at(printed))
     return ShownCell(
         values=values,
         mean=mean,
         half_width=shown.half_width,
-        tolerance=tolerance.value,
+        tolerance=tolerance.at(printed),
         verdict=verdict.judgement,
         seeds_to_decide=verdict.seeds_to_decide,
         says=str(verdict),

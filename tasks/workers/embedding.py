@@ -17,6 +17,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import StoreError
+from dml_core.float32 import without_tf32
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel import rank, world_size
 from dml_core.training.pulse import beat
@@ -28,6 +29,7 @@ MAX_SHARD_ROWS = 65_536
 
 
 @torch.no_grad()
+@without_tf32()
 def extract(
     model: Embedder,
     transform: TransformConfig,
@@ -36,7 +38,7 @@ def extract(
     device: torch.device,
     num_loader_workers: int = 0,
 ) -> dict[str, Any]:
-    """Write every role's embeddings and labels below `folder`; every worker of the process group calls it alike.
+    """Write every role's embeddings and labels below `folder`, computed in whole float32; every worker of the process group calls it alike.
 
     Returns:
         The manifest: per role the number of rows and dimensions and the shards' file names; rank 0 writes it last, as `manifest.json`.

@@ -88,5 +88,25 @@ def test_markdown_and_html_of_a_page_show_its_json(name: str) -> None:
     assert figures == expected, AGAIN.format(name)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if load_table(name).stand_ins])
+def test_what_was_measured_on_stand_ins_is_marked_on_its_page_and_on_the_index(name: str) -> None:
+    shown, html = page(name), read((PAGES / f"{name}.html").read_text())
+    for dataset, paper in load_table(name).stand_ins.items():
+        (head,) = [cell for cell in html.all("th", "stand-in") if cell.text.startswith(dataset)]
+        assert head.text == f"{dataset} stand-in for {paper}"
+    cells = [
+        cell
+        for row in shown.rows
+        for line in row.lines
+        for column, cell in zip(shown.columns, line.cells, strict=True)
+        if cell is not None and column.stands_in_for is not None
+    ]
+    assert len(html.all("td", "stand-in")) == len(cells)
+    title = load_table(name).title
+    (entry,) = [entry for entry in read((PAGES / INDEX).read_text()).all("li") if title in entry.text]
+    assert f"{shown.own_data.rows} of {shown.num_to_run} rows measured on its own data" in entry.text
+    assert bool(entry.all("div", "stand-in")) == (shown.stand_in.rows > 0)
+
+
 def test_the_index_is_that_of_the_pages() -> None:
     assert (PAGES / INDEX).read_text() == index_page(PAGES), AGAIN.format("TABLE...")

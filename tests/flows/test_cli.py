@@ -164,6 +164,28 @@ def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypat
     assert "dml report softtriple/table2" in (project / "pages/index.html").read_text(), "a table without a page here says how to get one"
 
 
+def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    listed = json.loads(CliRunner().invoke(app, ["tables", "list", "softtriple", "--json"]).stdout)
+    found = {table["name"]: (table["own_data"], table["stand_in"]) for table in listed}
+    nothing = {"done": 0, "stale": 0, "seeds": 0}
+    assert found["softtriple/figure3"] == ({"runs": 2, **nothing}, {"runs": 2, **nothing})
+    assert found["softtriple/table1"] == ({"runs": 2, **nothing}, {"runs": 0, **nothing})
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--variant", "as_relased", "unknown variant of softtriple/table1 'as_relased'; did you mean 'as_released'?"),
+        ("--row", "sofftriple", "unknown row of softtriple/table1 'sofftriple'; did you mean 'softtriple'?"),
+        ("--dataset", "cub20", "unknown dataset of softtriple/table1 'cub20'; did you mean 'cub200'?"),
+        ("--track", "comon", "--track: unknown track 'comon'; did you mean 'common'?"),
+    ],
+)
+def test_what_narrows_a_table_and_names_nothing_is_refused_with_the_nearest(option: str, name: str, said: str, project: Path) -> None:
+    refused(dml("plan", "softtriple/table1", option, name, cwd=project), said)
+
+
 def test_a_report_of_an_unknown_table_writes_nothing(project: Path) -> None:
     refused(dml("report", "softtriple/tabel1", cwd=project), "unknown table 'softtriple/tabel1'; did you mean 'softtriple/table1'?")
     assert not (project / "results").exists()

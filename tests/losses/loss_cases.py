@@ -9,7 +9,7 @@ DIM = 5  # equal, so that one-hot centroids fit
 
 # Options that reach every branch of every registered loss; a name without an entry here runs with its defaults.
 VARIANTS = {
-    "softmax": [{}, {"bias": False, "label_smoothing": 0.1}],
+    "softmax": [{}, {"bias": False, "label_smoothing": 0.1}, {"better_init": True}],
     "normalised_softmax": [{"scale": 8.0}],
     "softtriple": [{"num_centres": 3}, {"num_centres": 3, "regulariser_weight": 0.0, "margin": 0.1}, {"num_centres": 1}],
     "hardtriple": [{"num_centres": 4}],

@@ -70,17 +70,19 @@ def test_the_five_variants_of_the_paper(variant, last_alpha):
         assert loss.alpha == last_alpha
 
 
-def test_better_init_points_each_weight_at_its_class_mean():
-    loss = build(("heated_up_softmax", {"better_init": True}))
+@pytest.mark.parametrize("name", ["heated_up_softmax", "softmax"])
+def test_better_init_points_each_weight_at_its_class_mean(name):
+    loss = build((name, {"better_init": True}))
     embeddings_ND, labels_N = torch.randn(20, 5).double(), torch.arange(20) % 5
     loss.initialise(embeddings_ND, labels_N)
     means_CD = torch.stack([embeddings_ND[labels_N == c].mean(0) for c in range(5)])
     torch.testing.assert_close(loss.classifier.weight.detach(), functional.normalize(means_CD))
 
 
+@pytest.mark.parametrize("name", ["heated_up_softmax", "softmax"])
 @pytest.mark.parametrize("better_init", [True, False])
-def test_embeddings_are_asked_for_only_by_better_init(better_init):
-    assert build(("heated_up_softmax", {"better_init": better_init})).needs == Needs(initial_embeddings=better_init)
+def test_embeddings_are_asked_for_only_by_better_init(name, better_init):
+    assert build((name, {"better_init": better_init})).needs == Needs(initial_embeddings=better_init)
 
 
 @pytest.mark.parametrize(("inside", "factor"), [(True, 16.0), (False, 1.0)])

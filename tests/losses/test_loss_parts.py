@@ -3,6 +3,7 @@
 import pytest
 import torch
 from loss_cases import CASES, build, case_id, random_batch
+from torch.nn import functional
 
 from dml_core.losses.contract import Needs
 from dml_core.losses.registry import loss_modules
@@ -165,6 +166,16 @@ def test_sgsls_dropout_is_the_softmaxs_alone_and_the_steps_own():
     dropped_ND = seen_ND == 0
     assert dropped_ND.double().mean().item() == pytest.approx(0.5, abs=0.05)
     assert torch.equal(seen_ND[~dropped_ND], 2 * embeddings_ND[~dropped_ND])
+
+
+def test_a_softmax_on_a_sphere_drops_features_behind_the_normalisation():
+    """Boudiaf's dropout is the layer before the classifier; the radius of what is seen is no longer one number."""
+    loss, plain = build(("l2_constrained_softmax", {"dropout": 0.5})), build(("l2_constrained_softmax", {}))
+    embeddings_ND, labels_N = torch.randn(40, 5).double(), torch.arange(40) % 5
+    seen_ND = drop_features(40 * functional.normalize(embeddings_ND), 0.5, torch.Generator().manual_seed(3))
+    expected = functional.cross_entropy(loss.classifier(seen_ND), labels_N)
+    torch.testing.assert_close(loss(embeddings_ND, labels_N, torch.Generator().manual_seed(3)).total, expected)
+    assert plain(embeddings_ND, labels_N).total != expected
 
 
 def test_centroids_of_a_k_means_are_those_of_their_seed():

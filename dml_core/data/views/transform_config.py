@@ -26,8 +26,9 @@ class TransformConfig(Config):
         crop_to_box: cut the image to its bounding box first ("cropped" rows of the papers).
         train_resize, test_resize: before the crop; an int is the length of the short side, (height, width) ignores the aspect ratio.
         interpolation: of every resize, always antialiased.
-        crop: training crop. "random" takes a crop_size square anywhere, "random_resized" a part of the image resized to
-            crop_size, "padded" a crop_size square after padding with black (small images).
+        crop: training crop. "random" takes a crop_size square anywhere, "random_exclusive" anywhere but at the last offset of each
+            axis (heated-up softmax's released code: 0 to 31 of 0 to 32), "random_resized" a part of the image resized to crop_size,
+            "padded" a crop_size square after padding with black (small images).
         crop_size: side of the input in pixels; a test view is the centre square of this size.
         crop_area, crop_ratio: share of the area, and width by height, of a random_resized crop.
         padding: pixels on every side for "padded".
@@ -41,7 +42,7 @@ class TransformConfig(Config):
     train_resize: Resize | None = None
     test_resize: Resize | None = None
     interpolation: Interpolation = "bilinear"
-    crop: Literal["none", "random", "random_resized", "padded"] = "none"
+    crop: Literal["none", "random", "random_exclusive", "random_resized", "padded"] = "none"
     crop_size: Side | None = None
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)

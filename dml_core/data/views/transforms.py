@@ -124,8 +124,10 @@ def _random_crop(image: Tensor, config: TransformConfig, rng: np.random.Generato
         image = torch.nn.functional.pad(image, [config.padding] * 4)
     if min(image.shape[1:]) < config.crop_size:
         image = tv.center_crop(image, [max(side, config.crop_size) for side in image.shape[1:]])
-    top = int(rng.integers(image.shape[1] - config.crop_size + 1))
-    left = int(rng.integers(image.shape[2] - config.crop_size + 1))
+    num_offsets = [side - config.crop_size + 1 for side in image.shape[1:]]
+    if config.crop == "random_exclusive":
+        num_offsets = [max(number - 1, 1) for number in num_offsets]
+    top, left = (int(rng.integers(number)) for number in num_offsets)
     return image[:, top : top + config.crop_size, left : left + config.crop_size]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
@@ -23,7 +22,8 @@ from tasks.reports.site.pictures import diagram_picture
 from tasks.reports.site.waiting import waits
 from tasks.runs.specs import Params, table_comparison
 from tasks.storage import Store
-from tasks.tables.file import load_table, run_label, table_names
+from tasks.tables.counts import Counted
+from tasks.tables.file import PROJECT, load_table, run_label, table_names
 from tasks.tables.present import table_today
 from tasks.tables.report import as_markdown, as_note
 from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, comparable, shown_table
@@ -118,7 +118,7 @@ def index_page(folder: Path) -> str:
     for name in table_names():
         entry = name, load_table(name).title, _written(folder, name), (folder / f"{name}.html").is_file()
         papers.setdefault(name.partition("/")[0], []).append(entry)
-    return environment().get_template("index.html").render(papers=papers)
+    return environment().get_template("index.html").render(papers=papers, totals=_totals(papers), project=PROJECT)
 
 
 def _written(folder: Path, name: str) -> ShownTable | None:
@@ -208,9 +208,10 @@ def _measured_key(row: ShownRow) -> str:
     return " ".join("-" if cell is None else f"{cell.mean:.6g}" for cell in means)
 
 
-def _blocks(table: ShownTable) -> list[tuple[str, int]]:
-    """(dataset, how many columns) of neighbouring columns of one dataset."""
-    return [(dataset, len(list(columns))) for dataset, columns in groupby(table.columns, lambda column: column.dataset)]
+def _blocks(table: ShownTable) -> list[tuple[str, int, str | None]]:
+    """(dataset, how many columns, the paper's dataset that it stands in for) of neighbouring columns of one dataset."""
+    found = groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
+    return [(dataset, len(list(columns)), stands_in_for) for (dataset, stands_in_for), columns in found]
 
 
 def _link_of(links: Links, row: ShownRow, line: ShownLine, dataset: str, seed: int) -> str | None:
@@ -222,6 +223,12 @@ def _is_figure(table: ShownTable) -> bool:
     return table.name.rpartition("/")[2].startswith("figure")
 
 
-def _verdict_counts(table: ShownTable) -> list[tuple[str, Any]]:
+def _verdict_counts(found: Counted) -> list[tuple[str, int]]:
     """(verdict, cells that have it) in the order of the legend."""
-    return [(verdict, table.verdicts[verdict]) for verdict in VERDICTS if verdict in table.verdicts]
+    return [(verdict, found.verdicts[verdict]) for verdict in VERDICTS if verdict in found.verdicts]
+
+
+def _totals(papers: Mapping[str, Sequence[tuple[str, str, ShownTable | None, bool]]]) -> dict[str, tuple[int, int]]:
+    """paper -> how many of its tables have something that was measured on its own data, and how many on stand-ins."""
+    shown = {paper: [table for _, _, table, _ in tables if table is not None] for paper, tables in papers.items()}
+    return {paper: (sum(t.own_data.rows > 0 for t in tables), sum(t.stand_in.rows > 0 for t in tables)) for paper, tables in shown.items()}

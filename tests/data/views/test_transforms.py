@@ -58,10 +58,20 @@ def test_scalings_by_hand() -> None:
 
 CROPS: list[dict[str, Any]] = [
     {"crop": "random"},
+    {"crop": "random_exclusive"},
     {"crop": "padded", "padding": 4},
     {"crop": "random_resized", "crop_area": [0.16, 1.0]},
     {"crop": "random", "train_resize": [40, 40], "jitter": {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "hue": 0.1}},
 ]
+
+
+@pytest.mark.parametrize(("crop", "last"), [("random", 4), ("random_exclusive", 3)])
+def test_a_random_crop_takes_every_offset_and_an_exclusive_one_all_but_the_last(crop: str, last: int) -> None:
+    """Heated-up softmax's released code draws 0 to 31 where 32 offsets fit behind the first."""
+    places = torch.arange(100, dtype=torch.uint8).reshape(1, 10, 10).expand(3, 10, 10)
+    views = config(crop=crop, crop_size=6, scaling="zero-one")
+    corners = {round(float(transforms.train_view(places, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)}
+    assert corners == {10 * top + left for top in range(last + 1) for left in range(last + 1)}
 
 
 CONFIGURATIONS: list[dict[str, Any]] = [

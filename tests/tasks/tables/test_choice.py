@@ -19,7 +19,7 @@ def test_patterns_mean_the_papers_tables() -> None:
         "sgsl/figure3",
     ]
     assert chosen_tables(["*"]) == chosen_tables(["*/*"]) == paper_tables()
-    assert len(paper_tables()) == 39
+    assert len(paper_tables()) == 40
     assert {name.partition("/")[0] for name in table_names()} - {name.partition("/")[0] for name in paper_tables()} <= {PROJECT}
     assert chosen_tables(["project/*"]) == ["project/claims", "project/fashion_mnist"]  # the standing comparison is run without a name
     assert chosen_tables(["project/standing"]) == ["project/standing"]
@@ -42,6 +42,26 @@ def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
         asked_runs(["softtriple/table1", "softtriple/table3"], Choice(rows=("sofftriple",)))
     with pytest.raises(ConfigError, match="unknown dataset of softtriple/table1 'sop'"):
         asked_runs(["softtriple/table1"], Choice(datasets=("sop",)))
+
+
+def test_a_variant_that_no_row_has_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown variant of softtriple/table1 'as_relased'; did you mean 'as_released'") as caught:
+        asked_runs(["softtriple/table1"], Choice(variant="as_relased"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="unknown variant of 2 tables 'ours'"):
+        asked_runs(["softtriple/table1", "sgsl/table1"], Choice(variant="ours"))
+
+
+def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() -> None:
+    """Figure 2 has as_published alone; Table 1 has both."""
+    names = ["heated_up_softmax/figure2", "heated_up_softmax/table1"]
+    asked = asked_runs(names, Choice(variant="as_released"))
+    assert {name for name, _ in asked.runs} == {"heated_up_softmax/table1"}
+    assert {spec.variant.split(" ")[1] for runs in asked.runs.values() for spec in runs} == {"as_released"}
+    assert asked.left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
+        "2(a), hard samples", "2(b), easy samples")]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"nothing can be run: '2\(a\), hard samples' has no variant 'as_released'"):
+        chosen_runs(load_params(ROOT / "params.yaml"), names, Choice(rows=("hard",), variant="as_released"))
 
 
 def test_the_common_track_differs_in_the_loss_alone() -> None:

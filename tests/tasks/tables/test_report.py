@@ -54,7 +54,8 @@ def test_what_was_measured_stands_below_what_was_printed() -> None:
 
 def test_the_page_says_the_tolerance_and_the_notes() -> None:
     page = as_markdown(shown())
-    assert page.startswith("# paper/table1: Two birds\n\nOurs is best.\n")
+    assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's own data: 0 of the 1 rows that are to be run.")
+    assert "\n\nOurs is best.\n" in page
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
     assert "not run: dml reproduce paper/table1 --row ours runs it" in page
     assert "- Tolerance of every column: 1 (one run)." in page
@@ -80,5 +81,5 @@ def test_the_note_says_what_the_table_is_and_how_far_it_is() -> None:
     note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(2)]))
     assert note.startswith("**paper/table1**, page 3 of the paper: Two birds.")
     assert "What it shows: Ours is best." in note
-    assert "Measured: 1 of the 1 rows that are to be run. Verdicts on printed figures: 1 equal." in note
+    assert "Measured on the paper's own data: 1 of the 1 rows that are to be run. Verdicts on printed figures: 1 equal." in note
     assert "`dml reproduce paper/table1`" in note

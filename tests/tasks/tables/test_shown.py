@@ -59,7 +59,7 @@ def test_the_tolerance_is_the_row_s_or_the_metric_s_or_the_table_s():
     assert [cell.tolerance for cell in ours.cells[:2]] == [1.0, 4.0]
     assert [cell.verdict for cell in ours.cells[:2]] == ["undecided", "equal"], "1.686 is within 4 and not within 1"
     assert [cell.tolerance for cell in wide.cells[:2]] == [9.0, 9.0]
-    assert table.verdicts == {"equal": 3, "undecided": 1}
+    assert table.own_data.verdicts == {"equal": 3, "undecided": 1}
     assert [(found.of, found.value) for found in table.tolerances] == [("every column", 1.0), ("nmi", 4.0), ("row Wide", 9.0)]
 
 
@@ -101,8 +101,68 @@ def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
     ]
 
 
-def test_an_oracle_s_verdicts_are_not_counted():
-    assert shown(*[run("ours", seed, epoch="oracle", variant="as_published", recall_at_1=0.605) for seed in range(3)]).verdicts == {}
+def of_epochs(name: str) -> ShownTable:
+    """0.55 after the last epoch and 0.605 at the best one; 60.5 is printed."""
+    file = FILE | {"claims": [{"says": "Above 58.", "row": "ours", "metric": "recall@1", "reference": 0.58, "side": "above"}]}
+    runs = [
+        run("ours", seed, epoch=epoch, variant="as_published", recall_at_1=value + (seed - 1) / 1000)
+        for epoch, value in (("last", 0.55), ("oracle", 0.605))
+        for seed in range(3)
+    ]
+    return shown_table(name, parse(TableFile, file, "table"), TableResult(name=name, runs=tuple(runs)))
+
+
+@pytest.mark.parametrize(
+    ("name", "epoch", "verdict", "claim"),
+    [("softtriple/table1", "last", "below", "refuted"), ("tuplet_margin/table1", "oracle", "equal", "holds")],
+)
+def test_verdicts_and_claims_are_of_the_epoch_that_the_paper_prints(name: str, epoch: str, verdict: str, claim: str):
+    """Tuplet margin's section 4: "report the performance at the best epoch"."""
+    table = of_epochs(name)
+    assert {line.epoch: line.cells[0].verdict for line in rows(table)["ours"].lines} == {"last": None, "oracle": None} | {epoch: verdict}
+    assert table.own_data.verdicts == {verdict: 1}
+    assert table.own_data.claims == {claim: 1}
+    assert bool(table.judged) == (epoch == "oracle")
+    assert table.judged in as_markdown(table)
+
+
+def test_stand_ins_are_marked_and_counted_apart():
+    """Birds as the paper has them, drawn ones in their place, and a row that was measured on the drawn ones alone."""
+    file = FILE | {
+        "columns": [
+            {"dataset": "cub200", "metrics": ["recall@1"]},
+            {"dataset": "drawn-cub200", "stands_in_for": "cub200", "metrics": ["recall@1"]},
+        ],
+        "tolerances": {},
+        "rows": {
+            "ours": {"label": "Ours", "kind": "own", "published": [60.5, 60.5], "variants": ["as_published"]},
+            "both": {"label": "Both", "kind": "own", "published": [60.5, 60.5], "variants": ["as_published"]},
+            "never": {"label": "Never", "kind": "own", "published": [60.5, 60.5], "variants": ["as_published"]},
+        },
+        "claims": [
+            {"says": f"Above on {on}.", "row": "both", "metric": "recall@1", "reference": 0.1, "side": "above", "dataset": on}
+            for on in ("cub200", "drawn-cub200")
+        ],
+    }
+    runs = [
+        run(row, seed, dataset, variant="as_published", recall_at_1=0.605 + (seed - 1) / 10_000)
+        for row, dataset in (("ours", "drawn-cub200"), ("both", "cub200"), ("both", "drawn-cub200"))
+        for seed in range(3)
+    ]
+    table = shown(*runs, file=file)
+    assert table.own_data.model_dump() == {"rows": 1, "verdicts": {"equal": 1}, "claims": {"holds": 1}}
+    assert table.stand_in.model_dump() == {"rows": 2, "verdicts": {"equal": 2}, "claims": {"holds": 1}}
+    assert {name: row.status for name, row in rows(table).items()} == {"ours": "stand-in only", "both": "measured", "never": "not run"}
+    page = as_markdown(table)
+    assert "recall@1 drawn-cub200 (stand-in for cub200)" in page
+    assert "Measured on the paper's own data: 1 of the 3 rows that are to be run. Verdicts on printed figures: 1 equal." in page
+    assert "On stand-ins (drawn-cub200 for cub200), which are not the paper's: 2 rows. Verdicts on printed figures: 2 equal." in page
+
+
+def test_columns_of_one_dataset_stand_in_for_one():
+    blocks = [{"dataset": "drawn", "metrics": ["nmi"], "stands_in_for": name} for name in ("cub200", "cars196")]
+    with pytest.raises(ConfigError, match="columns of dataset 'drawn' stand in for different datasets"):
+        parse(TableFile, FILE | {"columns": [*blocks, FILE["columns"][1]]}, "table")
 
 
 def test_a_row_says_what_it_waits_for():
@@ -116,7 +176,7 @@ def test_a_row_says_what_it_waits_for():
         {"sop": "dml reproduce paper/table1 --row ours --dataset sop runs it"},
     )
     assert rows(shown())["ours"].waits["sop"] == "dml reproduce paper/table1 --row ours runs it"
-    assert (table.num_measured, table.num_to_run) == (1, 3)
+    assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
 def test_older_code_failures_and_rows_that_are_gone_are_kept_in_sight():
@@ -262,4 +322,4 @@ def test_claims_and_verdicts_are_over_the_same_runs():
     assert (table.claims[0].judgement, table.claims[0].why) == ("not decided", "no runs yet of 'wide'")
     both = shown(*on("2", runs), file=FILE | {"claims": claims}, today=Today({"cub200": "2"}))
     assert (both.claims[0].judgement, both.claims[0].difference) == ("holds", pytest.approx(40))
-    assert sum(table.verdicts.values()) == 1
+    assert sum(table.own_data.verdicts.values()) == 1

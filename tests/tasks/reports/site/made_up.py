@@ -44,6 +44,7 @@ TABLE: dict[str, Any] = {
             "published": [60.1, 71.9, 81.2, 88.5, 66.2, 78.6],
             "released": [60.9, None, None, None, None, None],
             "independent": [59.6, 71.1, None, None, None, None],
+            "independent_source": "somebody, ResNet-50, 64-d",
             "variants": ["as_published", "as_released"],
             "note": "ten centres of each class",
         },

@@ -51,6 +51,8 @@ def test_each_verdict_is_told_by_mark_and_word_beside_its_colour(html: Element) 
     marks = {"equal": "=", "above": "▲", "below": "▼", "undecided": "?"}
     seen = set()
     for cell in html.all("td", "measured"):
+        if "plain" in str(cell.attributes["class"]).split():
+            continue  # of an epoch that the paper does not print
         (verdict,) = set(str(cell.attributes["class"]).split()) & marks.keys()
         assert cell.all("span", "verdict")[0].text.startswith(f"{marks[verdict]} {verdict}")
         seen.add(verdict)
@@ -190,7 +192,7 @@ def test_the_same_results_give_the_same_bytes(made: "tuple[Project, Params]", pa
     save_result(project, result)
     for first, second in zip(page.files, again.files, strict=True):
         assert Path(first).read_bytes() == Path(second).read_bytes()
-    assert json.loads(again.json.read_text())["verdicts"] == {"equal": 6, "above": 1, "below": 2, "undecided": 6}
+    assert json.loads(again.json.read_text())["own_data"]["verdicts"] == {"equal": 6, "above": 1, "below": 2, "undecided": 6}
 
 
 def test_a_run_whose_pictures_are_gone_or_damaged_is_shown_all_the_same(

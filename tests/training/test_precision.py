@@ -1,0 +1,57 @@
+"""What `precision` means on a GPU beside autocast: whole float32 has no TF32, in training and where embeddings are made."""
+
+import numpy as np
+import pytest
+import torch
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.views.transform_config import TransformConfig
+from dml_core.training.loop import fit
+from tasks.workers import embedding
+from tests.conftest import small_training
+
+CPU = torch.device("cpu")
+
+
+def tf32():
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.fixture(params=[(True, True), (True, False)])
+def allowed(request):
+    """As a process may have it set; torch's own choice is the second."""
+    before = tf32()
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+def test_training_in_float32_has_no_tf32_and_leaves_the_process_as_it_was(precision, allowed, packed, tmp_path):
+    seen = set()
+    fit(
+        small_training(num_epochs=1, precision=precision),
+        PackedDataset(packed, "train"),
+        0,
+        tmp_path,
+        CPU,
+        report=lambda _: seen.add(tf32()),
+    )
+    assert seen == {(False, False) if precision == "float32" else allowed}
+    assert tf32() == allowed
+
+
+def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
+    seen = set()
+
+    class Model(torch.nn.Module):
+        head = type("Head", (), {"embedding_dim": 2})
+
+        def embed(self, images):
+            seen.add(tf32())
+            return torch.zeros(len(images), 2)
+
+    embedding.extract(Model(), TransformConfig(), {"test": PackedDataset(packed, "test")}, tmp_path, CPU)
+    assert seen == {(False, False)}
+    assert tf32() == allowed
+    assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
