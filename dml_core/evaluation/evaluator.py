@@ -7,7 +7,7 @@ Shapes: N gallery items, Q queries, D dimensions.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -81,13 +81,21 @@ def evaluate_shards(
         raise EvaluationError("no query has another sample of its class in the gallery, so nothing can be found; check the labels")
     metrics = per_query_metrics(scores, config.recall_at)
     values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
-    values["recall@1_class_mean"] = float(class_recalls(scores, codes_Q)[1].mean())
+    recalls_C = class_recalls(scores, codes_Q)[1]
+    values |= {"recall@1_class_mean": float(recalls_C.mean()), "num_query_classes": len(recalls_C)}
     if config.intervals is not None:
         values |= _intervals(metrics, codes_Q[scores.is_scored], config.intervals.confidence)
     return values | {"num_queries": len(codes_Q), "num_queries_without_positive": int((~scores.is_scored).sum())}
 
 
-def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, float]:
+class ClassRecall(NamedTuple):
+    """Recall@1 of one class, and of how many queries with a positive."""
+
+    recall: float
+    num_queries: int
+
+
+def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, ClassRecall]:
     """Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
@@ -95,7 +103,8 @@ def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: 
     """
     scores, codes_Q, names = _retrieve([gallery], config, None if queries is None else [queries])
     codes, recalls = class_recalls(scores, codes_Q)
-    return dict(zip(names[codes].tolist(), recalls.tolist(), strict=True))
+    sizes = np.bincount(codes_Q[scores.is_scored])[codes]
+    return dict(zip(names[codes].tolist(), map(ClassRecall, recalls.tolist(), sizes.tolist()), strict=True))
 
 
 def _retrieve(

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.comparing import Comparison, compare, metric_title
+from dml_core.evaluation.comparing import Comparison, compare, metric_title, tested_on
 from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.evaluation.mean_ranks import rank_systems
 from dml_core.figures.mean_ranks import plot_mean_ranks
@@ -96,7 +96,7 @@ def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]], reference: str | 
     """The variants of one dataset by their first metric, in per cent; None for one variant."""
     check_comparable(runs)
     first = table_columns(runs[0][1].metrics)[0]
-    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference)
+    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference, **tested_on(runs[0][1].metrics))
 
 
 def _scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str, factor: float = 1.0) -> dict[str, dict[int, float]]:
@@ -112,9 +112,12 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
         lines += ["One variant alone is compared with nothing.", ""]
     else:
         lines += [found.sentence, *([found.limits] if found.limits else []), ""]
-        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points: mean and half of the difference's own 95 %"]
-        lines += [f"interval. Bold: the two are told apart (paired t test, Holm over all {len(found.pairs)} pairs, 0.05).", ""]
-        lines += [*_matrix(found), ""]
+        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points, with half of the 95 % interval. Intervals"]
+        lines += [
+            f"and tests hold for all {len(found.pairs)} pairs at once (paired t, Bonferroni). Bold: they differ significantly.",
+            "",
+        ]
+        lines += [*_matrix(found), "", *_posteriors(found)]
         ranking = rank_systems(found.metric, {found.dataset: _scores(runs, found.metric, 100)})
         if ranking is not None:
             plot_mean_ranks(ranking, folder / RANKS_FILE)
@@ -125,9 +128,19 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
 def _matrix(found: Comparison) -> list[str]:
     rows = [["less", *found.means]]
     for system, pairs in found.matrix:
-        said = ["" if pair is None else f"**{found.said(pair)}**" if pair.is_told else found.said(pair) for pair in pairs]
+        said = ["" if pair is None else f"**{found.said(pair)}**" if pair.is_significant else found.said(pair) for pair in pairs]
         rows.append([system, *said])
     return _aligned(rows)
+
+
+def _posteriors(found: Comparison) -> list[str]:
+    """The probabilities of every system beside the reference, or beside the best mean."""
+    rows = [[pair.system, *(f"{share:.2f}" for share in pair.posterior)] for pair in found.against if pair.posterior is not None]
+    if not rows:
+        return []
+    heading = f"Beside {found.reference}: the probability that the true mean is more than {found.points:g} point higher, within"
+    lines = [f"{heading} {found.points:g} point,", "and more than that lower. Of each pair alone (t posterior of the paired differences)."]
+    return [*lines, "", *_aligned([["system", "P(better)", "P(practically equal)", "P(worse)"], *rows]), ""]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -206,7 +219,7 @@ def _markdown(
 ) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    bold = found.in_bold if found is not None else frozenset()
+    bold = found.best_set if found is not None else frozenset()
     rows = [["variant", *columns, *([found.heading] if bold and found else [])]]
     for variant, metrics in summaries.items():
         name, first = variant, str(metrics[columns[0]])
@@ -219,7 +232,7 @@ def _markdown(
     lines = [f"# {title}", ""]
     if found is not None:
         lines += [f"{found.sentence}{f' {found.limits}' if found.limits else ''}", ""]
-    lines += [f"Per cent, {role} classes, {spread}.{f' Bold: {found.best} and all that cannot be told from it.' if bold and found else ''}"]
+    lines += [f"Per cent, {role} classes, {spread}.{f' {found.bold_says}' if bold and found else ''}"]
     lines += ["", *_aligned(rows)]
     notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
     differences = f"[Every pair of variants, and their ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"

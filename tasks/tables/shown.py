@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Literal
 
-from dml_core.evaluation.comparing import Comparison
+from dml_core.evaluation.comparing import Comparison, is_share_of_queries, tested_on
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.evaluation.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
-from tasks.runs.protocols import COMMON
+from tasks.runs.protocols import COMMON, protocol_names, read_protocol
 from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.comparing import compare_lines, rank_lines
@@ -22,7 +22,7 @@ from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import belongs, datasets_of
 from tasks.tables.verdicts import Judgement, judge
 
-FORMAT = 1
+FORMAT = 2
 EPOCH_NOTES = {
     "last": "",
     "best_validation": "best epoch on held-out training classes",
@@ -62,10 +62,12 @@ class ShownCell(Record):
     Attributes:
         values: seed -> value.
         mean, half_width: the latter of the 95 % interval over seeds; None for one seed.
-        tolerance: t of the verdict; None where there is none.
-        verdict: on the published figure; None where the paper prints none.
-        seeds_to_decide: of an undecided one, how many seeds would; None where one seed tells no spread, or thousands were needed.
+        tolerance: t of the equivalence test; None where there is none.
+        verdict: whether the published figure may be one of our runs; None where the paper prints none.
+        low, high: the prediction interval of one run, in which it then lies; None for fewer than three seeds.
+        is_equal: whether the mean is equal to the published figure within the tolerance.
         says: the verdict in words.
+        num_queries, num_classes: that the values are of, where the scores say it.
     """
 
     values: dict[int, float]
@@ -73,8 +75,12 @@ class ShownCell(Record):
     half_width: float | None = None
     tolerance: float | None = None
     verdict: Judgement | None = None
-    seeds_to_decide: int | None = None
+    low: float | None = None
+    high: float | None = None
+    is_equal: bool = False
     says: str = ""
+    num_queries: int | None = None
+    num_classes: int | None = None
 
 
 class ShownTolerance(Record):
@@ -197,9 +203,9 @@ class ShownTable(Record):
         return [*said, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
-        """Whether the line's cell is the best of its comparison, or cannot be told from it."""
+        """Whether the line's cell is in the set of the best of its comparison."""
         place = self.columns[column].dataset, self.columns[column].metric
-        return any((found.dataset, found.metric) == place and line.system in found.in_bold for found in self.comparisons)
+        return any((found.dataset, found.metric) == place and line.system in found.best_set for found in self.comparisons)
 
     @property
     def num_to_run(self) -> int:
@@ -237,7 +243,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         rows=rows,
         tolerances=tuple(ShownTolerance(of=of, value=found.value, reason=found.reason) for of, found in _tolerances(table)),
         claims=judge_claims(table, result),
-        verdicts={verdict: verdicts[verdict] for verdict in ("equal", "above", "below", "undecided") if verdicts[verdict]},
+        verdicts={verdict: verdicts[verdict] for verdict in ("compatible", "above", "below", "undecided") if verdicts[verdict]},
         gone=tuple(sorted({run.row for run in result.runs} - table.rows.keys())),
         comparisons=compare_lines(columns, lines, _reference(table, rows)),
         ranking=rank_lines(columns, lines),
@@ -309,7 +315,7 @@ def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
 
 def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Waiting) -> ShownRow:
     row, missing = table.rows[key], unmeasured(table, key, result)
-    lines = _lines(table, row, [run for run in result.runs if run.row == key])
+    lines = _lines(name, table, row, [run for run in result.runs if run.row == key])
     status: Status = "quoted" if row.kind == "quoted" else "not run" if not lines else "partly measured" if missing else "measured"
     failed = {run.partition(" ")[2]: why for run, why in sorted(result.failures.items()) if run.partition(" ")[0] == key}
     return ShownRow(
@@ -327,45 +333,48 @@ def _how_to_run(name: str, row: str, dataset: str | None) -> str:
     return f"dml reproduce {name} --row {row}{where} runs it"
 
 
-def _lines(table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
+def _lines(name: str, table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
     """A line for each variant and epoch: the file's variants first, in its order."""
     found: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         found[run.variant, run.epoch].append(run)
     variants = [*row.variants, *sorted({variant for variant, _ in found} - {*row.variants})]
     order = sorted(found, key=lambda place: (variants.index(place[0]), EPOCHS.index(place[1])))
-    return tuple(_line(table, row, variant, epoch, found[variant, epoch]) for variant, epoch in order)
+    has_chosen = "oracle" in (row.epochs or _protocol_epochs(row.protocol or name.partition("/")[0]))
+    return tuple(_line(table, row, variant, epoch, found[variant, epoch], has_chosen) for variant, epoch in order)
 
 
-def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
+def _protocol_epochs(name: str) -> tuple[Epoch, ...]:
+    """Of which epochs the paper's own figures are, by its protocol."""
+    return read_protocol(name).epochs if name in protocol_names() else ("last",)
+
+
+def _line(table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun], has_chosen: bool) -> ShownLine:
+    """`has_chosen`: the paper printed its best epoch by the test classes; an oracle epoch of ours was chosen alike."""
     printed = row.published if variant != COMMON else (None,) * len(row.published)  # the common track is not the paper's
+    num_looks = max((run.training.get("num_epochs", 1) for run in runs), default=1) if has_chosen and epoch != "oracle" else 1
     return ShownLine(
         variant=variant,
         epoch=epoch,
         seeds=tuple(sorted({run.seed for run in runs})),
-        cells=tuple(_cell(table, row, column, figure, runs) for column, figure in zip(table.flat_columns, printed, strict=True)),
+        cells=tuple(_cell(table, row, column, figure, runs, num_looks) for column, figure in zip(table.flat_columns, printed, strict=True)),
         runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in runs),
         older_code=tuple(sorted({file for run in runs for file in run.older_code})),
     )
 
 
-def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
+def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequence[MeasuredRun], num_looks: int) -> ShownCell | None:
     measured = [run for run in runs if run.dataset == column.dataset and column.metric in run.scores]
     if not measured:
         return None
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
     mean, half_width = mean_over_seeds(list(values.values()))
     tolerance = table.tolerance_of(row, column.metric)
-    shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)
+    tested = tested_on(measured[0].scores)
+    shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None, **tested)
     if printed is None or tolerance is None:
         return shown
-    verdict = judge(list(values.values()), printed, tolerance.value)
-    return ShownCell(
-        values=values,
-        mean=mean,
-        half_width=shown.half_width,
-        tolerance=tolerance.value,
-        verdict=verdict.judgement,
-        seeds_to_decide=verdict.seeds_to_decide,
-        says=str(verdict),
-    )
+    num_queries = tested["num_queries"] if is_share_of_queries(column.metric) else None
+    verdict = judge(list(values.values()), printed, tolerance.value, num_looks, num_queries, column.factor)
+    judged = {"verdict": verdict.judgement, "low": verdict.low, "high": verdict.high, "is_equal": verdict.is_equal, "says": str(verdict)}
+    return shown.model_copy(update={"tolerance": tolerance.value, **judged})
