@@ -124,6 +124,26 @@ def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp
     assert not (tmp_path / "differences/ranks.png").exists(), "two variants have no ranks"
 
 
+def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_path: Path) -> None:
+    """Classes of which one system finds 10 or 30 points more: 20 ± 6 or so on other classes, and far surer on these twelve."""
+    runs = []
+    for seed in range(4):
+        for variant, gains in (("a", (0.1, 0.3)), ("b", (0.0, 0.0))):
+            recalls = {str(label): 0.4 + gains[label % 2] + 0.001 * seed * (variant == "a") for label in range(12)}
+            spec, record = run(variant, seed, sum(recalls.values()) / 12)
+            runs.append(
+                (spec, record.model_copy(update={"class_recalls": recalls, "metrics": record.metrics | {"num_query_classes": 12.0}}))
+            )
+    text = write_report("title", runs, tmp_path, reference="b")
+    assert text.splitlines()[2].startswith("Best mean R@1 on these 12 classes: a, 60.1.")
+    differences = (tmp_path / "differences/differences.md").read_text()
+    # standard deviation of the classes' differences 10.45 over sqrt(12), t(11) = 2.201: 6.6; over seeds 0.129 / 2, t(3) = 3.182: 0.2
+    assert "| a      | +20.1 ± 0.2         | +20.1 ± 6.6            |" in differences
+    few = [(spec, record.model_copy(update={"class_recalls": {"0": 0.5}})) for spec, record in runs]
+    write_report("title", few, tmp_path)
+    assert "Nothing is claimed of other classes: 1 test classes are too few." in (tmp_path / "differences/differences.md").read_text()
+
+
 def test_one_seed_is_said_to_decide_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
     text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
     assert "Best mean R@1: a, 25.0. Nothing is compared: fewer than 3 shared seeds." in text
