@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from dml_core.evaluation.comparing import is_share_of_queries, tested_on
 from flows.outcomes import Failure, Outcome
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
@@ -66,7 +67,8 @@ def _next(
     metric, reference = looked
     measured = [one for one in own if metric in one.scores.metrics]
     scores = scores_by_seed((one.spec.variant, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
-    found = widest(scores, resolve.points, reference)
+    tested = tested_on(measured[0].scores.metrics)["num_queries"] if measured and is_share_of_queries(metric) else None
+    found = widest(scores, resolve.points, reference, tested)
     wanted = next_seeds(found, num_seeds, resolve)
     if found is None:
         say(f"{title}: {num_seeds} seeds; there are no two systems to compare")

@@ -1,22 +1,32 @@
-"""A table of systems by seeds, read as a whole: which are better than which, and what cannot be told.
+"""A table of systems by seeds, read as a whole: which may be the best, and which differ.
 
-Systems that share seeds are compared seed by seed (`statistics.paired_difference`). A pair is *told* apart where its p value, corrected
-by Holm for all pairs of the table, is below LEVEL: a table of equal systems tells any of its pairs apart with that chance at most. The
-best system is chosen by the very data that are tested, so what is said of it rests on that correction over all pairs too; only a reference
-that was named beforehand is corrected for the comparisons with it alone.
+Systems that share seeds are compared seed by seed (`statistics.paired_difference`), from MIN_SEEDS shared seeds on. One correction serves
+everywhere, Bonferroni's: each family of tests and intervals keeps its level of 0.05 as a whole.
 
-Intervals are those of single differences, 95 % each, and not corrected.
+- The set of the best (Hsu 1984, multiple comparisons with the best) holds the system with the highest true mean in 95 of 100 tables. A
+  system leaves it when another one is higher by a one-sided test at 0.05 / (K - 1). The intervals of the difference to the best are
+  simultaneous with it.
+- Differences to a reference that was named beforehand: two-sided over the other systems.
+- Differences of any two systems: two-sided over all pairs, so that it does not matter which were looked at.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
 
 import numpy as np
 
 from dml_core.evaluation.columns import recall_k
-from dml_core.evaluation.statistics import SAME, holm, paired_difference, seeds_needed, smallest_difference
+from dml_core.evaluation.statistics import (
+    MIN_SEEDS,
+    SAME,
+    half_width_of,
+    paired_difference,
+    probabilities,
+    seeds_needed,
+    smallest_difference,
+)
 
 LEVEL = 0.05
 POWER = 0.8
@@ -27,14 +37,16 @@ Scores = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Pair:
-    """One system less another, over the seeds that both have; of fewer than two shared seeds there are no figures.
+    """One system less another, over the seeds that both have; of fewer than MIN_SEEDS shared seeds there are no figures.
 
     Attributes:
         system, other: names.
         seeds: those that both have.
-        difference, half_width: mean, and half of its own 95 % interval, in the table's unit.
+        difference: the mean, in the table's unit.
+        half_width: half of its interval, simultaneous with those of the family that the pair is in.
         deviation: standard deviation of the differences.
-        p_value: of the paired t test, as it is; p_holm: corrected within the family that the pair is in.
+        p_value: of the paired t test, as it is; p_adjusted: times the number of tests in the family.
+        posterior: probabilities that the system is better than the other by more than a point, within a point of it, and worse.
     """
 
     system: str
@@ -44,17 +56,24 @@ class Pair:
     half_width: float | None = None
     deviation: float | None = None
     p_value: float | None = None
-    p_holm: float | None = None
+    p_adjusted: float | None = None
+    posterior: tuple[float, float, float] | None = None
 
     @property
-    def is_told(self) -> bool:
-        """Whether the two are told apart."""
-        return self.p_holm is not None and self.p_holm < LEVEL
+    def is_significant(self) -> bool:
+        """Whether the two differ by the corrected test."""
+        return self.p_adjusted is not None and self.p_adjusted < LEVEL
 
     @property
     def reversed(self) -> "Pair":
         """The other less the system."""
-        return replace(self, system=self.other, other=self.system, difference=None if self.difference is None else -self.difference)
+        return replace(
+            self,
+            system=self.other,
+            other=self.system,
+            difference=None if self.difference is None else -self.difference,
+            posterior=None if self.posterior is None else self.posterior[::-1],
+        )
 
 
 @dataclass(frozen=True)
@@ -73,15 +92,17 @@ class Comparison:
         dataset, metric: of the scores.
         means: of each system over its own seeds, the best first.
         reference: the system that the others are compared with; the best where none was named.
-        is_named: whether it was, before there were scores.
-        pairs: every two systems, the higher mean first; Holm over all of them.
-        against: every other system less the reference, the highest mean first; Holm over these where it was named, else over all pairs.
-        not_told: systems that are not shown to be worse than the best.
-        smallest: the smallest true difference that the table shows with a chance of POWER at Holm's first step, the median over pairs;
-            None where nothing is compared.
-        points: the difference that `needed` is about; None in units where there is no such thing.
-        needed: for every system of `against`, at Holm's first step and a chance of POWER.
+        is_named: whether it was, in a settings file.
+        pairs: every two systems, the higher mean first; corrected over all of them.
+        against: every other system less the reference, the highest mean first; corrected over these where it was named, else over
+            all pairs.
+        to_best: of each compared system the interval of its true mean less the highest of the others' (Hsu); simultaneous.
+        smallest: the smallest true difference of two systems that the table shows with a chance of POWER, the median over pairs; None
+            where nothing is compared.
+        points: the difference that `needed` and posteriors are about; None in units where there is no such thing.
+        needed: for every system of `against`, at the corrected level and a chance of POWER.
         decimals: of figures in words.
+        num_classes: that the scores are of, where it is known.
         sentence: all of it in words.
     """
 
@@ -92,12 +113,13 @@ class Comparison:
     is_named: bool
     pairs: tuple[Pair, ...]
     against: tuple[Pair, ...]
-    not_told: tuple[str, ...]
+    to_best: dict[str, tuple[float, float]]
     smallest: float | None
     points: float | None
     needed: tuple[Needed, ...]
     decimals: int
-    sentence: str
+    num_classes: int | None = None
+    sentence: str = field(default="")
 
     @property
     def best(self) -> str:
@@ -105,38 +127,49 @@ class Comparison:
         return next(iter(self.means))
 
     @property
-    def in_bold(self) -> frozenset[str]:
-        """The best and all that cannot be told from it; none where nothing could be compared."""
-        return frozenset((self.best, *self.not_told)) if any(pair.p_holm is not None for pair in self.pairs) else frozenset()
+    def best_set(self) -> frozenset[str]:
+        """The confidence set of the best system; empty where nothing could be compared."""
+        return frozenset(system for system, (_, high) in self.to_best.items() if high > 0)
 
     @property
     def limits(self) -> str | None:
         """What the table could have shown, in a sentence."""
         if self.smallest is None:
             return None
-        pairs = f"{len(self.pairs)} pairs" if len(self.pairs) > 1 else "one pair"
-        title = metric_title(self.metric)
-        return f"A difference of {self.smallest:.{self.decimals}f} {title} would be told with a chance of {POWER:g} (Holm over {pairs})."
+        pairs = f"over all {len(self.pairs)} pairs" if len(self.pairs) > 1 else "one pair"
+        return f"This comparison detects differences of {self.smallest:.{self.decimals}f} points with {100 * POWER:.0f} % power ({pairs})."
 
     @property
     def heading(self) -> str:
         """Of what `beside` says of each system."""
-        return f"difference to {self.reference if self.is_named else 'the best'} (Holm)"
+        return f"difference to {self.reference} (95 %, simultaneous)" if self.is_named else "difference to the best (95 %, simultaneous)"
+
+    @property
+    def bold_says(self) -> str:
+        """What bold systems are."""
+        return "Bold: the 95 % confidence set of the best."
 
     def beside(self, system: str) -> str:
-        """A system less the reference, with the corrected p value, as a table has room for it."""
-        if system == self.reference:
-            return "reference" if self.is_named else "the best"
-        found = next((pair for pair in self.against if pair.system == system), None)
-        if found is None or found.p_holm is None:
+        """The difference to the reference, or to the best of the others, with its simultaneous interval."""
+        if self.is_named:
+            if system == self.reference:
+                return "reference"
+            pair = next((pair for pair in self.against if pair.system == system), None)
+            return "not compared" if pair is None or pair.p_adjusted is None else self.said(pair)
+        if system not in self.to_best:
             return "not compared"
-        return f"{self.said(found)}, p {'< 0.001' if found.p_holm < 0.001 else f'{found.p_holm:.3f}'}"
+        low, high = self.to_best[system]
+        return f"{self.figure(low)} to {self.figure(high)}"
 
     def said(self, pair: Pair) -> str:
         """A difference with its sign and its interval; a dash where there is none."""
         if pair.difference is None or pair.half_width is None:
             return "-"
-        return f"{round(pair.difference, self.decimals) + 0.0:+.{self.decimals}f} ± {pair.half_width:.{self.decimals}f}"
+        return f"{self.figure(pair.difference)} ± {pair.half_width:.{self.decimals}f}"
+
+    def figure(self, difference: float) -> str:
+        """A difference with its sign."""
+        return f"{round(difference, self.decimals) + 0.0:+.{self.decimals}f}"
 
     @property
     def matrix(self) -> list[tuple[str, list[Pair | None]]]:
@@ -154,6 +187,20 @@ def has_best(metric: str) -> bool:
     return recall_k(metric) is not None or metric in HIGHER_IS_BETTER
 
 
+def is_share_of_queries(metric: str) -> bool:
+    """Whether a metric is the share of queries that found something, so that its spread has a floor."""
+    return recall_k(metric) is not None or metric == "precision@1"
+
+
+def tested_on(metrics: Mapping[str, float]) -> dict[str, int | None]:
+    """How many queries with a positive and how many classes a run's scores are of, as `compare` takes them."""
+    queries, classes = metrics.get("num_queries"), metrics.get("num_query_classes")
+    return {
+        "num_queries": None if queries is None else int(queries - metrics.get("num_queries_without_positive", 0)),
+        "num_classes": None if classes is None else int(classes),
+    }
+
+
 def metric_title(metric: str) -> str:
     """A metric as a sentence calls it."""
     k = recall_k(metric)
@@ -161,32 +208,35 @@ def metric_title(metric: str) -> str:
 
 
 def compare(
-    dataset: str, metric: str, scores: Scores, reference: str | None = None, points: float | None = 1.0, decimals: int = 1
+    dataset: str,
+    metric: str,
+    scores: Scores,
+    reference: str | None = None,
+    points: float | None = 1.0,
+    decimals: int = 1,
+    num_queries: int | None = None,
+    num_classes: int | None = None,
 ) -> Comparison | None:
     """Compare systems on one dataset; None for fewer than two.
 
     Args:
         dataset, metric: of the scores; more of the metric is better.
-        scores: system -> seed -> score, all in the unit that is shown (per cent).
-        reference: a system that was named before there were scores.
-        points: the difference that numbers of seeds are asked for.
+        scores: system -> seed -> score, all in the unit that is shown.
+        reference: a system that was named beforehand.
+        points: one per cent point in that unit: 1 for per cent, 0.01 for shares; None where there is no such thing.
         decimals: of figures in words.
+        num_queries, num_classes: that the scores are of, where they are known.
     """
     systems = [name for name, by_seed in scores.items() if by_seed]
     if len(systems) < 2:
         return None
-    means = {name: float(np.mean(list(scores[name].values()))) for name in systems}
-    means = dict(sorted(means.items(), key=lambda item: -item[1]))
+    means = _sorted_means(scores)
+    floor = num_queries if is_share_of_queries(metric) else None
     is_named = reference in means
     chosen = reference if reference is not None and is_named else next(iter(means))
-    pairs = _corrected([_pair(scores, *names) for names in combinations(means, 2)])
-    others = [name for name in means if name != chosen]
-    if is_named:
-        against = _corrected([_pair(scores, name, chosen) for name in others])
-    else:
-        by_names = {(pair.system, pair.other): pair.reversed for pair in pairs}
-        against = [by_names[chosen, name] for name in others]
+    pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
     compared = [pair for pair in pairs if pair.deviation is not None]
+    against = _against(means, chosen, pairs, is_named)
     found = Comparison(
         dataset=dataset,
         metric=metric,
@@ -195,39 +245,89 @@ def compare(
         is_named=is_named,
         pairs=tuple(pairs),
         against=tuple(against),
-        not_told=tuple(pair.other for pair in _with_best(means, pairs) if pair.p_holm is not None and not _is_worse(pair)),
+        to_best=_to_best(means, compared),
         smallest=median(_smallest(pair, len(compared)) for pair in compared) if compared else None,
         points=points,
         needed=tuple(_needed(pair, points, len(against if is_named else compared)) for pair in against),
         decimals=decimals,
-        sentence="",
+        num_classes=num_classes,
     )
     return replace(found, sentence=_sentence(found, scores))
 
 
-def _pair(scores: Scores, system: str, other: str) -> Pair:
+def differences(scores: Scores, reference: str | None, points: float | None = None, num_queries: int | None = None) -> list[Pair]:
+    """`Comparison.against` alone: every system less the reference, or the best where none is named, with simultaneous intervals."""
+    means = _sorted_means(scores)
+    if len(means) < 2:
+        return []
+    is_named = reference in means
+    chosen = reference if reference is not None and is_named else next(iter(means))
+    names = [(name, chosen) for name in means if name != chosen] if is_named else combinations(means, 2)
+    return _against(means, chosen, _corrected([_pair(scores, *pair, points, num_queries) for pair in names]), is_named)
+
+
+def _sorted_means(scores: Scores) -> dict[str, float]:
+    means = {name: float(np.mean(list(by_seed.values()))) for name, by_seed in scores.items() if by_seed}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def _pair(scores: Scores, system: str, other: str, points: float | None, num_queries: int | None) -> Pair:
     """Not corrected yet."""
     seeds = tuple(sorted(scores[system].keys() & scores[other].keys()))
-    if len(seeds) < 2:
+    if len(seeds) < MIN_SEEDS:
         return Pair(system, other, seeds)
-    found = paired_difference([scores[system][seed] for seed in seeds], [scores[other][seed] for seed in seeds])
-    return Pair(system, other, seeds, found.mean, found.half_width, found.deviation, found.p_value)
+    values = [[scores[name][seed] for seed in seeds] for name in (system, other)]
+    found = paired_difference(values[0], values[1], None if points is None else num_queries, 100 * (points or 0.01))
+    posterior = None if points is None else probabilities(found, points)
+    return Pair(system, other, seeds, found.mean, found.half_width, found.deviation, found.p_value, posterior=posterior)
 
 
 def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
-    """With Holm's correction over those that were compared."""
-    adjusted = iter(holm([pair.p_value for pair in pairs if pair.p_value is not None]))
-    return [pair if pair.p_value is None else replace(pair, p_holm=next(adjusted)) for pair in pairs]
+    """With Bonferroni's correction over those that were compared."""
+    num_tests = sum(pair.p_value is not None for pair in pairs)
+    return [
+        pair
+        if pair.p_value is None or pair.deviation is None
+        else replace(
+            pair,
+            p_adjusted=min(1.0, num_tests * pair.p_value),
+            half_width=half_width_of(pair.deviation, len(pair.seeds), LEVEL / num_tests),
+        )
+        for pair in pairs
+    ]
 
 
-def _with_best(means: Mapping[str, float], pairs: Sequence[Pair]) -> list[Pair]:
-    """The best less every other system, the highest mean first."""
-    return [pair for pair in pairs if pair.system == next(iter(means))]
+def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], is_named: bool) -> list[Pair]:
+    """Every system less the reference, corrected among themselves where it was named, else as the pairs are."""
+    found = {pair.system if pair.other == reference else pair.other: pair for pair in pairs if reference in (pair.system, pair.other)}
+    less = [pair if pair.other == reference else pair.reversed for pair in (found[name] for name in means if name != reference)]
+    return _corrected(less) if is_named else less
 
 
-def _is_worse(pair: Pair) -> bool:
-    """Whether the other is shown to be worse than the system."""
-    return pair.is_told and pair.difference is not None and pair.difference > 0
+def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float, float]]:
+    """Hsu's intervals of each system less the best of the others.
+
+    Where the bounds of the truly best system less each other one hold, all intervals hold; each of these K - 1 is one-sided at
+    LEVEL / (K - 1), so that they do at once in 1 - LEVEL.
+    """
+    systems = [name for name in means if any(name in (pair.system, pair.other) for pair in compared)]
+    level = 2 * LEVEL / max(len(systems) - 1, 1)  # two-sided: the half at one side is the one-sided level
+    bounds: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in systems}
+    for pair in compared:
+        assert pair.difference is not None
+        assert pair.deviation is not None
+        half = half_width_of(pair.deviation, len(pair.seeds), level)
+        if pair.deviation == 0 and pair.p_value is not None and pair.p_value >= level:
+            half = abs(pair.difference) + SAME  # too few seeds to believe in a spread of 0
+        bounds[pair.system][pair.other] = pair.difference - half, pair.difference + half
+        bounds[pair.other][pair.system] = -pair.difference - half, -pair.difference + half
+    highs = {name: max(0.0, min(high for _, high in bounds[name].values())) for name in systems}
+    best = [name for name in systems if highs[name] > 0]
+    found = {}
+    for name, against in bounds.items():
+        rivals = [low for other, (low, _) in against.items() if other in best] or [low for low, _ in against.values()]
+        found[name] = (0.0 if best == [name] else min(0.0, *rivals), highs[name])
+    return found
 
 
 def _smallest(pair: Pair, num_comparisons: int) -> float:
@@ -244,62 +344,54 @@ def _needed(pair: Pair, points: float | None, num_comparisons: int) -> Needed:
 
 
 def _sentence(found: Comparison, scores: Scores) -> str:
-    best, title = found.best, metric_title(found.metric)
-    mean = f"{title} {found.means[best]:.{found.decimals}f}"
-    with_best = _with_best(found.means, found.pairs)
-    compared = [pair for pair in with_best if pair.p_holm is not None]
-    if not compared:
-        if all(len(by_seed) == 1 for by_seed in scores.values()):
-            return f"{best} is highest ({mean}), but one seed decides nothing."
-        return f"{best} is highest ({mean}), but nothing is compared with it: no other system shares two seeds with it."
-    told = [pair for pair in compared if _is_worse(pair)]
-    parts = _what_is_told(found, told) if told else [_what_is_not_told(found, compared, mean)]
-    if found.is_named and any(pair.p_holm is not None for pair in found.against):
-        parts.append(_against_reference(found))
-    left = [pair.other for pair in with_best if pair.p_holm is None]
-    if left:
-        parts.append(f"{_names(left)} {_are(left)} not compared: fewer than two seeds shared with {best}")
-    if len({frozenset(by_seed) for by_seed in scores.values() if by_seed}) > 1:
-        parts.append("systems differ in their seeds, and each pair is compared over those that it shares")
-    return "; ".join(parts) + "."
+    title = metric_title(found.metric)
+    leaders = [name for name, value in found.means.items() if abs(value - found.means[found.best]) <= SAME * max(1.0, abs(value))]
+    where = f" on these {found.num_classes} classes" if found.num_classes is not None else ""
+    said = [f"Best mean {title}{where}: {_names(leaders)}, {found.means[found.best]:.{found.decimals}f}."]
+    if not found.to_best:
+        return f"{said[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
+    said.append(_who_may_be_best(found))
+    worse = [pair for pair in found.pairs if pair.system == found.best and pair.is_significant and (pair.difference or 0) > 0]
+    said += [f"Significantly worse than {found.best}: {_worse(found, worse)}."] if worse else []
+    if found.is_named and any(pair.p_adjusted is not None for pair in found.against):
+        said.append(_against_reference(found))
+    left = [name for name in found.means if name not in found.to_best]
+    said += [f"Not compared: {_names(left)} (fewer than {MIN_SEEDS} shared seeds)."] if left else []
+    return " ".join([*said, _seeds(scores)])
 
 
-def _what_is_told(found: Comparison, told: Sequence[Pair]) -> list[str]:
-    nearest, others = told[0], len(told) - 1
-    lead = f"{found.best} is better than {nearest.other} by {_difference(found, nearest)} {metric_title(found.metric)} {_over(nearest)}"
-    if found.not_told:
-        return [lead, f"{_names(found.not_told)} cannot be told from {found.best}"]
-    return [f"{lead}, and than {'the other' if others == 1 else f'each of the other {others}'}" if others else lead]
+def _who_may_be_best(found: Comparison) -> str:
+    """The set of the best, which may leave out systems of which no difference is significant: they are worse or equal."""
+    others = [name for name in found.means if name in found.best_set and name != found.best]
+    if not others:
+        return f"{found.best} is the best (95 % confidence)."
+    if len(others) + 1 == len(found.to_best):
+        return f"{'Either' if len(others) == 1 else f'Any of the {len(found.to_best)}'} may be the best (95 % confidence)."
+    if len(others) > MOST_NAMES:
+        return f"The best is {found.best} or one of {len(others)} others (95 % confidence)."
+    return f"The best is one of {_names([found.best, *others], MOST_NAMES + 1)} (95 % confidence)."
 
 
-def _what_is_not_told(found: Comparison, compared: Sequence[Pair], mean: str) -> str:
-    best, first = found.best, compared[0]
-    leaders = [name for name, value in found.means.items() if abs(value - found.means[best]) <= SAME * max(1.0, abs(value))]
-    if len(leaders) > 1:
-        shared = f"{_names(leaders, len(leaders))} share the highest mean ({mean}) {_over(first)}"
-        return shared if len(leaders) == len(found.means) else f"{shared}, and nothing can be told from {best}"
-    if len(found.means) == 2:
-        apart = f"the first has {_difference(found, first)} {metric_title(found.metric)} more"
-        return f"{best} and {first.other} cannot be told apart: {apart} {_over(first)}"
-    others = f"none of the other {len(compared)}" if len(compared) > 1 else first.other
-    return f"{best} is highest ({mean}), and {others} can{'' if len(compared) > 1 else 'not'} be told from it {_over(first)}"
+def _worse(found: Comparison, worse: Sequence[Pair]) -> str:
+    """The nearest with its difference; the others are counted."""
+    nearest, others = worse[0], len(worse) - 1
+    said = f"{nearest.other} ({found.said(nearest.reversed)})"
+    return f"{said} and {others} other{'s' if others > 1 else ''}" if others else said
 
 
 def _against_reference(found: Comparison) -> str:
-    kinds: dict[str, list[str]] = {"higher": [], "lower": [], "not told": []}
+    kinds = {"better": 0, "worse": 0, "with no significant difference": 0}
     for pair in found.against:
         if pair.difference is not None:
-            kinds["not told" if not pair.is_told else "higher" if pair.difference > 0 else "lower"].append(pair.system)
-    said = [f"{kind}: {_names(names)}" for kind, names in kinds.items() if names]
-    return f"against the reference {found.reference}, {', '.join(said)}"
+            kinds["with no significant difference" if not pair.is_significant else "better" if pair.difference > 0 else "worse"] += 1
+    return f"Compared with {found.reference}: {', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)}."
 
 
-def _difference(found: Comparison, pair: Pair) -> str:
-    return f"{pair.difference or 0.0:.{found.decimals}f} ± {pair.half_width or 0.0:.{found.decimals}f}"
-
-
-def _over(pair: Pair) -> str:
-    return f"over {len(pair.seeds)} seeds"
+def _seeds(scores: Scores) -> str:
+    seeds = {frozenset(by_seed) for by_seed in scores.values() if by_seed}
+    if len(seeds) > 1:
+        return "Systems differ in their seeds; each pair is compared over those that it shares."
+    return f"{len(next(iter(seeds)))} seeds."
 
 
 def _names(names: Sequence[str], most: int = MOST_NAMES) -> str:
@@ -307,7 +399,3 @@ def _names(names: Sequence[str], most: int = MOST_NAMES) -> str:
     if len(names) > most:
         return f"{len(names)} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _are(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"

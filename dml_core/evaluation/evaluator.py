@@ -7,7 +7,7 @@ Shapes: N gallery items, Q queries, D dimensions.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,6 +26,13 @@ from dml_core.evaluation.tiles import usable_device
 __all__ = ["EmbeddingShard", "EvaluationConfig", "evaluate", "evaluate_shards", "recall_by_class"]
 
 
+class ClassRecall(NamedTuple):
+    """Recall@1 of one class, and of how many queries with a positive."""
+
+    recall: float
+    num_queries: int
+
+
 def evaluate(
     embeddings: ArrayLike,
     labels: ArrayLike,
@@ -33,6 +40,7 @@ def evaluate(
     query_embeddings: ArrayLike | None = None,
     query_labels: ArrayLike | None = None,
     seed: int = 0,
+    by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
     """All metrics that `config` asks for.
 
@@ -45,6 +53,7 @@ def evaluate(
         query_embeddings: (Q, D), given together with `query_labels` for the query/gallery protocol.
         query_labels: (Q,).
         seed: of k-means.
+        by_class: filled with Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
         EvaluationError: embeddings or labels that cannot be scored, no query with a positive, or a device that is absent.
@@ -55,18 +64,22 @@ def evaluate(
     if query_embeddings is None or query_labels is None:
         if query_embeddings is not None or query_labels is not None:
             raise EvaluationError("query embeddings and query labels go together; give both or neither")
-        values = evaluate_shards(gallery, config, seed=seed)
+        values = evaluate_shards(gallery, config, None, seed, by_class)
         samples_SD, codes_S = gallery_ND, label_codes([labels_N])[1][0]
     else:
         queries_QD = checked_embeddings(query_embeddings, "query embeddings")
         query_labels_Q = checked_labels(query_labels, len(queries_QD), "query labels")
-        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed)
+        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed, by_class)
         samples_SD, codes_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate(label_codes([labels_N, query_labels_Q])[1])
     return values | _class_structure(samples_SD, codes_S, config, seed)
 
 
 def evaluate_shards(
-    gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None = None, seed: int = 0
+    gallery: Sequence[EmbeddingShard],
+    config: EvaluationConfig,
+    queries: Sequence[EmbeddingShard] | None = None,
+    seed: int = 0,
+    by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
     """The exact retrieval metrics of a gallery that need not fit in memory; the queries are the gallery where none are given.
 
@@ -76,26 +89,34 @@ def evaluate_shards(
     Raises:
         EvaluationError: as `evaluate`.
     """
-    scores, codes_Q, _ = _retrieve(gallery, config, queries)
+    scores, codes_Q, names = _retrieve(gallery, config, queries)
     if not scores.is_scored.any():
         raise EvaluationError("no query has another sample of its class in the gallery, so nothing can be found; check the labels")
     metrics = per_query_metrics(scores, config.recall_at)
     values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
-    values["recall@1_class_mean"] = float(class_recalls(scores, codes_Q)[1].mean())
+    recalls = _named_recalls(scores, codes_Q, names)
+    values |= {"recall@1_class_mean": float(np.mean([found.recall for found in recalls.values()])), "num_query_classes": len(recalls)}
+    if by_class is not None:
+        by_class.update(recalls)
     if config.intervals is not None:
         values |= _intervals(metrics, codes_Q[scores.is_scored], config.intervals.confidence)
     return values | {"num_queries": len(codes_Q), "num_queries_without_positive": int((~scores.is_scored).sum())}
 
 
-def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, float]:
+def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, ClassRecall]:
     """Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
         EvaluationError: as `evaluate`.
     """
     scores, codes_Q, names = _retrieve([gallery], config, None if queries is None else [queries])
+    return _named_recalls(scores, codes_Q, names)
+
+
+def _named_recalls(scores: QueryScores, codes_Q: NDArray[np.int64], names: NDArray[Any]) -> dict[Any, ClassRecall]:
     codes, recalls = class_recalls(scores, codes_Q)
-    return dict(zip(names[codes].tolist(), recalls.tolist(), strict=True))
+    sizes = np.bincount(codes_Q[scores.is_scored])[codes]
+    return dict(zip(names[codes].tolist(), map(ClassRecall, recalls.tolist(), sizes.tolist()), strict=True))
 
 
 def _retrieve(

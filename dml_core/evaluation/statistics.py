@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
 
-from dml_core.evaluation.confidence import bootstrap_means, mean_over_seeds
+from dml_core.evaluation.confidence import bootstrap_means
 
+MIN_SEEDS, MIN_CLASSES = 3, 10  # that a verdict needs: two values that happen to be the same say nothing of their spread
 MOST_SEEDS = 10_000
 MANY_SEEDS, LARGEST_NORMAL = 30, 9.0  # of the quadrature in `power`
 SAME = 1e-9  # of the values: differences whose spread is less do not vary, whatever their last bits say
@@ -29,7 +30,7 @@ class PairedDifference:
         mean, half_width: of the differences, the latter of the 95 % interval (Student's t).
         num_seeds: how many there are.
         p_value: of the paired two-sided t test that the mean is 0, not corrected for other comparisons.
-        deviation: standard deviation of the differences.
+        deviation: standard deviation of the differences, or its floor where that is more.
     """
 
     mean: float
@@ -39,15 +40,20 @@ class PairedDifference:
     deviation: float
 
 
-def paired_difference(values_S: Sequence[float], references_S: Sequence[float]) -> PairedDifference:
+def paired_difference(
+    values_S: Sequence[float], references_S: Sequence[float], num_queries: int | None = None, whole: float = 1.0
+) -> PairedDifference:
     """The mean difference, seed by seed.
 
-    Differences that do not vary say nothing of their spread: a share of few queries takes few values, and two or three seeds often have the
-    same. Their p value is the sign test's, 2 / 2^S, in the place of 0.
+    A share of few queries takes few values, so that few differences may be the same by accident: their spread has a floor
+    (`least_deviation`) where the scores are shares of queries. Differences without a floor that do not vary have the sign test's p value,
+    2 / 2^S, in the place of 0.
 
     Args:
         values_S: one for each seed, at least two.
         references_S: of the other system, in the same order of seeds.
+        num_queries: of which the scores are the share found, such as Recall@K; None for other scores.
+        whole: the score of all queries found: 1, or 100 for per cent.
 
     Raises:
         ValueError: not as many of both, or fewer than two.
@@ -55,13 +61,47 @@ def paired_difference(values_S: Sequence[float], references_S: Sequence[float]) 
     if len(values_S) != len(references_S) or len(values_S) < 2:
         raise ValueError(f"a paired difference needs two seeds or more of both, found {len(values_S)} and {len(references_S)}")
     differences_S = np.subtract(values_S, references_S, dtype=np.float64)
-    mean, half_width = mean_over_seeds(list(differences_S))
-    deviation = float(differences_S.std(ddof=1))
+    num_seeds, mean, deviation = len(differences_S), float(differences_S.mean()), float(differences_S.std(ddof=1))
+    if num_queries is not None:
+        deviation = max(deviation, whole * least_deviation(mean / whole, num_queries))
     scale = float(np.abs([values_S, references_S]).max())
     if deviation <= SAME * scale:
-        return PairedDifference(mean, 0.0, len(differences_S), 1.0 if abs(mean) <= SAME * scale else 2.0 ** (1 - len(differences_S)), 0.0)
-    p_value = float(2 * stdtr(len(differences_S) - 1, -abs(mean) / deviation * len(differences_S) ** 0.5))
-    return PairedDifference(mean, half_width, len(differences_S), p_value, deviation)
+        return PairedDifference(mean, 0.0, num_seeds, 1.0 if abs(mean) <= SAME * scale else 2.0 ** (1 - num_seeds), 0.0)
+    p_value = float(2 * stdtr(num_seeds - 1, -abs(mean) / deviation * num_seeds**0.5))
+    return PairedDifference(mean, half_width_of(deviation, num_seeds), num_seeds, p_value, deviation)
+
+
+def least_deviation(difference: float, num_queries: int) -> float:
+    """The smallest standard deviation that a difference of two shares of the same queries can have.
+
+    The two disagree on |d| of the queries at least, and on one at least. The difference of a query is then 1, 0 or -1, with variance
+    |d| - d^2 (McNemar 1947), and that of the share is a Q-th of it.
+
+    Args:
+        difference: d, of the two shares, from -1 to 1.
+        num_queries: Q.
+    """
+    disagreeing = min(max(abs(difference), 1 / num_queries), 1.0)
+    return max((disagreeing - difference**2) / num_queries, 1 / num_queries**2) ** 0.5
+
+
+def half_width_of(deviation: float, num_seeds: int, level: float = 0.05) -> float:
+    """Half of the interval of a mean at confidence 1 - level, Student's t."""
+    return float(stdtrit(num_seeds - 1, 1 - level / 2)) * deviation / num_seeds**0.5
+
+
+def probabilities(difference: PairedDifference, points: float) -> tuple[float, float, float]:
+    """The probabilities that the true mean difference is above `points`, within them, and below them on the other side.
+
+    The posterior of the mean of normal differences under the prior that prefers nothing: Student's t around their mean (Benavoli et al.,
+    JMLR 2017, without their correlation, because seeds are independent runs).
+    """
+    if difference.deviation == 0:
+        return float(difference.mean > points), float(abs(difference.mean) <= points), float(difference.mean < -points)
+    error, freedom = difference.deviation / difference.num_seeds**0.5, difference.num_seeds - 1
+    better = float(stdtr(freedom, (difference.mean - points) / error))
+    worse = float(stdtr(freedom, (-points - difference.mean) / error))
+    return better, max(0.0, 1.0 - better - worse), worse
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

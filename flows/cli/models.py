@@ -65,8 +65,9 @@ def promote(
 ) -> None:
     """Make a network the champion, if it is better.
 
-    The champion is the version of MLflow's registered model that the alias leads to. Better is told by the 95 % interval of the difference
-    in Recall@1, paired by the classes of the same test images. A model card goes with it.
+    The champion is the version of MLflow's registered model that the alias leads to. Better is a one-sided test of the
+    difference in Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a
+    level that falls with each attempt. A model card goes with it.
     """
     project = open_project()
     from dml_core.errors import ConfigError

@@ -46,7 +46,7 @@ def compare(
         print(found.sentence)
     print_table(comparison_table(title, runs, found))
     if found is not None and found.limits is not None:
-        print(f"Bold: {found.best} and all that cannot be told from it. {found.limits}")
+        print(f"{found.bold_says} {found.limits}")
 
 
 @app.command()

@@ -3,17 +3,21 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.table import Column, Table
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.comparing import Comparison, compare, metric_title
+from dml_core.evaluation.comparing import LEVEL, Comparison, compare, metric_title, tested_on
 from dml_core.evaluation.confidence import Summary, summarise
 from dml_core.evaluation.mean_ranks import rank_systems
+from dml_core.evaluation.population import difference_over_classes
+from dml_core.evaluation.statistics import MIN_CLASSES
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.recalls import plot_recalls
 from tasks.files import write_whole
@@ -98,7 +102,7 @@ def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]], reference: str | 
     """The variants of one dataset by their first metric, in per cent; None for one variant."""
     check_comparable(runs)
     first = table_columns(runs[0][1].metrics)[0]
-    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference)
+    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference, **tested_on(runs[0][1].metrics))
 
 
 def _scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str, factor: float = 1.0) -> dict[str, dict[int, float]]:
@@ -114,9 +118,12 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
         lines += ["One variant alone is compared with nothing.", ""]
     else:
         lines += [found.sentence, *([found.limits] if found.limits else []), ""]
-        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points: mean and half of the difference's own 95 %"]
-        lines += [f"interval. Bold: the two are told apart (paired t test, Holm over all {len(found.pairs)} pairs, 0.05).", ""]
-        lines += [*_matrix(found), ""]
+        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points, with half of the 95 % interval. Intervals"]
+        lines += [
+            f"and tests hold for all {len(found.pairs)} pairs at once (paired t, Bonferroni). Bold: they differ significantly.",
+            "",
+        ]
+        lines += [*_matrix(found), "", *_posteriors(found), *_population(runs, found)]
         ranking = rank_systems(found.metric, {found.dataset: _scores(runs, found.metric, 100)})
         if ranking is not None:
             plot_mean_ranks(ranking, folder / RANKS_FILE)
@@ -127,9 +134,43 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
 def _matrix(found: Comparison) -> list[str]:
     rows = [["less", *found.means]]
     for system, pairs in found.matrix:
-        said = ["" if pair is None else f"**{found.said(pair)}**" if pair.is_told else found.said(pair) for pair in pairs]
+        said = ["" if pair is None else f"**{found.said(pair)}**" if pair.is_significant else found.said(pair) for pair in pairs]
         rows.append([system, *said])
     return _aligned(rows)
+
+
+def _posteriors(found: Comparison) -> list[str]:
+    """The probabilities of every system beside the reference, or beside the best mean."""
+    rows = [[pair.system, *(f"{share:.2f}" for share in pair.posterior)] for pair in found.against if pair.posterior is not None]
+    if not rows:
+        return []
+    heading = f"Beside {found.reference}: the probability that the true mean is more than {found.points:g} point higher, within"
+    lines = [f"{heading} {found.points:g} point,", "and more than that lower. Of each pair alone (t posterior of the paired differences)."]
+    return [*lines, "", *_aligned([["system", "P(better)", "P(practically equal)", "P(worse)"], *rows]), ""]
+
+
+def _population(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> list[str]:
+    """Differences to the reference, or to the best mean, with intervals over seeds and classes; why there are none."""
+    recalls = {(spec.variant, spec.seed): record.class_recalls for spec, record in runs}
+    classes = sorted({label for of in recalls.values() for label in of})
+    if found.metric != "recall@1" or not classes:
+        return []
+    if len(classes) < MIN_CLASSES:
+        return [f"Nothing is claimed of other classes: {len(classes)} test classes are too few.", ""]
+    rows = []
+    for pair in found.against:
+        sides = [
+            [[recalls[name, seed].get(label, math.nan) for label in classes] for seed in pair.seeds] for name in (pair.system, pair.other)
+        ]
+        values, references = (100 * np.array(side) for side in sides)
+        wider = difference_over_classes(values, references, LEVEL / len(found.against)) if pair.half_width is not None else None
+        if wider is not None and math.isfinite(wider[1]):
+            rows.append([pair.system, found.said(pair), f"{found.figure(wider[0])} ± {wider[1]:.{found.decimals}f}"])
+    head = ["system", f"on these {len(classes)} classes", "over seeds and classes"]
+    said = (
+        f"Beside {found.reference}: the interval on these classes is about other seeds, that over seeds and classes about other classes of"
+    )
+    return [said, "the same kind too (mean of the classes; all rows at once).", "", *_aligned([head, *rows]), ""] if rows else []
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -209,7 +250,7 @@ def _markdown(
 ) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
-    bold = found.in_bold if found is not None else frozenset()
+    bold = found.best_set if found is not None else frozenset()
     rows = [["variant", *columns, *([found.heading] if bold and found else [])]]
     for variant, metrics in summaries.items():
         name, first = variant, str(metrics[columns[0]])
@@ -222,8 +263,10 @@ def _markdown(
     lines = [f"# {title}", ""]
     if found is not None:
         lines += [f"{found.sentence}{f' {found.limits}' if found.limits else ''}", ""]
-    lines += [f"Per cent, {role} classes, {spread}.{f' Bold: {found.best} and all that cannot be told from it.' if bold and found else ''}"]
+    lines += [f"Per cent, {role} classes, {spread}.{f' {found.bold_says}' if bold and found else ''}"]
     lines += ["", *_aligned(rows)]
     notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
-    differences = f"[Every pair of variants, and their ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"
+    if found is not None and found.num_classes is not None and found.num_classes < MIN_CLASSES:
+        notes += ["", f"Nothing is claimed of other classes: {found.num_classes} test classes are too few."]
+    differences = f"[Every pair of variants, intervals for other classes, and ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"
     return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", "", differences, ""])

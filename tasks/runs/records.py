@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dml_core.errors import StoreError
 
-METRICS_FILE = "metrics.json"
+METRICS_FILE, CLASSES_FILE = "metrics.json", "class_recalls.json"
 
 
 class Record(BaseModel):
@@ -66,22 +66,37 @@ class ScoreRecord(StepRecord):
 
 
 class MetricRecord(ScoreRecord):
-    """The same with the numbers of `metrics.json`, as `read_scores` found them; what is shown and published."""
+    """The same with the numbers of its files, as `read_scores` found them; what is shown and published.
+
+    Attributes:
+        metrics: of `metrics.json`.
+        class_recalls: Recall@1 of each class, by label; none of runs that were scored before these were kept.
+    """
 
     metrics: dict[str, float]
+    class_recalls: dict[str, float] = {}
 
 
 def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
-    """A run's scores from `metrics.json` in `folder`, the very bytes whose hash fits the record.
+    """A run's scores from their files in `folder`, the very bytes whose hashes fit the record.
 
     Raises:
         StoreError: they are not the recorded bytes.
     """
-    path = folder / METRICS_FILE
+    has_classes = any(file.name == CLASSES_FILE for file in record.files)
+    return MetricRecord(
+        **record.model_dump(include=set(ScoreRecord.model_fields)),
+        metrics=json.loads(_recorded(record, folder, METRICS_FILE)),
+        class_recalls=json.loads(_recorded(record, folder, CLASSES_FILE)) if has_classes else {},
+    )
+
+
+def _recorded(record: ScoreRecord, folder: Path, name: str) -> bytes:
+    path = folder / name
     data = path.read_bytes() if path.is_file() else b""
-    if not any(file.name == METRICS_FILE and file.sha256 == hashlib.sha256(data).hexdigest() for file in record.files):
+    if not any(file.name == name and file.sha256 == hashlib.sha256(data).hexdigest() for file in record.files):
         raise changed_file(path)
-    return MetricRecord(**record.model_dump(include=set(ScoreRecord.model_fields)), metrics=json.loads(data))
+    return data
 
 
 def changed_file(path: Path) -> StoreError:

@@ -133,6 +133,12 @@ class ComparisonSpec(Config):
         return given
 
 
+class PromotionSpec(Config):
+    """Of `dml models promote`: by how many points of Recall@1 a network has to be better than the champion, beyond its uncertainty."""
+
+    min_gain: float = Field(default=0.5, ge=0)
+
+
 class Params(Config):
     """The whole of `params.yaml`."""
 
@@ -140,6 +146,7 @@ class Params(Config):
     comparison: ComparisonSpec
     evaluation: EvaluationConfig = EvaluationConfig()
     scale: ScaleSpec = ScaleSpec()
+    promotion: PromotionSpec = PromotionSpec()
 
 
 class Trial(Config):

@@ -1,4 +1,4 @@
-"""Scoring one run from its files: `metrics.json`, and the figures beside it."""
+"""Scoring one run from its files: `metrics.json`, Recall@1 by class, and the figures beside them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,15 @@ from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.evaluator import evaluate
+from dml_core.evaluation.evaluator import ClassRecall, evaluate
 from dml_core.training.epochs import RECALL
 from tasks.files import write_whole
 from tasks.runs.best import VALIDATION
 from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery
+from tasks.runs.records import CLASSES_FILE, METRICS_FILE
 from tasks.scores.figures import Side, draw_figures
 
-METRICS_FILE, FIGURES_FOLDER = "metrics.json", "figures"
+FIGURES_FOLDER = "figures"
 
 
 def evaluate_run(
@@ -41,7 +42,7 @@ def evaluate_run(
         history: the training steps, for the curves.
         dataset: the packed dataset's folder, for the images.
         embeddings: folder of the extracted embeddings.
-        folder: where `metrics.json` and the figures go.
+        folder: where `metrics.json`, `class_recalls.json` and the figures go.
         validation: which training classes the run held out.
         measured: what was measured of the run beside this (`tasks.scores.measuring`), to be kept with its scores.
         has_figures: draw them; the hundreds of runs of a search have none.
@@ -57,11 +58,14 @@ def evaluate_run(
     gallery_ND, labels_N = load_embeddings(embeddings, gallery_role)
     same = query_role == gallery_role
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
-    metrics = evaluate(gallery_ND, labels_N, config, None if same else queries_QD, None if same else query_labels_Q, seed)
+    by_class: dict[int, ClassRecall] = {}
+    queries_and_labels = (None, None) if same else (queries_QD, query_labels_Q)
+    metrics = evaluate(gallery_ND, labels_N, config, *queries_and_labels, seed, by_class)
     metrics |= kept_epoch(embeddings) | held_out_recall(history, kept_epoch(embeddings).get(KEPT_EPOCH)) | dict(measured or {})
     try:
         (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
+        write_whole(folder / CLASSES_FILE, json.dumps({label: found.recall for label, found in by_class.items()}) + "\n")
         if has_figures:
             gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
             queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)

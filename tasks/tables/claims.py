@@ -1,15 +1,18 @@
-"""Whether a table shows what it is there to show: paired differences over seeds, judged by their 95 % interval.
+"""Whether a table shows what it is there to show: paired differences over seeds, corrected for how many claims the table has.
 
-A claim *holds* if the interval of (value - reference), Student's t over the seeds that both have, lies wholly on the claim's side of 0; it
-is *refuted* if it lies wholly on the other; otherwise it is *not shown*. That two values differ ("either" side) can only hold or be not
-shown. Fewer than two seeds decide nothing.
+A claim *holds* if value and reference differ, by the paired t test at 0.05 with Holm's correction over all claims of the table that can be
+tested, on the claim's side; it is *refuted* if they differ on the other; otherwise it is *not shown*. So a table of claims of which none is
+true has one that holds, or is refuted, in 5 of 100 cases. That two values differ ("either" side) can only hold or be not shown. Fewer than
+three seeds decide nothing. An exploratory claim was looked at again with other data or settings: its error is not known.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
+from dml_core.evaluation.comparing import LEVEL, is_share_of_queries, tested_on
 from dml_core.evaluation.confidence import mean_over_seeds
-from dml_core.evaluation.statistics import paired_difference
+from dml_core.evaluation.statistics import MIN_SEEDS, holm, paired_difference
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.records import Record
 from tasks.tables.file import Claim, TableFile
@@ -24,13 +27,15 @@ class JudgedClaim(Record):
     """A claim with what the runs say of it; figures in the unit of the metric's column, or its own where it has none.
 
     Attributes:
-        says, row, metric, side, evidence, history: as the file has them.
+        says, row, metric, side, evidence, history, exploratory: as the file has them.
         dataset: the one that was looked at.
         reference: the row that the value is compared with; None for a number.
         reference_metric: of that row.
         seeds: those that both sides have.
         values, references: one for each of these seeds.
-        difference, half_width: mean of value - reference, and half of its 95 % interval; None for no seed, and for fewer than two.
+        difference, half_width: mean of value - reference, and half of its 95 % interval; None for no seed, and for fewer than
+            three. The interval is of this one difference.
+        p_value: of the paired t test; p_holm: corrected over the table's claims.
         why: of a claim that is not decided, what it waits for.
     """
 
@@ -40,6 +45,7 @@ class JudgedClaim(Record):
     side: Side
     evidence: str | None
     history: str | None
+    exploratory: bool = False
     dataset: str
     reference: str | None
     reference_metric: str
@@ -48,6 +54,8 @@ class JudgedClaim(Record):
     references: tuple[float, ...] = ()
     difference: float | None = None
     half_width: float | None = None
+    p_value: float | None = None
+    p_holm: float | None = None
     judgement: ClaimJudgement = "not decided"
     why: str | None = None
 
@@ -69,23 +77,22 @@ class JudgedClaim(Record):
         return self.mean / self.reference_mean
 
 
-def judge_pairs(values: Sequence[float], references: Sequence[float], side: Side) -> tuple[ClaimJudgement, float | None, float | None]:
-    """(judgement, mean difference, half of its 95 % interval) of values and references paired by position."""
-    if len(values) < 2:
-        return "not decided", values[0] - references[0] if values else None, None
-    found = paired_difference(values, references)
-    if abs(found.mean) <= found.half_width:
-        return "not shown", found.mean, found.half_width
-    holds = side == "either" or (found.mean > 0) == (side == "above")
-    return ("holds" if holds else "refuted"), found.mean, found.half_width
-
-
 def judge_claims(table: TableFile, result: TableResult) -> tuple[JudgedClaim, ...]:
     """Every claim of a table, judged by the runs that are there."""
-    return tuple(_judge(table, claim, result) for claim in table.claims)
+    claims = [_measured(table, claim, result) for claim in table.claims]
+    corrected = iter(holm([claim.p_value for claim in claims if claim.p_value is not None]))
+    return tuple(claim if claim.p_value is None else _judged(claim, next(corrected)) for claim in claims)
 
 
-def _judge(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
+def _judged(claim: JudgedClaim, p_holm: float) -> JudgedClaim:
+    judgement: ClaimJudgement = "not shown"
+    if p_holm < LEVEL and claim.difference is not None:
+        judgement = "holds" if claim.side == "either" or (claim.difference > 0) == (claim.side == "above") else "refuted"
+    return claim.model_copy(update={"p_holm": p_holm, "judgement": judgement})
+
+
+def _measured(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
+    """Not judged yet."""
     dataset = claim.dataset or table.flat_columns[0].dataset
     reference_metric = claim.reference_metric or claim.metric
     values = _by_seed(table, result, claim.row, claim.variant, dataset, claim.metric)
@@ -95,19 +102,23 @@ def _judge(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
         references = dict.fromkeys(values, claim.reference * _factor(table, dataset, reference_metric))
     seeds = tuple(sorted(values.keys() & references.keys()))
     paired = tuple(values[seed] for seed in seeds), tuple(references[seed] for seed in seeds)
-    judgement, difference, half_width = judge_pairs(*paired, claim.side)
+    found = None
+    if len(seeds) >= MIN_SEEDS:
+        is_share = is_share_of_queries(claim.metric) and is_share_of_queries(reference_metric)
+        num_queries = _num_queries(result, claim.row, dataset) if is_share else None
+        found = paired_difference(*paired, num_queries, _factor(table, dataset, claim.metric))
     return JudgedClaim(
-        **claim.model_dump(include={"says", "row", "metric", "side", "evidence", "history"}),
+        **claim.model_dump(include={"says", "row", "metric", "side", "evidence", "history", "exploratory"}),
         dataset=dataset,
         reference=claim.reference if isinstance(claim.reference, str) else None,
         reference_metric=reference_metric,
         seeds=seeds,
         values=paired[0],
         references=paired[1],
-        difference=difference,
-        half_width=half_width,
-        judgement=judgement,
-        why=_what_it_waits_for(claim, values, references, seeds) if judgement == "not decided" else None,
+        difference=float(np.subtract(*paired).mean()) if seeds else None,
+        half_width=None if found is None else found.half_width,
+        p_value=None if found is None else found.p_value,
+        why=_what_it_waits_for(claim, values, references, seeds) if found is None else None,
     )
 
 
@@ -128,4 +139,8 @@ def _what_it_waits_for(claim: Claim, values: dict[int, float], references: dict[
     missing = [repr(row) for row, found in ((claim.row, values), (claim.reference, references)) if isinstance(row, str) and not found]
     if missing:
         return f"no runs yet of {' and '.join(dict.fromkeys(missing))}"
-    return "one seed only" if seeds else "the two rows have no seed in common"
+    return f"{len(seeds)} of {MIN_SEEDS} seeds" if seeds else "the two rows have no seed in common"
+
+
+def _num_queries(result: TableResult, row: str, dataset: str) -> int | None:
+    return next((tested_on(run.scores)["num_queries"] for run in result.runs if (run.row, run.dataset) == (row, dataset)), None)

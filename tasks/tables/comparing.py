@@ -9,7 +9,7 @@ from typing import Protocol
 from dml_core.evaluation.comparing import Comparison, Scores, compare, has_best
 from dml_core.evaluation.mean_ranks import Ranking, rank_systems
 
-POINTS = {"per cent": 1.0, "share": 0.01}  # the difference that numbers of seeds are asked for, in the column's unit
+POINTS = {"per cent": 1.0, "share": 0.01}  # one per cent point in the column's unit
 
 
 class MetricColumn(Protocol):
@@ -43,6 +43,14 @@ class ComparedCell(Protocol):
     def values(self) -> Mapping[int, float]:
         """By seed."""
 
+    @property
+    def num_queries(self) -> int | None:
+        """That the values are of, where it is known."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """The same of classes."""
+
 
 class ComparedLine(Protocol):
     """A line as it is shown."""
@@ -66,7 +74,7 @@ def compared_columns(columns: Sequence[MetricColumn]) -> dict[str, int]:
 
 
 def compare_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLine], reference: str | None) -> tuple[Comparison, ...]:
-    """A comparison for each dataset on which two lines share two seeds.
+    """A comparison for each dataset on which two lines share enough seeds.
 
     Args:
         columns, lines: of the table.
@@ -75,8 +83,18 @@ def compare_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLin
     found = []
     for dataset, index in compared_columns(columns).items():
         column = columns[index]
-        made = compare(dataset, column.metric, _scores(lines, index), reference, POINTS.get(column.unit), column.decimals)
-        if made is not None and made.in_bold:
+        cells = [cell for line in lines if (cell := line.cells[index]) is not None]
+        made = compare(
+            dataset,
+            column.metric,
+            _scores(lines, index),
+            reference,
+            POINTS.get(column.unit),
+            column.decimals,
+            min((cell.num_queries for cell in cells if cell.num_queries is not None), default=None),
+            min((cell.num_classes for cell in cells if cell.num_classes is not None), default=None),
+        )
+        if made is not None and made.to_best:
             found.append(made)
     return tuple(found)
 

@@ -1,19 +1,17 @@
 """`--seeds auto`: whether systems have run with enough seeds, and with how many more they should.
 
-Enough is where half of the 95 % interval of every system's difference to the reference, paired by seed, is at most so many points. Only
-that width is looked at, never whether a difference is shown: seeds that are added until a test succeeds make it succeed by accident.
+Enough is where half of the interval of every system's difference to the reference, paired by seed, is at most so many points. The
+intervals are those that the comparison prints: all of them hold at once in 95 of 100 tables. Only that width is looked at, never whether a
+difference is shown: seeds that are added until a test succeeds make it succeed by accident.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.special import stdtrit
-
 from dml_core.errors import ConfigError
-from dml_core.evaluation.comparing import Scores
-from dml_core.evaluation.statistics import paired_difference
+from dml_core.evaluation.comparing import LEVEL, Scores, differences
+from dml_core.evaluation.statistics import MIN_SEEDS, half_width_of
 
-FIRST_SEEDS = 3
+FIRST_SEEDS = MIN_SEEDS
 MOST_SEEDS = 20  # where no cap is given
 
 
@@ -54,23 +52,22 @@ class Widest:
     num_seeds: int
 
 
-def widest(scores: Scores, points: float, reference: str | None = None) -> Widest | None:
+def widest(scores: Scores, points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
     """Of all systems' differences to the reference; None where nothing can be compared.
 
     Args:
         scores: system -> seed -> score, in per cent.
         points: asked for.
-        reference: a system; the one with the highest mean where none is named.
+        reference: a system that was named beforehand; else the one with the highest mean, and the intervals hold for every pair.
+        num_queries: of which the scores are the share found; None for other scores.
     """
-    means = {name: float(np.mean(list(by_seed.values()))) for name, by_seed in scores.items() if by_seed}
-    if reference not in means:
-        reference = max(means, key=lambda name: means[name], default=None)
-    found = []
-    for name in means:
-        shared = sorted(scores[name].keys() & scores[reference].keys()) if reference is not None and name != reference else []
-        if reference is not None and len(shared) > 1:
-            pair = paired_difference([scores[name][seed] for seed in shared], [scores[reference][seed] for seed in shared])
-            found.append(Widest(name, reference, pair.half_width, _seeds_for(pair.deviation, points)))
+    against = differences(scores, reference, 1.0, num_queries)
+    num_tests = len(against) if reference in scores else len(against) * (len(against) + 1) // 2
+    found = [
+        Widest(pair.system, pair.other, pair.half_width, _seeds_for(pair.deviation, points, LEVEL / num_tests))
+        for pair in against
+        if pair.half_width is not None and pair.deviation is not None
+    ]
     return max(found, key=lambda one: one.half_width, default=None)
 
 
@@ -81,9 +78,9 @@ def next_seeds(found: Widest | None, num_seeds: int, resolve: Resolve) -> int:
     return min(max(found.num_seeds, num_seeds + 1), 2 * num_seeds, max(resolve.most, num_seeds))
 
 
-def _seeds_for(deviation: float, points: float) -> int:
+def _seeds_for(deviation: float, points: float, level: float) -> int:
     """The fewest whose interval has that half width, where the deviation stays."""
-    num_seeds = 2
-    while stdtrit(num_seeds - 1, 0.975) * deviation / num_seeds**0.5 > points and num_seeds < 10_000:
+    num_seeds = MIN_SEEDS
+    while half_width_of(deviation, num_seeds, level) > points and num_seeds < 10_000:
         num_seeds += 1
     return num_seeds

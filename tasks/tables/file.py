@@ -133,6 +133,7 @@ class Claim(Config):
         dataset: of the table's columns; the first where none is named.
         evidence: where the paper has it.
         history: how the measurement was changed after a first look, and what that look had shown.
+        exploratory: whether it was looked at again with other data or settings, and not confirmed on fresh seeds since.
     """
 
     says: str
@@ -145,6 +146,13 @@ class Claim(Config):
     dataset: str | None = None
     evidence: str | None = None
     history: str | None = None
+    exploratory: bool = False
+
+    @model_validator(mode="after")
+    def _has_a_history(self) -> "Claim":
+        if self.exploratory and self.history is None:
+            raise ValueError("an exploratory claim has a history: what was changed after which look")
+        return self
 
 
 def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:

@@ -16,7 +16,7 @@ def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
 
     Args:
         table: what is shown.
-        bold: how a figure is made bold that is the best of its comparison or cannot be told from it.
+        bold: how a figure is made bold that is in the set of the best of its comparison.
     """
     return [["row", "figures", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]] + [
         line for row in table.rows for line in _row_lines(row, table, bold)
@@ -55,7 +55,7 @@ def told_lines(table: ShownTable) -> list[str]:
     if not table.comparisons:
         return []
     limits = [f"{found.dataset}: {found.limits}" if len(table.comparisons) > 1 else found.limits for found in table.comparisons]
-    return [*table.told, " ".join(["Bold: the best, and all that cannot be told from it.", *(limit for limit in limits if limit)])]
+    return [*table.told, " ".join([table.comparisons[0].bold_says, *(limit for limit in limits if limit)])]
 
 
 def as_markdown(table: ShownTable) -> str:
@@ -80,18 +80,19 @@ def claim_line(claim: JudgedClaim) -> str:
         return f"{claim.judgement}: {claim.says} ({claim.why})"
     spread = f" ± {claim.half_width:.3g}" if claim.half_width is not None else ""
     ratio = f", ratio {claim.ratio:.3g}," if claim.ratio is not None else ""
-    seeds = f"over {len(claim.seeds)} seeds" if len(claim.seeds) > 1 else "one seed only"
-    figures = (
-        f"{claim.metric} {claim.mean:.4g} against {claim.reference_mean:.4g}, difference {claim.difference:+.3g}{spread}{ratio} {seeds}"
-    )
-    return f"{claim.judgement}: {claim.says} ({figures})"
+    seeds = f"over {len(claim.seeds)} seeds" if len(claim.seeds) > 1 else "over one seed"
+    p_value = f", p {claim.p_holm:.2g} (Holm)" if claim.p_holm is not None else f", {claim.why}"
+    means = f"{claim.metric} {claim.mean:.4g} against {claim.reference_mean:.4g}"
+    figures = f"{means}, difference {claim.difference:+.3g}{spread}{ratio} {seeds}{p_value}"
+    exploratory = " (exploratory)" if claim.exploratory else ""
+    return f"{claim.judgement}{exploratory}: {claim.says} ({figures})"
 
 
 def claim_lines(table: ShownTable) -> list[str]:
     """The claims: those with runs on both sides, a line each; the others are counted."""
     begun = [claim_line(claim) for claim in table.claims if claim.seeds]
     left = len(table.claims) - len(begun)
-    return [*begun, *([f"not decided, for their runs are not there: {left} claim{'s' if left > 1 else ''}"] if left else [])]
+    return [*begun, *([f"{left} claim{'s' if left > 1 else ''} undecided: runs missing"] if left else [])]
 
 
 def as_note(table: ShownTable) -> str:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from math import floor, log10
 from typing import Literal
 
-from dml_core.evaluation.comparing import Comparison
+from dml_core.evaluation.comparing import Comparison, is_share_of_queries, tested_on
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.evaluation.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
@@ -68,10 +68,12 @@ class ShownCell(Record):
     Attributes:
         values: seed -> value.
         mean, half_width: the latter of the 95 % interval over seeds; None for one seed.
-        tolerance: t of the verdict; None where there is none.
-        verdict: on the published figure; None where the paper prints none.
-        seeds_to_decide: of an undecided one, how many seeds would; None where one seed tells no spread, or thousands were needed.
+        tolerance: t of the equivalence test; None where there is none.
+        verdict: whether the published figure may be one of our runs; None where the paper prints none.
+        low, high: the prediction interval of one run, in which it then lies; None for fewer than three seeds.
+        is_equal: whether the mean is equal to the published figure within the tolerance.
         says: the verdict in words.
+        num_queries, num_classes: that the values are of, where the scores say it.
     """
 
     values: dict[int, float]
@@ -79,8 +81,12 @@ class ShownCell(Record):
     half_width: float | None = None
     tolerance: float | None = None
     verdict: Judgement | None = None
-    seeds_to_decide: int | None = None
+    low: float | None = None
+    high: float | None = None
+    is_equal: bool = False
     says: str = ""
+    num_queries: int | None = None
+    num_classes: int | None = None
 
 
 class ShownTolerance(Record):
@@ -213,9 +219,9 @@ class ShownTable(Record):
         return [*said, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
-        """Whether the line's cell is the best of its comparison, or cannot be told from it."""
+        """Whether the line's cell is in the set of the best of its comparison."""
         place = self.columns[column].dataset, self.columns[column].metric
-        return any((found.dataset, found.metric) == place and line.system in found.in_bold for found in self.comparisons)
+        return any((found.dataset, found.metric) == place and line.system in found.best_set for found in self.comparisons)
 
     @property
     def num_to_run(self) -> int:
@@ -441,16 +447,11 @@ def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequ
     values = scores_by_seed((run.label, run.seed, column.factor * run.scores[column.metric]) for run in measured)[measured[0].label]
     mean, half_width = mean_over_seeds(list(values.values()))
     tolerance = table.tolerance_of(row, column)
-    shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None)
+    tested = tested_on(measured[0].scores)
+    shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None, **tested)
     if printed is None or tolerance is None:
         return shown
-    verdict = judge(list(values.values()), printed, tolerance.at(printed))
-    return ShownCell(
-        values=values,
-        mean=mean,
-        half_width=shown.half_width,
-        tolerance=tolerance.at(printed),
-        verdict=verdict.judgement,
-        seeds_to_decide=verdict.seeds_to_decide,
-        says=str(verdict),
-    )
+    num_queries = tested["num_queries"] if is_share_of_queries(column.metric) else None
+    verdict = judge(list(values.values()), printed, tolerance.at(printed), num_queries, column.factor)
+    judged = {"verdict": verdict.judgement, "low": verdict.low, "high": verdict.high, "is_equal": verdict.is_equal, "says": str(verdict)}
+    return shown.model_copy(update={"tolerance": tolerance.at(printed), **judged})

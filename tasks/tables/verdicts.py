@@ -1,22 +1,25 @@
-"""Whether a measured mean is a published figure: equivalence within a tolerance, not the absence of a difference.
+"""What the runs say of a printed figure: whether it may be one run of the same system, and whether the mean is equal to it.
 
-With values over n seeds, a published figure p and a tolerance t: *equal* if the 90 % interval of the mean lies within p ± t (two one-sided
-tests at 0.05, Schuirmann 1987); *above* or *below* if the 95 % interval lies wholly outside on that side; else *undecided*. Both intervals
-are Student's t. One seed decides nothing.
+A printed figure is one run. It is *compatible* with one run of ours where it lies in the 95 % prediction interval of one more run,
+mean ± t s sqrt(1 + 1/n), with n seeds, their standard deviation s and t with n - 1 degrees of freedom (Hahn and Meeker, Statistical
+Intervals, 1991); else ours is *above* or *below* it. Where the paper chose its epoch on the test classes, the runs that are
+judged have chosen theirs alike (`tasks.tables.runs.printed_epoch`).
+
+That the *mean* is equal to the figure within a tolerance is a statement of its own: the 90 % interval of the mean lies within p ± t (two
+one-sided tests at 0.05, Schuirmann 1987). Fewer than three seeds decide nothing. A share of few queries takes few values, so that both
+intervals have a floor (`judge`).
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
-from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.evaluation.statistics import MIN_SEEDS
 
-Judgement = Literal["equal", "above", "below", "undecided"]
-MOST_SEEDS = 1000
+Judgement = Literal["compatible", "above", "below", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -24,61 +27,54 @@ class Verdict:
     """What the runs say of a published figure.
 
     Attributes:
-        judgement: equal, above, below or undecided.
-        mean, half_width: of the measured values, the latter of the 95 % interval; None for one seed.
+        judgement: compatible, above, below or undecided.
+        low, high: ends of the prediction interval of one run; None for fewer than MIN_SEEDS seeds.
+        is_equal: whether the mean is equal to the figure within the tolerance.
         num_seeds: how many values there are.
-        seeds_to_decide: of an undecided one, how many seeds would decide it if mean and spread stay; None where one seed tells no spread
-            or where more than MOST_SEEDS were needed.
     """
 
     judgement: Judgement
-    mean: float
-    half_width: float | None
+    low: float | None
+    high: float | None
+    is_equal: bool
     num_seeds: int
-    seeds_to_decide: int | None = None
 
     def __str__(self) -> str:
-        if self.judgement != "undecided":
-            return self.judgement
-        if self.num_seeds < 2:
-            return "undecided (one seed)"
-        more = f"more than {MOST_SEEDS}" if self.seeds_to_decide is None else f"{self.seeds_to_decide}"
-        return f"undecided ({more} seeds would tell)"
+        if self.judgement == "undecided":
+            return f"undecided ({'one seed' if self.num_seeds == 1 else f'{self.num_seeds} seeds'}; {MIN_SEEDS} decide)"
+        return f"{self.judgement}, mean equal" if self.is_equal else self.judgement
 
 
-def judge(values: Sequence[float], published: float, tolerance: float) -> Verdict:
+def judge(
+    values: Sequence[float],
+    published: float,
+    tolerance: float,
+    num_queries: int | None = None,
+    whole: float = 1.0,
+) -> Verdict:
     """The verdict on one published figure; all in one unit.
+
+    Where the values are shares of queries, s is one query at least, and half of the interval of the mean at least that of the binomial
+    variance of the share at the mean, which is known and so has the normal's quantile.
 
     Args:
         values: one for each seed, at least one.
         published: p.
-        tolerance: t, above 0.
+        tolerance: t of the equivalence test, above 0.
+        num_queries: of which the values are the share found; None for other scores.
+        whole: the score of all queries found: 1, or 100 for per cent.
     """
-    mean, half_width = mean_over_seeds(values)
-    if len(values) < 2:
-        return Verdict("undecided", mean, None, 1)
-    half_width_90 = mean_over_seeds(values, 0.90)[1]
-    judgement = _judgement(mean - published, half_width_90, half_width, tolerance)
-    if judgement != "undecided":
-        return Verdict(judgement, mean, half_width, len(values))
-    return Verdict(judgement, mean, half_width, len(values), _seeds_to_decide(values, published, tolerance))
-
-
-def _judgement(difference: float, half_width_90: float, half_width_95: float, tolerance: float) -> Judgement:
-    if abs(difference) + half_width_90 <= tolerance:
-        return "equal"
-    if abs(difference) - half_width_95 > tolerance:
-        return "above" if difference > 0 else "below"
-    return "undecided"
-
-
-def _seeds_to_decide(values: Sequence[float], published: float, tolerance: float) -> int | None:
-    """The fewest seeds that decide, where mean and standard deviation stay; intervals only shrink with them."""
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
-
-    def decides(num_seeds: int) -> bool:
-        half_width_90, half_width_95 = (stdtrit(num_seeds - 1, level) * deviation / num_seeds**0.5 for level in (0.95, 0.975))
-        return _judgement(mean - published, half_width_90, half_width_95, tolerance) != "undecided"
-
-    found = bisect_left(range(MOST_SEEDS + 1), True, lo=len(values) + 1, key=decides)
-    return found if found <= MOST_SEEDS else None
+    num_seeds, mean = len(values), float(np.mean(values))
+    if num_seeds < MIN_SEEDS:
+        return Verdict("undecided", None, None, False, num_seeds)
+    deviation = float(np.std(values, ddof=1))
+    half_90 = float(stdtrit(num_seeds - 1, 0.95)) * deviation / num_seeds**0.5
+    if num_queries is not None:
+        share = min(max(mean / whole, 1 / num_queries), 1 - 1 / num_queries)
+        half_90 = max(half_90, float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries / num_seeds) ** 0.5)
+        deviation = max(deviation, whole / num_queries)
+    error = deviation * (1 + 1 / num_seeds) ** 0.5
+    half_width = float(stdtrit(num_seeds - 1, 0.975)) * error
+    low, high = mean - half_width, mean + half_width
+    judgement: Judgement = "above" if published < low else "below" if published > high else "compatible"
+    return Verdict(judgement, low, high, half_90 > 0 and abs(mean - published) + half_90 <= tolerance, num_seeds)

@@ -145,10 +145,10 @@ def describe_comparison(
     """The description of a comparison's parent run: the table, highest mean first, with a link to one run of each variant, and the model.
 
     A paper's table says first what it is and what came of it (`about`); its report is its page. Then what can be told of the variants
-    (`found`), of which the best and all that cannot be told from it are bold. The run of a variant is its best by validation scores
+    (`found`), of which the set of the best is bold. The run of a variant is its best by validation scores
     (`tasks.runs.best`), else its lowest seed. What is not averaged stands below (`left_out`).
     """
-    bold = found.in_bold if found is not None else frozenset()
+    bold = found.best_set if found is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
     head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "run"]
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]

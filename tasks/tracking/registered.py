@@ -33,7 +33,7 @@ NETWORK = "artifacts/network"  # of a logged model, where `log_model` puts it
 REGISTRY_PREFIX = "models:/"
 LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
 LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
-CARD_FILE, GATE_TAG = "model_card.md", "dml.gate"
+CARD_FILE, GATE_TAG, ATTEMPTS_TAG = "model_card.md", "dml.gate", "dml.attempts"
 EMBEDDINGS = "steps/embed"
 
 
@@ -225,6 +225,14 @@ class Registry:
             client.log_text(network.run_id, card, CARD_FILE)
             client.set_registered_model_alias(name, alias, number)
             return Version(name, number, (alias,), network.model_id, network.run_id, gate)
+
+    def count_attempt(self, name: str, alias: str) -> int:
+        """The number of this attempt at an alias, from 1, which is kept with the registered model; under `promoting` alone."""
+        tag = f"{ATTEMPTS_TAG}.{alias}"
+        with told_as_tracking_error(self.uri):
+            attempt = int(self._client.get_registered_model(name).tags.get(tag, "0")) + 1
+            self._client.set_registered_model_tag(name, tag, str(attempt))
+            return attempt
 
     @contextmanager
     def promoting(self, name: str) -> Iterator[None]:

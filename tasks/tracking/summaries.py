@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dml_core.errors import TrackingError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.comparing import Comparison, compare
+from dml_core.evaluation.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.confidence import Summary, summarise
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
@@ -67,7 +67,8 @@ def compare_published(dataset: str, runs: Sequence[PublishedRun], reference: str
         return None
     name = metric_name(first)
     scores = scores_by_seed((run.variant, run.seed, 100 * run.metrics[name]) for run in runs if name in run.metrics)
-    return compare(dataset, first, scores, reference)
+    counts = {plain_name(name.removeprefix(DETAIL)): value for name, value in runs[0].metrics.items()}
+    return compare(dataset, first, scores, reference, **tested_on(counts))
 
 
 def comparison_table(title: str, runs: Sequence[PublishedRun], found: Comparison | None = None) -> "Table":
@@ -76,13 +77,13 @@ def comparison_table(title: str, runs: Sequence[PublishedRun], found: Comparison
     Args:
         title: above it.
         runs: the comparison's.
-        found: what can be told of them: bold are the best variant and all that cannot be told from it, and a last column has differences.
+        found: what can be told of them: bold is the set of the best, and a last column has differences.
     """
     from rich.table import Column, Table
 
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    bold = found.in_bold if found is not None else frozenset()
+    bold = found.best_set if found is not None else frozenset()
     heading = [found.heading] if found is not None and bold else []
     table = Table(
         Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), *heading, title=title

@@ -1,25 +1,32 @@
 """Who is the champion of MLflow's registry: a network gets there by being better than the one that is there, on the same test images.
 
 Better is said of Recall@1, class by class: both networks are asked the same queries, and what one class's queries found is compared with
-what they found with the other network. The interval is Student's t over those differences, because the test classes stand for all the
-classes that the network will meet, and images of one class succeed and fail together. The two networks are what they are: other seeds of
-the same systems would be another question (`dml compare` answers it).
+what they found with the other network. The test is Student's t over those differences, one-sided, because the test classes stand for all
+the classes that the network will meet, and images of one class succeed and fail together. The two networks are what they are: other seeds
+of the same systems would be another question (`dml compare` answers it).
+
+Whoever tries often enough succeeds by chance. So attempt k at a place is tested at LEVEL * 6 / (pi k)^2, and these levels add up to LEVEL
+over all attempts that there will ever be: without a true gain the champion is replaced at all in at most 5 of 100 such histories. This is
+alpha spending (Foster and Stine, JRSS B 2008) without winning any back.
 """
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError, DataError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.evaluator import EmbeddingShard, recall_by_class
-from dml_core.evaluation.statistics import PairedDifference, paired_difference
+from dml_core.evaluation.evaluator import ClassRecall, EmbeddingShard, recall_by_class
+from dml_core.evaluation.statistics import MIN_CLASSES, least_deviation
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.runs.specs import load_params
 from tasks.tracking.models import registered_name
 from tasks.tracking.published import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Registry, Version
@@ -27,6 +34,27 @@ from tasks.use.card import model_card
 from tasks.use.models import IDENTITY, find_run
 
 CHAMPION = "champion"
+LEVEL = 0.05  # over all attempts at one place
+ClassRecalls = dict[int, ClassRecall]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much higher a network's Recall@1 is than another's, over the classes.
+
+    Attributes:
+        mean: of the classes' differences.
+        deviation: their standard deviation, or its floor where that is more.
+        num_classes: how many there are.
+    """
+
+    mean: float
+    deviation: float
+    num_classes: int
+
+    def at_least(self, level: float) -> float:
+        """The lower end of the one-sided interval at confidence 1 - level."""
+        return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / self.num_classes**0.5
 
 
 @dataclass(frozen=True)
@@ -63,25 +91,42 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         holder = registry.holder(name, alias)
         if holder is not None and holder.model_id == network.model_id:
             return Promotion(holder, f"{text} is the {alias} of {name} already (version {holder.number})")
-        said = _compared(registry, network, recalls, holder, Path(folder) / "old") if forced_because is None else ""
         if forced_because is not None:
             said = f"forced, without comparison: {forced_because}"
-        card = model_card(network, recalls, said, _reader(project, network))
+        else:
+            min_gain = load_params(project.params_file).promotion.min_gain
+            said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old")
+        card = model_card(network, {label: found.recall for label, found in recalls.items()}, said, _reader(project, network))
         return Promotion(registry.promote(name, alias, network, said, card), said)
 
 
-def difference_by_class(recalls: dict[int, float], references: dict[int, float]) -> PairedDifference:
+def level_of(attempt: int) -> float:
+    """The level of the test of an attempt, counted from 1."""
+    return LEVEL * 6 / (math.pi * attempt) ** 2
+
+
+def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
     """How much higher the one's Recall@1 is, over the classes.
 
+    Differences of few queries are often the same by accident, so that their spread has a floor: the binomial variance that the classes'
+    own differences imply (`statistics.least_deviation`), averaged over the classes.
+
     Raises:
-        ConfigError: not the same classes, or fewer than two.
+        ConfigError: not the same classes and queries, or fewer than MIN_CLASSES.
     """
-    if recalls.keys() != references.keys() or len(recalls) < 2:
+    if recalls.keys() != references.keys():
         raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason goes without")
-    return paired_difference(list(recalls.values()), [references[label] for label in recalls])
+    if len(recalls) < MIN_CLASSES:
+        raise ConfigError(
+            f"{len(recalls)} test classes decide nothing, {MIN_CLASSES} are the least; --force with --reason goes without a comparison"
+        )
+    differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
+    floors = [least_deviation(d, found.num_queries) for d, found in zip(differences.tolist(), recalls.values(), strict=True)]
+    deviation = max(float(differences.std(ddof=1)), float(np.mean(np.square(floors))) ** 0.5)
+    return Gain(float(differences.mean()), deviation, len(differences))
 
 
-def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> dict[int, float]:
+def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> ClassRecalls:
     """Recall@1 of each test class that has a query with a positive, by its label, from the embeddings that the run left."""
     folder.mkdir()
     embeddings = registry.embeddings(network, folder)
@@ -98,7 +143,15 @@ def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> d
         raise ConfigError(f"the run's embeddings cannot be compared: {error}") from None
 
 
-def _compared(registry: Registry, network: LoggedNetwork, recalls: dict[int, float], holder: Version | None, folder: Path) -> str:
+def _compared(
+    registry: Registry,
+    network: LoggedNetwork,
+    recalls: ClassRecalls,
+    holder: Version | None,
+    alias: str,
+    min_gain: float,
+    folder: Path,
+) -> str:
     """Why the network may take the holder's place.
 
     Raises:
@@ -115,14 +168,16 @@ def _compared(registry: Registry, network: LoggedNetwork, recalls: dict[int, flo
             f"{what} was tested on other images ({there.data['digest']}, this one {network.data['digest']}); "
             "run its variant on these, or --force with --reason"
         )
-    found = difference_by_class(recalls, class_recalls(registry, there, folder))
-    interval = (
-        f"Recall@1 {100 * found.mean:+.1f} points, 95 % interval [{100 * (found.mean - found.half_width):.1f}, "
-        f"{100 * (found.mean + found.half_width):.1f}], paired by {found.num_seeds} test classes, against {what} ({_label(there)})"
+    gain = gain_by_class(recalls, class_recalls(registry, there, folder))
+    attempt = registry.count_attempt(holder.name, alias)
+    level = level_of(attempt)
+    said = (
+        f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(level):+.1f} by a one-sided test at level {level:.2g} "
+        f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({_label(there)})"
     )
-    if found.mean - found.half_width <= 0:
-        raise ConfigError(f"not known to be better: {interval}; --force with --reason promotes it all the same")
-    return f"better: {interval}"
+    if 100 * gain.at_least(level) <= min_gain:
+        raise ConfigError(f"not known to be better by {min_gain:g} points: {said}; --force with --reason promotes it all the same")
+    return f"better by {min_gain:g} points or more: {said}"
 
 
 def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:

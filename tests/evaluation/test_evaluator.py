@@ -33,6 +33,7 @@ KEYS = {
     "csc",
     "num_queries",
     "num_queries_without_positive",
+    "num_query_classes",
 }
 RETRIEVAL = EvaluationConfig(clustering=False)
 
@@ -41,7 +42,7 @@ def test_keys_and_fractions() -> None:
     values = evaluate(*make_inputs("random"), EvaluationConfig())
     assert set(values) >= KEYS | {"recall@2", "recall@4", "recall@8", "precision@1"}
     assert values["num_queries"] == 60
-    assert all(0 <= values[key] <= 1 for key in KEYS - {"csc", "ami", "num_queries", "num_queries_without_positive"})
+    assert all(0 <= values[key] <= 1 for key in KEYS - {"csc", "ami", "num_queries", "num_queries_without_positive", "num_query_classes"})
     assert json.loads(json.dumps(values)) == values
 
 
@@ -151,14 +152,15 @@ def test_recall_of_each_class_averages_to_the_macro_average() -> None:
     by_class = recall_by_class(EmbeddingShard(lambda: embeddings, [f"class {label}" for label in labels]), RETRIEVAL)
     values = evaluate(embeddings, labels, RETRIEVAL)
     assert sorted(by_class) == [f"class {label}" for label in range(7)]
-    assert np.mean(list(by_class.values())) == pytest.approx(values["recall@1_class_mean"])
-    assert sum(by_class[f"class {label}"] for label in labels) / 60 == pytest.approx(values["recall@1"])
+    assert sum(found.num_queries for found in by_class.values()) == 60
+    assert np.mean([found.recall for found in by_class.values()]) == pytest.approx(values["recall@1_class_mean"])
+    assert sum(by_class[f"class {label}"].recall for label in labels) / 60 == pytest.approx(values["recall@1"])
 
 
 def test_recall_of_each_class_is_that_of_its_queries_where_queries_are_given() -> None:
     gallery = EmbeddingShard(lambda: np.eye(3, dtype=np.float32), ["a", "b", "c"])
     asked = np.array([[1, 0.1, 0], [1, 0.1, 0], [0, 1, 0.1], [0, 0.1, 1]], dtype=np.float32)
-    assert recall_by_class(gallery, RETRIEVAL, EmbeddingShard(lambda: asked, ["a", "b", "b", "d"])) == {"a": 1, "b": 1 / 2}
+    assert recall_by_class(gallery, RETRIEVAL, EmbeddingShard(lambda: asked, ["a", "b", "b", "d"])) == {"a": (1, 1), "b": (1 / 2, 2)}
 
 
 def test_the_evaluator_is_found_in_its_package_and_nothing_else() -> None:

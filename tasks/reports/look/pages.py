@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.comparing import Comparison, compare
+from dml_core.evaluation.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.outcomes import sample_queries
 from dml_core.files import replace_folder
 from tasks.environment import Project
@@ -227,7 +227,7 @@ def _differences(chosen: Chosen, reference: str | None) -> Comparison | None:
     scores: dict[str, dict[int, float]] = {}
     for run in chosen.runs:
         scores.setdefault(run.spec.variant, {})[run.spec.seed] = 100 * run.metrics[metric]
-    return compare(chosen.dataset.name, metric, scores, reference)
+    return compare(chosen.dataset.name, metric, scores, reference, **tested_on(chosen.runs[0].metrics))
 
 
 # ---------------------------------------------------------------- what scripts read

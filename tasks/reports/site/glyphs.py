@@ -1,4 +1,4 @@
-"""Small drawings beside a measured figure: the printed figure, its tolerance, the mean with its 95 % interval, and the seeds, on one line.
+"""Small drawings beside a measured figure, on one line: printed figure, prediction interval of one run, mean with 95 % interval, seeds.
 
 A cell with a printed figure has it in the middle; without one, the column's measured values share a scale. The template draws.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0
-TOLERANCES = 2.5  # half of what a drawing spans at least, in tolerances
+SPAN = 2.5  # half of what a drawing spans at least, in tolerances
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Glyph:
     """Where everything is, in pixels from the left of WIDTH; None for what there is not.
 
     Attributes:
-        printed: the published figure; band: from and to where a mean is equal to it.
+        printed: the published figure; band: the prediction interval of one run.
         mean: of the seeds; interval: of the mean; seeds: each.
         says: all of it in words.
     """
@@ -55,12 +55,13 @@ def draw(cell: ShownCell, column: ShownColumn, printed: float | None, shared: Sc
     low, high = _interval(cell)
     scale = shared
     if printed is not None:
-        farthest = max(abs(value - printed) for value in (low, high, *cell.values.values()))
-        half = max(1.1 * farthest, TOLERANCES * (cell.tolerance or 0.0)) or 1.0
+        predicted = [end for end in (cell.low, cell.high) if end is not None]
+        farthest = max(abs(value - printed) for value in (low, high, *predicted, *cell.values.values()))
+        half = max(1.1 * farthest, SPAN * (cell.tolerance or 0.0)) or 1.0
         scale = Scale(printed - half, printed + half)
     band = None
-    if printed is not None and cell.tolerance is not None:
-        band = scale.at(printed - cell.tolerance), scale.at(printed + cell.tolerance)
+    if cell.low is not None and cell.high is not None:
+        band = scale.at(cell.low), scale.at(cell.high)
     return Glyph(
         printed=None if printed is None else scale.at(printed),
         band=band,
@@ -95,6 +96,6 @@ def _in_words(cell: ShownCell, column: ShownColumn, printed: float | None) -> st
         parts.append(f"95 % interval {column.measured(low)} to {column.measured(high)}")
     if printed is not None:
         parts.append(f"printed {column.printed(printed)}")
-    if printed is not None and cell.tolerance is not None:
-        parts.append(f"equal within {column.measured(printed - cell.tolerance)} to {column.measured(printed + cell.tolerance)}")
+    if cell.low is not None and cell.high is not None:
+        parts.append(f"one run lies within {column.measured(cell.low)} to {column.measured(cell.high)}")
     return f"{'; '.join(parts)}; {seeds}"

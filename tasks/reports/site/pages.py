@@ -40,7 +40,7 @@ PAPERS = {
     "tuplet_margin": "Tuplet margin",
 }
 METRICS = {"nmi": "NMI", "nmi_geometric": "NMI (geometric)", "ami": "AMI", "f1": "F1", "map@r": "MAP@R", "csc": "CSC"}
-VERDICTS = {"equal": ("=", "equal"), "above": ("▲", "above"), "below": ("▼", "below"), "undecided": ("?", "undecided")}
+VERDICTS = {"compatible": ("=", "compatible"), "above": ("▲", "above"), "below": ("▼", "below"), "undecided": ("?", "undecided")}
 CLAIMS = {"holds": "✓", "refuted": "✗", "not shown": "≈", "not decided": "?"}
 Links = Mapping[tuple[str, str, int], str]
 

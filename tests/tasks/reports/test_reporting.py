@@ -18,7 +18,7 @@ from tests.conftest import small_training
 
 def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
     spec = RunSpec(dataset="d", variant=variant, seed=seed, training=small_training(), evaluation=EvaluationConfig())
-    metrics = {"recall@1": recall, "recall@1_class_mean": 0.0, "recall@10": 0.9, "nmi": 0.5, "num_queries": 4.0}
+    metrics = {"recall@1": recall, "recall@1_class_mean": 0.0, "recall@10": 0.9, "nmi": 0.5, "num_queries": 1e6}
     return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
 
 
@@ -58,10 +58,10 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
 def test_the_others_are_held_against_the_reference_that_was_named(tmp_path: Path) -> None:
     runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
     text = write_report("title", runs, tmp_path, reference="a")
-    assert "difference to a (Holm)" in text
-    # b less a: 10, 11, 12 points; t(0.975, 2) = 4.303, standard deviation 1, over sqrt(3): 2.5
-    assert "+11.0 ± 2.5" in text
-    assert "+22.0 ± 5.0" in text  # c less a, not c less b
+    assert "difference to a (95 %, simultaneous)" in text
+    # b less a: 10, 11, 12 points; t(2) at 0.05 / 4 = 6.205, standard deviation 1, over sqrt(3): 3.6
+    assert "+11.0 ± 3.6" in text
+    assert "+22.0 ± 7.2" in text  # c less a, not c less b
 
 
 def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
@@ -98,20 +98,25 @@ def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp
     runs = [run(variant, seed, value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
     text = write_report("title", runs, tmp_path)
     lines = text.splitlines()
-    assert lines[2].startswith("a is better than c by 10.0 ± 0.5 R@1 over 3 seeds; b cannot be told from a. A difference of ")
-    assert lines[4].endswith("Bold: a and all that cannot be told from it.")
+    said = "Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence). Significantly worse than a: c (-10.0 ± 0.9). 3 seeds. "
+    assert lines[2].startswith(f"{said}This comparison detects differences of ")
+    assert lines[4].endswith("Bold: the 95 % confidence set of the best.")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
-    assert rows[0][0::4] == ["variant", "difference to the best (Holm)"]
+    assert rows[0][0::4] == ["variant", "difference to the best (95 %, simultaneous)"]
     assert [row[0] for row in rows[1:]] == ["**a**", "**b**", "c"]
     assert [row[1] for row in rows[1:]] == ["**52.0 ± 5.0**", "**50.0 ± 2.5**", "42.0 ± 4.7"]
-    assert [row[4] for row in rows[1:]] == ["the best", "-2.0 ± 2.5, p 0.074", "-10.0 ± 0.5, p < 0.001"]
+    assert [row[4] for row in rows[1:]] == ["-0.5 to +4.5", "-4.5 to +0.5", "-10.5 to +0.0"]
     differences = (tmp_path / "differences/differences.md").read_text()
     matrix = [[cell.strip() for cell in line.split("|")[1:-1]] for line in differences.splitlines() if line.startswith("| ")]
     assert matrix == [
         ["less", "a", "b", "c"],
-        ["a", "", "+2.0 ± 2.5", "**+10.0 ± 0.5**"],
-        ["b", "-2.0 ± 2.5", "", "**+8.0 ± 2.3**"],
-        ["c", "**-10.0 ± 0.5**", "**-8.0 ± 2.3**", ""],
+        ["a", "", "+2.0 ± 4.4", "**+10.0 ± 0.9**"],
+        ["b", "-2.0 ± 4.4", "", "**+8.0 ± 4.0**"],
+        ["c", "**-10.0 ± 0.9**", "**-8.0 ± 4.0**", ""],
+        ["system", "P(better)", "P(practically equal)", "P(worse)"],
+        # t(2): (-2 ± 1) / (1 / sqrt 3) and (-10 ± 1) / (0.2 / sqrt 3)
+        ["b", "0.02", "0.10", "0.89"],
+        ["c", "0.00", "0.00", "1.00"],
     ]
     assert "By ranks of R@1 over 3 seeds of one dataset, a is first (mean rank 1); systems differ (Friedman, p = 0.05)" in differences
     assert (tmp_path / "differences/ranks.png").is_file()
@@ -119,12 +124,32 @@ def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp
     assert not (tmp_path / "differences/ranks.png").exists(), "two variants have no ranks"
 
 
+def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_path: Path) -> None:
+    """Classes of which one system finds 10 or 30 points more: 20 ± 6 or so on other classes, and far surer on these twelve."""
+    runs = []
+    for seed in range(4):
+        for variant, gains in (("a", (0.1, 0.3)), ("b", (0.0, 0.0))):
+            recalls = {str(label): 0.4 + gains[label % 2] + 0.001 * seed * (variant == "a") for label in range(12)}
+            spec, record = run(variant, seed, sum(recalls.values()) / 12)
+            runs.append(
+                (spec, record.model_copy(update={"class_recalls": recalls, "metrics": record.metrics | {"num_query_classes": 12.0}}))
+            )
+    text = write_report("title", runs, tmp_path, reference="b")
+    assert text.splitlines()[2].startswith("Best mean R@1 on these 12 classes: a, 60.1.")
+    differences = (tmp_path / "differences/differences.md").read_text()
+    # standard deviation of the classes' differences 10.45 over sqrt(12), t(11) = 2.201: 6.6; over seeds 0.129 / 2, t(3) = 3.182: 0.2
+    assert "| a      | +20.1 ± 0.2         | +20.1 ± 6.6            |" in differences
+    few = [(spec, record.model_copy(update={"class_recalls": {"0": 0.5}})) for spec, record in runs]
+    write_report("title", few, tmp_path)
+    assert "Nothing is claimed of other classes: 1 test classes are too few." in (tmp_path / "differences/differences.md").read_text()
+
+
 def test_one_seed_is_said_to_decide_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
     text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
-    assert "a is highest (R@1 25.0), but one seed decides nothing." in text
+    assert "Best mean R@1: a, 25.0. Nothing is compared: fewer than 3 shared seeds." in text
     assert "**" not in text
-    assert "Holm" not in text
-    assert "nothing" in write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
+    assert "difference" not in text.replace("differences", "")
+    assert "Nothing" in write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
     assert write_report("title", [run("a", 0, 0.25), run("a", 1, 0.1)], tmp_path).splitlines()[2].startswith("Per cent, ")
 
 
@@ -162,11 +187,11 @@ def test_the_terminal_says_what_can_be_told_and_has_it_bold() -> None:
     runs = [published(variant, seed, recall_at_1=value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
     found = compare_published("d", runs)
     assert found is not None
-    assert found.sentence == "a is better than c by 10.0 ± 0.5 R@1 over 3 seeds; b cannot be told from a."
+    assert found.sentence.startswith("Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence).")
     console = Console(width=120, record=True, force_terminal=True)
     console.print(comparison_table("title", runs, found))
     lines = console.export_text(styles=True).splitlines()
     bold = {name: any(f"\x1b[1m{name} " in line for line in lines) for name in "abc"}
     assert bold == {"a": True, "b": True, "c": False}
-    assert any("-10.0 ± 0.5, p < 0.001" in line for line in lines)
+    assert any("-10.5 to +0.0" in line for line in lines)
     assert compare_published("d", runs[:3]) is None

@@ -48,7 +48,7 @@ def test_what_was_measured_stands_below_what_was_printed() -> None:
         ["Ours", "published, own", "60.5", "7.5"],
         ["", "released", "61.0", "-"],
         # mean 60.5, standard deviation 0.5: half of the 95 % interval is 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
-        ["", "as_released, 3 seeds", "60.5 ± 1.2 equal", "0.750 undecided (one seed)"],
+        ["", "as_released, 3 seeds", "60.5 ± 1.2 compatible, mean equal", "0.750 undecided (one seed; 3 decide)"],
     ]
 
 
@@ -69,17 +69,17 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     runs = [run("ours", seed, variant="as_published", recall_at_1=0.6 + seed / 100) for seed in range(3)]
     runs[0] = runs[0].model_copy(update={"older_code": ("dml_core/losses/a.py",)})
     page = as_markdown(shown(*runs, file=file, failures={"ours as_released, sop, seed 1": "no memory | left"}))
-    assert "- holds: Ours is above 0.5. (recall@1 61 against 50, difference +11 ± 2.48 over 3 seeds)" in page
+    assert "- holds: Ours is above 0.5. (recall@1 61 against 50, difference +11 ± 2.48 over 3 seeds, p 0.0055 (Holm))" in page
     assert "- refuted: Ours is below 0.5." in page
-    assert "- not decided, for their runs are not there: 1 claim" in page
+    assert "- 1 claim undecided: runs missing" in page
     assert "as_published, 3 seeds, made by older code" in page
     assert "- Made by older code: Ours, as_published; these files differ: dml_core/losses/a.py." in page
     assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
 
 
 def test_the_note_says_what_the_table_is_and_how_far_it_is() -> None:
-    note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(2)]))
+    note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(3)]))
     assert note.startswith("**paper/table1**, page 3 of the paper: Two birds.")
     assert "What it shows: Ours is best." in note
-    assert "Measured on the paper's own data: 1 of the 1 rows that are to be run. Verdicts on printed figures: 1 equal." in note
+    assert "Measured on the paper's own data: 1 of the 1 rows that are to be run. Verdicts on printed figures: 1 compatible." in note
     assert "`dml reproduce paper/table1`" in note

@@ -65,6 +65,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Registry.holder": lambda uri, folder: Registry(uri).holder("n", "best"),
     "Registry.promote": lambda uri, folder: Registry(uri).promote("n", "best", NETWORK, "gate", "card"),
     "Registry.promoting": _promoting,
+    "Registry.count_attempt": lambda uri, folder: Registry(uri).count_attempt("n", "best"),
     "Tracker.sync": _sync,
     "Tracker.begin_run": lambda uri, folder: _tracker(uri, folder).begin_run("c", "i", _spec()),
     "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", {0: {"loss": 1.0}}),

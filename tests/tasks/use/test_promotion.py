@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 import requests
 from mlflow import MlflowClient
+from scipy import stats
 
 from dml_core import load_model
 from dml_core.errors import ConfigError
+from dml_core.evaluation.evaluator import ClassRecall
 from tasks.environment import Project
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.embeddings import load_embeddings
@@ -31,7 +34,7 @@ from tasks.tracking.tracker import Tracker
 from tasks.use import listing, models, promotion
 from tasks.use.listing import Listing, list_models
 from tasks.use.models import find_run, resolve_model
-from tasks.use.promotion import difference_by_class, promote
+from tasks.use.promotion import ClassRecalls, gain_by_class, level_of, promote
 from tests.conftest import ROOT
 from tests.tasks.use.conftest import make_run
 
@@ -71,14 +74,18 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
     assert first.said == "the first; there was nothing to compare with"
     better = promote(fresh, "own/good/0")
     differences = recalls_by_hand(fresh, "own/good/0") - recalls_by_hand(fresh, "own/untrained/0")
-    half_width = 2.1314 * differences.std(ddof=1) / len(differences) ** 0.5  # Student's t of 15 degrees of freedom
     assert len(differences) == 16
-    low, high = differences.mean() - half_width, differences.mean() + half_width
-    said = f"Recall@1 {100 * differences.mean():+.1f} points, 95 % interval [{100 * low:.1f}, {100 * high:.1f}], paired by 16 test classes"
-    assert said in better.said
-    assert low > 0
-    with pytest.raises(ConfigError, match=r"not known to be better: Recall@1 -[\d.]+ points, 95 % interval \[-[\d.]+, -[\d.]+\]"):
+    quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # of the first attempt
+    low = differences.mean() - quantile * differences.std(ddof=1) / len(differences) ** 0.5
+    said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} by a one-sided test at level 0.03 (attempt 1), "
+    assert better.said.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
+    assert low > 0.005
+    refused = (
+        r"not known to be better by 0.5 points: Recall@1 -[\d.]+ points, at least -[\d.]+ by a one-sided test at level 0.0076 \(attempt 2\)"
+    )
+    with pytest.raises(ConfigError, match=refused):
         promote(fresh, "own/untrained/0")
+    assert MlflowClient(fresh.tracking_uri).get_registered_model(NAME).tags["dml.attempts.champion"] == "2"
     registry = Registry(fresh.tracking_uri)
     assert registry.holder(NAME, "champion") == registry.versions(NAME)[1]
     assert promote(fresh, "own/good/0").said == f"own/good/0 is the champion of {NAME} already (version 2)"
@@ -224,7 +231,7 @@ def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Proje
         server.wait(30)
 
 
-def gated(fresh: Project, monkeypatch: pytest.MonkeyPatch, holder: dict[int, float], challenger: dict[int, float]) -> str:
+def gated(fresh: Project, monkeypatch: pytest.MonkeyPatch, holder: ClassRecalls, challenger: ClassRecalls) -> str:
     """What `promote` says of a network whose classes have these scores, where the champion's have the others; raises where it refuses."""
     of_run = {"own / untrained / seed 0": holder, "own / good / seed 0": challenger}
     monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: of_run[_title(network)])
@@ -236,34 +243,76 @@ def _title(network: LoggedNetwork) -> str:
     return f"own / {network.tags['dml.variant']} / seed {network.tags['dml.seed']}"
 
 
-CHAMPION_SCORES = {0: 0.50, 1: 0.50, 2: 0.50, 3: 0.50}
-# Differences in points -> whether the challenger may take the place. t(0.975, 3) = 3.182, over sqrt(4).
+NUM_CLASSES, NUM_QUERIES = 12, 20
+CHAMPION_SCORES = {label: ClassRecall(0.5, NUM_QUERIES) for label in range(NUM_CLASSES)}
+# Differences in points, repeated over the 12 classes -> whether the challenger may take the place. t(11) at 0.0304 is 2.094.
 DIFFERENCES = {
-    "the same network": ((0, 0, 0, 0), False),
-    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 6.27, half width 9.98
-    "just not: the interval's end is 0": ((0, 0, 0, 4), False),  # mean 1, half width 3.18
-    "better in every class alike": ((5, 5, 5, 5), True),
-    "better beyond the noise": ((10, 8, 12, 10), True),  # mean 10, deviation 1.63, half width 2.6
+    "the same network": ((0,), False),
+    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 5.7: at least -0.5
+    "one query more in two classes": ((5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), False),
+    "one query more in every class alike": ((5,), True),  # floor 4.87, so at least 5 - 2.094 * 4.87 / sqrt(12) = 2.06
+    "better, by less than the least gain": ((1, 0.2, 0.4, 0.4), False),  # of many queries it would be at least 0.3
+    "better beyond the noise": ((10, 8, 12, 10), True),
     "worse beyond the noise": ((-10, -8, -12, -10), False),
-    "worse in every class alike": ((-5, -5, -5, -5), False),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
-def test_the_gate_opens_where_the_interval_lies_above_zero(fresh: Project, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_the_gate_opens_where_the_gain_is_known_to_be_enough(fresh: Project, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     points, may = DIFFERENCES[what]
-    challenger = {label: CHAMPION_SCORES[label] + point / 100 for label, point in enumerate(points)}
+    points = points * (NUM_CLASSES // len(points))
+    size = 10**6 if "least gain" in what else NUM_QUERIES
+    holder = {label: found._replace(num_queries=size) for label, found in CHAMPION_SCORES.items()}
+    challenger = {label: ClassRecall(0.5 + point / 100, size) for label, point in enumerate(points)}
     registry = Registry(fresh.tracking_uri)
     if may:
-        said = gated(fresh, monkeypatch, CHAMPION_SCORES, challenger)
-        assert said.startswith(f"better: Recall@1 {np.mean(points):+.1f} points, 95 % interval [")
+        said = gated(fresh, monkeypatch, holder, challenger)
+        assert said.startswith(f"better by 0.5 points or more: Recall@1 {np.mean(points):+.1f} points, at least +")
         assert registry.holder(NAME, "champion").run_id == registry.versions(NAME)[1].run_id
         return
-    with pytest.raises(
-        ConfigError, match=rf"not known to be better: Recall@1 {re.escape(f'{np.mean(points):+.1f}')} points, .*paired by 4 "
-    ):
-        gated(fresh, monkeypatch, CHAMPION_SCORES, challenger)
+    refused = rf"not known to be better by 0.5 points: Recall@1 {re.escape(f'{np.mean(points):+.1f}')} points, .*paired by 12 "
+    with pytest.raises(ConfigError, match=refused):
+        gated(fresh, monkeypatch, holder, challenger)
     assert [version.aliases for version in registry.versions(NAME)] == [("champion",)], "the champion stays, and no version is made"
+
+
+def test_the_floor_of_the_spread_by_hand() -> None:
+    """5 points of 20 queries in each class: at least one query disagrees, with variance (0.05 - 0.05^2) / 20 for each class."""
+    better = {label: ClassRecall(0.55, NUM_QUERIES) for label in range(NUM_CLASSES)}
+    assert gain_by_class(better, CHAMPION_SCORES).deviation == pytest.approx(max(0.0475 / 20, 1 / 400) ** 0.5)
+    with pytest.raises(ConfigError, match="9 test classes decide nothing, 10 are the least"):
+        gain_by_class({label: better[label] for label in range(9)}, {label: CHAMPION_SCORES[label] for label in range(9)})
+
+
+def test_the_levels_of_all_attempts_add_up_to_the_level() -> None:
+    assert sum(map(level_of, range(1, 100_001))) == pytest.approx(0.05, abs=1e-5)
+    assert level_of(1) == pytest.approx(0.0304, abs=1e-4)
+
+
+def share_of_years_with_a_promotion(num_years: int, num_nights: int, level_at: Callable[[int], float]) -> float:
+    """A candidate a night that is as good as the champion on all classes that there could be: 60 classes of 15 queries are tested."""
+    rng, promoted = np.random.default_rng(0), 0
+    for _ in range(num_years):
+        ease = rng.normal(0.5, 0.15, 60)
+        networks = np.clip(ease + rng.normal(0, 0.05, (num_nights + 1, 60)), 0, 1)
+        found = rng.binomial(15, networks) / 15
+        holder, *candidates = (dict(enumerate(map(ClassRecall, row.tolist(), [15] * 60))) for row in found)
+        for attempt, recalls in enumerate(candidates, 1):
+            gain = gain_by_class(recalls, holder)
+            if gain.at_least(level_at(attempt)) > 0:
+                promoted += 1
+                break
+    return promoted / num_years
+
+
+def test_weeks_of_candidates_without_a_true_gain_replace_no_champion() -> None:
+    assert share_of_years_with_a_promotion(60, 90, level_of) <= 0.13
+    assert share_of_years_with_a_promotion(60, 90, lambda attempt: 0.025) > 0.25, "the same level every night, as it was before"
+
+
+@pytest.mark.proof
+def test_a_candidate_a_night_for_a_year_is_promoted_without_a_true_gain_in_5_of_100_years_at_most() -> None:
+    assert share_of_years_with_a_promotion(400, 365, level_of) <= 0.05 + 2 * (0.05 * 0.95 / 400) ** 0.5
 
 
 def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,17 +322,15 @@ def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.Monke
     assert champion is not None
     fetch = Registry.embeddings
     monkeypatch.setattr(Registry, "embeddings", lambda self, network, folder: fetch(self, champion, folder))
-    with pytest.raises(ConfigError, match=r"not known to be better: Recall@1 \+0\.0 points, 95 % interval \[0\.0, 0\.0\]"):
+    with pytest.raises(ConfigError, match=r"not known to be better by 0.5 points: Recall@1 \+0\.0 points, at least -"):
         promote(fresh, "own/good/1")
 
 
 def test_other_images_other_classes_or_a_champion_without_its_run_are_refused(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="3 and 4 test classes cannot be paired"):
-        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(3), 0.9))
-    with pytest.raises(ConfigError, match="4 and 4 test classes cannot be paired"):
-        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(1, 5), 0.9))
-    with pytest.raises(ConfigError, match="1 and 1 test classes cannot be paired"):
-        difference_by_class({0: 0.9}, {0: 0.1})
+    with pytest.raises(ConfigError, match="3 and 12 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(3), ClassRecall(0.9, 20)))
+    with pytest.raises(ConfigError, match="12 and 12 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(1, 13), ClassRecall(0.9, 20)))
     registry = Registry(fresh.tracking_uri)
     client = MlflowClient(fresh.tracking_uri)
     holder = registry.holder(NAME, "champion")

@@ -48,7 +48,7 @@ def test_a_label_is_text_and_never_markup(html: Element, page: TablePage) -> Non
 
 
 def test_each_verdict_is_told_by_mark_and_word_beside_its_colour(html: Element) -> None:
-    marks = {"equal": "=", "above": "▲", "below": "▼", "undecided": "?"}
+    marks = {"compatible": "=", "above": "▲", "below": "▼", "undecided": "?"}
     seen = set()
     for cell in html.all("td", "measured"):
         if "plain" in str(cell.attributes["class"]).split():
@@ -65,11 +65,13 @@ def test_an_interval_is_drawn_and_said_in_words(html: Element) -> None:
     assert cell.all("span", "figure")[0].text == "70.1 ± 0.3"
     (glyph,) = cell.all("svg")
     said = str(glyph.attributes["aria-label"])
-    assert said.startswith("mean 70.1; 95 % interval 69.8 to 70.4; printed 71.9; equal within 70.9 to 72.9; seed 0: ")
+    assert said.startswith("mean 70.1; 95 % interval 69.8 to 70.4; printed 71.9; one run lies within 69.4 to 70.8; seed 0: ")
     assert len(glyph.all("line", "seed")) == 5
     (mean,), (printed,), (band,) = glyph.all("circle"), glyph.all("line", "at"), glyph.all("rect")
-    left = float(str(band.attributes["x"]))
-    assert float(str(mean.attributes["cx"])) < left < float(str(printed.attributes["x1"])), "below: the mean lies left of the band"
+    left, right = (low := float(str(band.attributes["x"]))), low + float(str(band.attributes["width"]))
+    assert left < float(str(mean.attributes["cx"])) < right < float(str(printed.attributes["x1"])), (
+        "below: the figure lies right of the band"
+    )
 
 
 def test_rows_that_lack_something_say_what(html: Element) -> None:
