@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 from dml_core.config import parse
+from dml_core.errors import ConfigError
 from tasks.tables.claims import JudgedClaim, judge_claims, judge_pairs
 from tasks.tables.file import TableFile
 from tasks.tables.report import claim_line
@@ -39,6 +40,7 @@ def test_by_hand():
     assert judge_pairs([4, 5, 6], [0, 0, 0], "above")[0] == "holds"
     assert judge_pairs([4, 5, 6], [0, 0, 0], "below")[0] == "refuted"
     assert judge_pairs([4, 5, 6], [0, 0, 0], "above")[2] == pytest.approx(2.484, abs=1e-3)
+    assert judge_pairs([0.1, 0.15, 0.2], [0.6, 0.65, 0.71], "below")[0] == "holds", "fractions too"
     assert judge_pairs([4], [0], "above") == ("not decided", 4, None)
     assert judge_pairs([], [], "above") == ("not decided", None, None)
     assert judge_pairs([3, 3], [3, 3], "above")[0] == "not shown"
@@ -50,6 +52,21 @@ def table(**claim) -> TableFile:
     claims = [{"says": "a is better", "row": "a", "metric": "recall@1", "reference": "b", "side": "above"} | claim]
     shared = {"title": "t", "page": 1, "states": "s", "tolerance": {"value": 1.0, "reason": "one run"}}
     return parse(TableFile, {**shared, "columns": columns, "rows": rows, "claims": claims}, "table")
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({"row": "c"}, "no row is called 'c'"),
+        ({"reference": "c"}, "no row is called 'c'"),
+        ({"variant": "third"}, "row 'a' has no variant 'third'"),
+        ({"dataset": "cars196"}, "no column is of dataset 'cars196'"),
+    ],
+)
+def test_a_claim_about_what_the_table_has_not_is_refused(claim, message):
+    with pytest.raises(ConfigError, match=f"claim 'a is better': {message}"):
+        table(**claim)
+    assert table(variant="other", dataset="sop").claims[0].variant == "other"
 
 
 def judged(file: TableFile, *runs: MeasuredRun) -> JudgedClaim:
