@@ -198,6 +198,11 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
         from dml_core.training.grad_cache import check_independent
 
         check_independent(Embedder(training.without_weights().model, num_classes))
+    if training.num_epochs > 0 and training.sampler.kind == "shuffled" and training.sampler.batch_size == 1:
+        from dml_core.models.embedder import Embedder
+        from dml_core.training.batchnorm import check_batches
+
+        check_batches(Embedder(training.without_weights().model, num_classes), num_images=1)
 
 
 def _loss(training: TrainingConfig, num_classes: int) -> "Loss":

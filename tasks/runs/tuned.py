@@ -105,7 +105,7 @@ def write_tuned(found: TunedFile) -> Path:
     """
     path = tuned_path(found.table, found.row, found.dataset)
     title = f"# Made by `{tune_command(found.table, found.row, found.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
-    values = found.model_dump(mode="json", exclude_none=True)
+    values = found.model_dump(mode="json", exclude_defaults=True)  # a None among the settings is one of them
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in found.space.items()}
     try:
         write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))

@@ -13,6 +13,7 @@ import numpy as np
 from dml_core.evaluation.comparing import LEVEL, is_share_of_queries, tested_on
 from dml_core.evaluation.confidence import mean_over_seeds
 from dml_core.evaluation.statistics import MIN_SEEDS, holm, paired_difference
+from dml_core.training.epochs import Epoch
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.records import Record
 from tasks.tables.file import Claim, TableFile
@@ -77,8 +78,9 @@ class JudgedClaim(Record):
         return self.mean / self.reference_mean
 
 
-def judge_claims(table: TableFile, result: TableResult) -> tuple[JudgedClaim, ...]:
-    """Every claim of a table, judged by the runs that are there."""
+def judge_claims(table: TableFile, result: TableResult, epoch: Epoch = "last") -> tuple[JudgedClaim, ...]:
+    """Every claim of a table, judged by the runs that are there, with their weights of one epoch."""
+    result = result.model_copy(update={"runs": tuple(run for run in result.runs if run.epoch == epoch)})
     claims = [_measured(table, claim, result) for claim in table.claims]
     corrected = iter(holm([claim.p_value for claim in claims if claim.p_value is not None]))
     return tuple(claim if claim.p_value is None else _judged(claim, next(corrected)) for claim in claims)
@@ -123,10 +125,10 @@ def _measured(table: TableFile, claim: Claim, result: TableResult) -> JudgedClai
 
 
 def _by_seed(table: TableFile, result: TableResult, row: str, variant: str | None, dataset: str, metric: str) -> dict[int, float]:
-    """A row's values of a metric by seed after the last epoch: in a variant, or its first."""
+    """A row's values of a metric by seed: in a variant, or its first."""
     variant = variant or next(iter(table.rows[row].variants), None)
     factor = _factor(table, dataset, metric)
-    runs = [run for run in result.runs if (run.row, run.variant, run.dataset, run.epoch) == (row, variant, dataset, "last")]
+    runs = [run for run in result.runs if (run.row, run.variant, run.dataset) == (row, variant, dataset)]
     return scores_by_seed((row, run.seed, factor * run.scores[metric]) for run in runs if metric in run.scores).get(row, {})
 
 

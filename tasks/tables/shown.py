@@ -255,7 +255,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
     rows = _with_systems([_row(name, table, row, result, waiting or {}) for row in table.rows])
     lines = [line for row in rows for line in row.lines]
     columns = _columns(table, rows)
-    claims = judge_claims(table, _of_epoch(result, epoch))
+    claims = judge_claims(table, result, epoch)
     own_data, stand_in = _counts(table, columns, rows, claims)
     return ShownTable(
         name=name,
@@ -278,11 +278,6 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         ranking=rank_lines(columns, lines),
         left_out=left_out,
     )
-
-
-def _of_epoch(result: TableResult, epoch: Epoch) -> TableResult:
-    """The runs whose weights are of that epoch, as claims look at them."""
-    return result.model_copy(update={"runs": tuple(run.model_copy(update={"epoch": "last"}) for run in result.runs if run.epoch == epoch)})
 
 
 def _counts(

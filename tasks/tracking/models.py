@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import Tensor
 
@@ -39,11 +40,17 @@ BEST = "best"
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:
-    """The model that a run has logged whole, by its id; one whose logging broke off is deleted."""
+    """The model that a run has logged whole, by its id; one whose logging broke off is deleted.
+
+    Raises:
+        MlflowException: MLflow cannot be asked.
+    """
     for output in run.outputs.model_outputs if run.outputs else ():
         try:
             model = client.get_logged_model(output.model_id)
-        except MlflowException:
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise  # an error of the server says nothing about the model
             continue  # deleted
         if model.status == LoggedModelStatus.READY:
             return str(model.model_id)
@@ -91,7 +98,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             evaluation.metric,
             run_title(report.dataset.name, report.variant, report.seed),
         )
-        _check_opens(network, training, len(dataset.class_names), weights, dataset.raw_bytes(0))
+        check_opens(network, training, len(dataset.class_names), weights, dataset.raw_bytes(0))
         info = mlflow.pyfunc.log_model(
             name=re.sub(r"[^\w-]", "-", f"{report.dataset.name}-{report.variant}-seed-{report.seed}"),
             python_model=packaged_model.__file__,
@@ -110,7 +117,7 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
     return str(info.model_id)
 
 
-def _check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
+def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
     """Open a network as whoever loads the published model does, and compare its embedding of an image with the trained network's.
 
     MLflow tries a model too, but only warns.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
@@ -19,8 +20,8 @@ from dml_core.models.backbones.kept import check_kept
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.history import Report
-from dml_core.training.loop import build_system, fit
-from dml_core.training.parallel import from_rank_zero, rank, world_size
+from dml_core.training.loop import fit
+from dml_core.training.parallel import from_rank_zero, rank, state_from_rank_zero, world_size
 from dml_core.training.pulse import patient
 from dml_core.training.saving import Saving
 from dml_core.training.validation import scorers
@@ -90,18 +91,15 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
     roles = {role: open_role(folder, role, validation) for role in scored}
     with patient():
-        checkpoint = from_rank_zero(lambda: _finished_checkpoint(job, store))
+        weights, num_epochs = _trained_weights(job, store, device)
         store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
-    num_classes = len(open_role(folder, "train", validation).class_names)
-    system = build_system(job.spec.training.without_weights(), num_classes, job.spec.seed, device)
-    weights, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
-    system.load_state_dict(weights)
-    assert isinstance(system.model, Embedder)
+    model = Embedder(job.spec.training.without_weights().model, len(open_role(folder, "train", validation).class_names)).to(device)
+    model.load_state_dict(weights)
     if world_size() > 1:
         dist.barrier()
     if rank() == 0 and job.spec.evaluation.epoch != "last":
         save_kept_epoch(store.folder(job.embed_key), num_epochs)
-    extract(system.model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
+    extract(model, job.spec.training.transform, roles, store.folder(job.embed_key), device, job.num_loader_workers)
     with patient():
         store.push(job.embed_key)
     return {}
@@ -116,6 +114,20 @@ def _store(address: str, cache_folder: str) -> Store:
 def _identity(job: Job) -> str:
     """The identity of the job's training: its folder in the store has its name."""
     return job.train_key.rpartition("/")[2]
+
+
+def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict[str, Tensor], int]:
+    """The network's weights and after how many epochs they were reached; rank 0 reads them, the others receive them one by one."""
+    weights: dict[str, Tensor] | None = None
+
+    def read() -> int:
+        nonlocal weights
+        of_system, num_epochs = weights_of(_finished_checkpoint(job, store), job.spec.evaluation.epoch)
+        weights = {name.removeprefix("model."): value for name, value in of_system.items() if name.startswith("model.")}
+        return num_epochs
+
+    num_epochs = from_rank_zero(read)
+    return state_from_rank_zero(weights, device, lambda _, whole: whole), num_epochs
 
 
 def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:

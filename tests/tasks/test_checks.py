@@ -83,6 +83,16 @@ def test_without_a_prepared_dataset_losses_are_checked_all_the_same(tmp_path: Pa
         check(tmp_path, None, **of_variant(loss={"name": "triplet_semi_hard"}))
 
 
+@pytest.mark.parametrize("prepared", [True, False])
+def test_batches_of_one_image_are_refused_for_a_network_with_batchnorm_alone(tmp_path: Path, packed: Path, prepared: bool) -> None:
+    one = {"sampler": {"kind": "shuffled", "batch_size": 1}}
+    folder, scale = packed if prepared else None, {"num_workers": 1}
+    check(tmp_path, folder, scale=scale, **of_variant(model={"head": {"kind": "linear"}}, **one))
+    check(tmp_path, folder, scale=scale, **of_variant(num_epochs=0, model={"head": {"kind": "bn"}}, **one))
+    with pytest.raises(ConfigError, match=r"mine: sampler: the BatchNorm 'head\.norm' cannot normalise batches of one image"):
+        check(tmp_path, folder, scale=scale, **of_variant(model={"head": {"kind": "bn"}}, **one))
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "k_by_n"])
 def test_the_first_batch_is_as_large_as_the_sampler_makes_it(packed: Path, kind: Any) -> None:
     labels = open_role(packed, "train", None).labels

@@ -68,6 +68,14 @@ def test_written_and_read_back(tables: Path) -> None:
     assert table_names() == [name for name in table_names() if "tuned" not in name], "it is no table"
 
 
+def test_an_option_that_is_null_and_an_unknown_commit_are_read_back(tables: Path) -> None:
+    without_head = {"model": {"head": {"kind": "bn_neck", "embedding_dim": None}}}
+    tried = (Tried(params={}), Tried(params={"model.head.embedding_dim": None}, scores=(0.5,)))
+    found = FOUND.model_copy(update={"training": without_head, "tried": tried, "commit": None, "confirmation": None})
+    write_tuned(found)
+    assert read_tuned(TABLE, ROW, DATASET) == found
+
+
 def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
     command = "run: dml tune project/fashion_mnist/softtriple --dataset fashion-mnist"
     with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist; {command}"):
@@ -115,8 +123,9 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
     table = table.model_copy(update={"rows": table.rows | {ROW: row}})
     assert runs_of(TABLE, table, Choice((ROW,)), (ROW,))[DATASET][0].variant == "softtriple ours"
     assert row_training(TABLE, row, DATASET) == row_training(TABLE, row, DATASET, "ours")
-    with pytest.raises(ValueError, match="'tuned' is laid over the row's first"):
-        Row(label="x", kind="own", published=(None,), variants=("tuned",))
+    for variants in (("tuned",), ("tuned", "ours")):
+        with pytest.raises(ValueError, match="'tuned' is laid over the row's first"):
+            Row(label="x", kind="own", published=(None,), variants=variants)
 
 
 def test_the_common_track_is_not_tuned(tables: Path) -> None:

@@ -130,6 +130,21 @@ def table(**claim) -> TableFile:
     return parse(TableFile, {**shared, "columns": columns, "rows": rows, "claims": claims}, "table")
 
 
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        ({"row": "c"}, "no row is called 'c'"),
+        ({"reference": "c"}, "no row is called 'c'"),
+        ({"variant": "third"}, "row 'a' has no variant 'third'"),
+        ({"dataset": "cars196"}, "no column is of dataset 'cars196'"),
+    ],
+)
+def test_a_claim_about_what_the_table_has_not_is_refused(claim, message):
+    with pytest.raises(ConfigError, match=f"claim 'a is better': {message}"):
+        table(**claim)
+    assert table(variant="other", dataset="sop").claims[0].variant == "other"
+
+
 def judged(file: TableFile, *runs: MeasuredRun) -> JudgedClaim:
     (found,) = judge_claims(file, TableResult(name="x/table1", runs=runs))
     return found

@@ -39,6 +39,15 @@ def test_the_widest_interval_by_hand() -> None:
     assert widest({}, 1.0) is None
 
 
+@pytest.mark.parametrize("points", [0.4, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0])
+def test_the_seeds_needed_are_the_fewest_whose_interval_is_narrow_enough(points: float) -> None:
+    """The differences to a are 10, 11 and 6, of deviation 2.6458."""
+    needed = next(n for n in range(2, 1000) if student.ppf(0.975, n - 1) * np.std([10, 11, 6], ddof=1) / n**0.5 <= points)
+    found = widest({name: SCORES[name] for name in "ac"}, points)
+    assert found is not None
+    assert found.num_seeds == needed
+
+
 def test_seeds_are_added_at_most_twofold_and_never_beyond_the_cap() -> None:
     found = widest(SCORES, 1.0)
     assert next_seeds(found, 3, Resolve(1.0, 20)) == 6, "not 30 at once"

@@ -7,7 +7,7 @@ import pytest
 
 from dml_core.data.store.info import read_info
 from tasks.environment import Project
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.runs.specs import DatasetSpec, RunSpec, comparison_runs, load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import label_parts, load_table
 from tasks.tables.present import table_today
@@ -63,6 +63,18 @@ def test_the_standing_comparison_is_held_to_params_yaml_and_to_the_prepared_data
         assert len(left_out) == 2
     alone = TableResult(name=STANDING, runs=(old[2],))
     assert comparable(alone, table_today(project, PARAMS, STANDING, standing_table(PARAMS), alone))[0].runs == ()
+
+
+def test_a_table_s_dataset_is_the_project_s_that_is_read_by_its_reader(project: Project) -> None:
+    """Whatever the project calls it."""
+    project.packed("synthetic").rename(project.packed("birds"))
+    table = load_table("softtriple/table1")
+    spec = runs_of("softtriple/table1", table)["cub200"][0]
+    result = TableResult(name="softtriple/table1", runs=(measured(spec, *label_parts(spec.variant)[:2], "old"),))
+    birds = PARAMS.model_copy(update={"datasets": {"birds": DatasetSpec(reader="cub200", raw="raw")}})
+    digest = read_info(project.packed("birds")).fingerprint
+    assert table_today(project, birds, "softtriple/table1", table, result).digests == {"cub200": digest}
+    assert table_today(project, PARAMS, "softtriple/table1", table, result).digests == {}
 
 
 @pytest.mark.parametrize("name", ["softtriple/table1", "tuplet_margin/table3", "sgsl/table4", "project/claims"])

@@ -4,7 +4,7 @@ from typing import Any
 
 from dml_core.config import parse
 from tasks.tables.file import TableFile
-from tasks.tables.report import as_markdown, as_note, lines
+from tasks.tables.report import as_markdown, as_note, lines, told_lines
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.shown import ShownTable, shown_table
 from tests.tasks.tables.test_claims import run
@@ -75,6 +75,21 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     assert "as_published, 3 seeds, made by older code" in page
     assert "- Made by older code: Ours, as_published; these files differ: dml_core/losses/a.py." in page
     assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
+
+
+def test_what_the_comparison_could_have_shown_stands_below_what_it_shows() -> None:
+    rows = TABLE.model_dump(mode="json")["rows"]
+    other = {"label": "Other", "kind": "own", "published": [None, None], "variants": ["as_released"]}
+    file = parse(TableFile, TABLE.model_dump(mode="json") | {"rows": {**rows, "other": other}}, "table")
+    values = {"ours": (0.6, 0.61, 0.62), "other": (0.5, 0.52, 0.51)}
+    table = shown(
+        *[run(row, n, variant="as_released", recall_at_1=value) for row in values for n, value in enumerate(values[row])], file=file
+    )
+    (found,) = table.comparisons
+    assert found.limits is not None
+    assert told_lines(table)[0] == table.told[0]
+    assert told_lines(table)[-1].endswith(found.limits)
+    assert told_lines(shown()) == []
 
 
 def test_the_note_says_what_the_table_is_and_how_far_it_is() -> None:

@@ -73,6 +73,8 @@ def test_a_figure_has_the_decimals_of_its_column():
     recall, nmi, csc = shown().columns
     assert [recall.printed(40), nmi.printed(60.25), csc.printed(7.5), csc.printed(None)] == ["40.0", "60.25", "7.5", "-"]
     assert [recall.measured(61.234), nmi.measured(61.234), csc.measured(7.51234)] == ["61.2", "61.23", "7.512"]
+    columns = [FILE["columns"][0], {"dataset": "sop", "metrics": ["csc"], "unit": "distance"}]
+    assert shown(file=FILE | {"columns": columns}).columns[2].measured(7.51234) == "7.512"
 
 
 def test_what_is_measured_far_below_one_keeps_two_digits():

@@ -24,7 +24,7 @@ from tasks.environment import Project
 from tasks.use.embed import embed_to
 from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
 from tasks.use.models import resolve_model
-from tasks.use.searching import search_images, search_page
+from tasks.use.searching import _share, search_images, search_page
 from tasks.use.sources import find_images
 from tests.tasks.use.conftest import OPTIONS
 
@@ -216,3 +216,14 @@ def test_nothing_is_made_by_looking_for_a_model(project: Project, tmp_path: Path
     with pytest.raises(ConfigError, match="no trained run here has this identity"):
         resolve_model("0" * 32, elsewhere)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "best", "metric", "filled"),
+    [
+        *((1.0, 1.0, "cosine", 100), (0.25, 1.0, "cosine", 25), (-0.5, 0.5, "cosine", 0), (1.0000001, 1.0, "cosine", 100)),
+        *((-4.0, -1.0, "euclidean", 25), (-1.0, -1.0, "euclidean", 100), (0.0, 0.0, "euclidean", 100), (-1.0, 0.0, "euclidean", 0)),
+    ],
+)
+def test_a_bar_is_as_long_as_its_image_is_near(score: float, best: float, metric: str, filled: int) -> None:
+    assert _share(score, best, metric) == filled

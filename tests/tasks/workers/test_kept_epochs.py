@@ -1,12 +1,16 @@
 """One training, scored with the weights of its last and of its kept epochs: what the workers do, and what is recorded; without Ray."""
 
 import json
+import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
@@ -25,6 +29,7 @@ from tasks.workers import work
 from tasks.workers.jobs import Job
 from tests.damage import DAMAGE
 from tests.training.test_kept_epochs import BOTH
+from tests.workers import spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -78,6 +83,29 @@ def test_the_oracle_s_score_is_the_best_of_its_curve_and_says_its_epoch(packed: 
     assert KEPT_EPOCH not in scores["last"]
     assert scores["best_validation"]["recall@1"] == pytest.approx(curve[int(scores["best_validation"][KEPT_EPOCH]) - 1])
     assert json.loads((tmp_path / "oracle/metrics.json").read_text()) == scores["oracle"]
+
+
+def embed_and_count(rank: int, packed: Path, folder: Path) -> None:
+    """Embed as one of two workers; keep how many bytes are pickled for the other."""
+    pickled, send = [], dist.broadcast_object_list
+
+    def count(objects: list[Any], src: int) -> None:
+        pickled.append(len(pickle.dumps(objects)))
+        send(objects, src=src)
+
+    dist.broadcast_object_list = count
+    work.embed(job_for(packed, folder, "last"), CPU, lambda message: None)
+    (folder / f"{rank}.json").write_text(json.dumps(pickled))
+
+
+@pytest.mark.slow
+def test_two_workers_embed_alike_and_no_weights_are_pickled(packed: Path, state: Path, tmp_path: Path) -> None:
+    shutil.copytree(state / "store/train", tmp_path / "store/train")
+    spawn(embed_and_count, 2, packed, tmp_path)
+    for name in ("manifest.json", *(path.name for path in (state / "store/embed/last").glob("*.npy"))):
+        assert (tmp_path / "store/embed/last" / name).read_bytes() == (state / "store/embed/last" / name).read_bytes(), name
+    weights = [value for name, value in load_system(BOTH, 0, packed, state / "store/train/x").state_dict().items() if "model." in name]
+    assert sum(json.loads((tmp_path / "0.json").read_text())) < sum(value.nbytes for value in weights)
 
 
 @pytest.mark.parametrize("how", DAMAGE)

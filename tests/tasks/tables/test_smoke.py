@@ -1,0 +1,41 @@
+"""Smoke runs: small in images, classes, steps and weights; in all else the table's own."""
+
+import pytest
+
+from dml_core.data.registry import parse_dataset
+from dml_core.errors import ConfigError
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table
+from tasks.tables.runs import runs_of
+from tasks.tables.smoke import DIGITS, IMAGES, LAYOUTS, SMOKE, make_small, table_of
+
+TABLE = "softtriple/table1"
+
+
+def test_a_smoke_run_is_small_and_otherwise_the_table_s() -> None:
+    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",)), ("softtriple",), ("cub200",))["cub200"]
+    small = make_small(spec)
+    assert (small.table, small.dataset, table_of(small), table_of(spec)) == (SMOKE, "cub200-smoke", TABLE, TABLE)
+    assert small.training.num_epochs == 1
+    assert small.training.sampler.batch_size <= 4
+    assert small.training.sampler.num_classes_per_batch * small.training.sampler.num_samples_per_class == 4
+    assert small.training.model.backbone.weights == "none"
+    assert small.evaluation.recall_at == (1, 2)
+    assert small.training.loss == spec.training.loss
+    assert small.training.model.head == spec.training.model.head
+    assert small.training.optimiser == spec.training.optimiser
+
+
+def test_the_drawn_images_let_every_class_be_sampled_and_searched() -> None:
+    """Half of the classes are trained on: k of them fill a batch; K of Recall@K is below the images that a query is compared with."""
+    for layout in set(LAYOUTS.values()):
+        options = parse_dataset("synthetic", {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout})
+        assert options.num_classes // 2 >= 2
+        assert options.images_per_class >= 2
+        assert options.num_classes // 2 * options.images_per_class - 1 >= 2
+
+
+def test_a_dataset_that_is_not_drawn_is_refused() -> None:
+    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",)), ("softtriple",), ("cub200",))["cub200"]
+    with pytest.raises(ConfigError, match=r"^--smoke is of the papers' tables: it draws no images in the layout of 'mine'$"):
+        make_small(spec.model_copy(update={"dataset": "mine"}))

@@ -1,0 +1,72 @@
+"""The model that a run has logged, where MLflow answers with errors; and what is checked before one is logged."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mlflow.entities import LoggedModelStatus
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, REQUEST_LIMIT_EXCEEDED, RESOURCE_DOES_NOT_EXIST
+
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import StoreError
+from dml_core.trained import save_network
+from dml_core.training.loop import build_system
+from tasks.tracking.models import check_opens, find_model
+from tests.conftest import small_training
+
+READY, PENDING = LoggedModelStatus.READY, LoggedModelStatus.PENDING
+
+
+class Client:
+    """MLflow's client with these models by their ids: a status, or the error code that it answers with."""
+
+    def __init__(self, models: dict[str, LoggedModelStatus | int]) -> None:
+        self.models = models
+
+    def get_logged_model(self, model_id: str) -> SimpleNamespace:
+        found = self.models[model_id]
+        if not isinstance(found, LoggedModelStatus):
+            raise MlflowException("no", error_code=found)
+        return SimpleNamespace(model_id=model_id, status=found)
+
+    def delete_logged_model(self, model_id: str) -> None:
+        self.models[model_id] = RESOURCE_DOES_NOT_EXIST
+
+    def run(self) -> SimpleNamespace:
+        return SimpleNamespace(outputs=SimpleNamespace(model_outputs=[SimpleNamespace(model_id=name) for name in self.models]))
+
+
+def test_deleted_models_are_passed_over_and_broken_ones_deleted() -> None:
+    client = Client({"deleted": RESOURCE_DOES_NOT_EXIST, "broken": PENDING, "whole": READY})
+    assert find_model(client, client.run()) == "whole"
+    assert client.models == {"deleted": RESOURCE_DOES_NOT_EXIST, "broken": RESOURCE_DOES_NOT_EXIST, "whole": READY}
+    del client.models["whole"]
+    assert find_model(client, client.run()) is None
+    assert find_model(client, SimpleNamespace(outputs=None)) is None
+
+
+@pytest.mark.parametrize("code", [INTERNAL_ERROR, REQUEST_LIMIT_EXCEEDED])
+def test_a_server_that_fails_is_not_taken_for_one_without_the_model(code: int) -> None:
+    """Else the network would be logged a second time."""
+    client = Client({"whole": code})
+    with pytest.raises(MlflowException):
+        find_model(client, client.run())
+
+
+CONFIG = small_training()
+
+
+def save(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A network with the initial weights of a seed; returns the weights of seed 0."""
+    for_file, weights = (build_system(CONFIG, 4, number, torch.device("cpu")).state_dict() for number in (seed, 0))
+    save_network(folder, CONFIG.model_dump(mode="json"), 4, for_file, title="ours")
+    return weights
+
+
+def test_only_the_network_that_was_trained_is_published(packed: Path, tmp_path: Path) -> None:
+    image = PackedDataset(packed, "train").raw_bytes(0)
+    check_opens(tmp_path / "same", CONFIG, 4, save(tmp_path / "same"), image)
+    with pytest.raises(StoreError, match=r"^ours: the saved network gives other embeddings than the trained one; it was not published$"):
+        check_opens(tmp_path / "other", CONFIG, 4, save(tmp_path / "other", seed=1), image)

@@ -1,0 +1,176 @@
+"""The registry's gate by hand: who may take the champion's place, without a server."""
+
+import json
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dml_core.errors import ConfigError
+from tasks.tracking.published import VARIANT_TAG
+from tasks.tracking.registered import LoggedNetwork, Version
+from tasks.use import promotion
+from tasks.use.promotion import class_recalls, difference_by_class, promote
+from tests.tasks.use.test_card import NETWORK
+
+TAGS = {VARIANT_TAG: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}
+NEW = replace(NETWORK, tags=TAGS)
+OLD = replace(NETWORK, model_id="old", run_id="q", tags=TAGS | {VARIANT_TAG: "bad"})
+HOLDER = Version("dml-own", "1", ("champion",), "old", "q", None)
+HALF = 12.7062 * 0.05  # Student's t of 1 degree of freedom, times the standard error of (d - 0.05, d + 0.05)
+
+
+class Registry:
+    """A registry with one champion; recalls of its test classes by run."""
+
+    uri = "here"
+
+    def __init__(self, holder: Version | None = HOLDER, old: LoggedNetwork | None = OLD) -> None:
+        self.now, self.old, self.asked, self.promoted = holder, old, [], []
+
+    def promoting(self, name: str) -> Any:
+        assert name == "dml-own"
+        return nullcontext()
+
+    def holder(self, name: str, alias: str) -> Version | None:
+        return self.now
+
+    def of_version(self, version: Version) -> LoggedNetwork | None:
+        return self.old
+
+    def logged(self, tag: str, value: str) -> LoggedNetwork | None:
+        self.asked.append((tag, value))
+        return NEW
+
+    def promote(self, name: str, alias: str, network: LoggedNetwork, said: str, card: str) -> Version:
+        self.promoted.append((name, alias, network.model_id, said))
+        assert said in card
+        return Version(name, "2", (alias,), network.model_id, network.run_id, said)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`promote` on such a registry; by how much the new network is better in each of two classes."""
+
+    def run(registry: Registry, differences: Any = (0.7, 0.8), **options: Any) -> promotion.Promotion:
+        recalls = {"r": dict(enumerate(0.1 + np.array(differences))), "q": dict.fromkeys(range(len(differences)), 0.1)}
+        monkeypatch.setattr(promotion, "Registry", lambda uri: registry)
+        monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: recalls[network.run_id])
+        monkeypatch.setattr(promotion, "_reader", lambda project, network: None)
+        project = type("Project", (), {"tracking_uri": "here"})()
+        return promote(project, "0" * 32, **options)
+
+    return run
+
+
+def test_the_first_network_has_nobody_to_be_compared_with(gate: Any) -> None:
+    registry = Registry(holder=None)
+    assert gate(registry).said == "the first; there was nothing to compare with"
+    assert registry.promoted == [("dml-own", "champion", "m", "the first; there was nothing to compare with")]
+    assert registry.asked == [("dml.trained", "0" * 32)]
+
+
+def test_a_better_one_takes_the_place_with_the_interval_in_points(gate: Any) -> None:
+    low, high = 100 * (0.75 - HALF), 100 * (0.75 + HALF)
+    said = f"better: Recall@1 +75.0 points, 95 % interval [{low:.1f}, {high:.1f}], paired by 2 test classes, against version 1 of dml-own"
+    found = gate(Registry())
+    assert found.said == f"{said} (bad, seed 3)"
+    assert found.version.number == "2"
+
+
+# Differences of four classes in points -> whether the challenger may take the place. t(0.975, 3) = 3.182, over sqrt(4).
+DIFFERENCES = {
+    "the same network": ((0, 0, 0, 0), False),
+    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 6.27, half width 9.98
+    "just not: the interval's end is 0": ((0, 0, 0, 4), False),  # mean 1, half width 3.18
+    "better in every class alike": ((5, 5, 5, 5), True),
+    "better beyond the noise": ((10, 8, 12, 10), True),  # mean 10, deviation 1.63, half width 2.6
+    "worse beyond the noise": ((-10, -8, -12, -10), False),
+    "worse in every class alike": ((-5, -5, -5, -5), False),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_the_gate_opens_where_the_interval_lies_above_zero(gate: Any, what: str) -> None:
+    points, may = DIFFERENCES[what]
+    registry = Registry()
+    if may:
+        assert gate(registry, np.array(points) / 100).said.startswith(f"better: Recall@1 {np.mean(points):+.1f} points, 95 % interval [")
+        return
+    refusal = rf"^not known to be better: Recall@1 {re.escape(f'{np.mean(points):+.1f}')} points, .*paired by 4 .*; --force with --reason"
+    with pytest.raises(ConfigError, match=refusal):
+        gate(registry, np.array(points) / 100)
+    assert not registry.promoted
+
+
+def test_the_champion_stays_the_champion(gate: Any) -> None:
+    registry = Registry(replace(HOLDER, model_id="m"))
+    assert gate(registry).said == f"{'0' * 32} is the champion of dml-own already (version 1)"
+    assert not registry.promoted
+
+
+def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
+    assert gate(Registry(old=None), (-0.5, -0.6), forced_because="a rollback").said == "forced, without comparison: a rollback"
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        (None, "version 1 of dml-own: its run is no longer in MLflow"),
+        (replace(OLD, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
+    ],
+)
+def test_a_champion_that_cannot_be_compared_with_is_refused(gate: Any, old: LoggedNetwork | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gate(Registry(old=old))
+
+
+def test_other_classes_or_one_class_alone_are_not_paired() -> None:
+    assert difference_by_class({1: 0.5, 2: 1.0}, {1: 0.25, 2: 0.25}).mean == pytest.approx(0.5)
+    for recalls, references in (({1: 0.5, 2: 1.0}, {1: 0.5, 3: 1.0}), ({1: 0.5}, {1: 0.25})):
+        with pytest.raises(ConfigError, match="test classes cannot be paired"):
+            difference_by_class(recalls, references)
+
+
+def test_a_run_without_a_network_in_mlflow_is_refused(gate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    monkeypatch.setattr(registry, "logged", lambda tag, value: None)
+    with pytest.raises(ConfigError, match="MLflow at here has no such run with a network"):
+        gate(registry)
+
+
+def write_embeddings(folder: Path, **roles: tuple[list[list[float]], list[int]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    manifest = {}
+    for role, (rows, labels) in roles.items():
+        np.save(folder / f"{role}-00000-of-00001.npy", np.array(rows, np.float32))
+        np.save(folder / f"{role}-labels.npy", np.array(labels))
+        shards, name = [f"{role}-00000-of-00001.npy"], f"{role}-labels.npy"
+        manifest[role] = {"rows": len(rows), "dimensions": 2, "shards": shards, "labels": name}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+EAST, NORTH, NORTH_EAST = [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]
+
+
+def test_recalls_are_of_the_run_s_own_embeddings(tmp_path: Path) -> None:
+    """Test images search each other; of class 0 one query in two finds its class. Queries search the gallery, where there is one."""
+    test = write_embeddings(tmp_path / "a", test=([EAST, EAST, NORTH, NORTH, NORTH_EAST, NORTH_EAST], [0, 0, 1, 1, 0, 1]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: test})()
+    # the two at north-east are each other's nearest, and of different classes
+    assert class_recalls(registry, NEW, tmp_path / "b") == {0: pytest.approx(2 / 3), 1: pytest.approx(2 / 3)}
+    shop = write_embeddings(tmp_path / "c", query=([EAST, NORTH], [0, 1]), gallery=([EAST, NORTH_EAST], [0, 0]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: shop})()
+    assert class_recalls(registry, NEW, tmp_path / "d") == {0: 1.0}, "class 1 has no image in the gallery"
+
+
+def test_embeddings_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
+    endless = write_embeddings(tmp_path / "a", test=([EAST, [float("inf"), 0.0]], [0, 0]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: endless})()
+    with pytest.raises(ConfigError, match=r"^the run's embeddings cannot be compared: [^\n]+$"):
+        class_recalls(registry, NEW, tmp_path / "b")
