@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
+from typing import TypedDict
 
 import numpy as np
 
@@ -192,8 +193,15 @@ def is_share_of_queries(metric: str) -> bool:
     return recall_k(metric) is not None or metric == "precision@1"
 
 
-def tested_on(metrics: Mapping[str, float]) -> dict[str, int | None]:
-    """How many queries with a positive and how many classes a run's scores are of, as `compare` takes them."""
+class Tested(TypedDict):
+    """How many queries with a positive and how many classes scores are of, where it is known."""
+
+    num_queries: int | None
+    num_classes: int | None
+
+
+def tested_on(metrics: Mapping[str, float]) -> Tested:
+    """What a run's scores are of, as `compare` takes it."""
     queries, classes = metrics.get("num_queries"), metrics.get("num_query_classes")
     return {
         "num_queries": None if queries is None else int(queries - metrics.get("num_queries_without_positive", 0)),

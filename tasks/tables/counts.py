@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from tasks.runs.records import Record
 
-VERDICTS = ("equal", "above", "below", "undecided")
+VERDICTS = ("compatible", "above", "below", "undecided")
 
 
 class Counted(Record):

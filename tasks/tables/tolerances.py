@@ -1,6 +1,7 @@
 """By how much a mean may differ from a printed figure and be equal to it: `flows/tables/tolerances.yaml`, by metric and dataset."""
 
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +30,7 @@ class Tolerance(Config):
 
     def at(self, printed: float) -> float:
         """The tolerance t of a printed figure."""
-        scales = {"absolute": 1.0, "relative": abs(printed), "binomial": max(printed * (100.0 - printed), 0.0) ** 0.5}
+        scales = {"absolute": 1.0, "relative": abs(printed), "binomial": sqrt(max(printed * (100.0 - printed), 0.0))}
         return max(self.value * scales[self.scale], self.at_least)
 
     @property

@@ -54,7 +54,7 @@ class Gain:
 
     def at_least(self, level: float) -> float:
         """The lower end of the one-sided interval at confidence 1 - level."""
-        return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / self.num_classes**0.5
+        return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / math.sqrt(self.num_classes)
 
 
 @dataclass(frozen=True)

@@ -245,12 +245,12 @@ def _title(network: LoggedNetwork) -> str:
 
 NUM_CLASSES, NUM_QUERIES = 12, 20
 CHAMPION_SCORES = {label: ClassRecall(0.5, NUM_QUERIES) for label in range(NUM_CLASSES)}
-# Differences in points, repeated over the 12 classes -> whether the challenger may take the place. t(11) at 0.0304 is 2.094.
+# Differences in points, repeated over the 12 classes -> whether the challenger may take the place. t(11) at 0.0304 is 2.089.
 DIFFERENCES = {
     "the same network": ((0,), False),
     "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 5.7: at least -0.5
     "one query more in two classes": ((5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), False),
-    "one query more in every class alike": ((5,), True),  # floor 4.87, so at least 5 - 2.094 * 4.87 / sqrt(12) = 2.06
+    "one query more in every class alike": ((5,), True),  # floor 4.87, so at least 5 - 2.089 * 4.87 / sqrt(12) = 2.06
     "better, by less than the least gain": ((1, 0.2, 0.4, 0.4), False),  # of many queries it would be at least 0.3
     "better beyond the noise": ((10, 8, 12, 10), True),
     "worse beyond the noise": ((-10, -8, -12, -10), False),
