@@ -256,7 +256,8 @@ def reports(place: Place) -> list[RunReport | ComparisonReport]:
             ("evaluate", MetricRecord, {"metrics": {"recall@1": 0.25}}),
         )
     }
-    run: Any = {"comparison": "c", "identity": "0123", "dataset": place.dataset, "variant": "v", "seed": 0, "parameters": {}, "tags": {}}
+    dataset = place.dataset.model_copy(update={"folder": "/packed"})  # where a copy of the state is does not matter
+    run: Any = {"comparison": "c", "identity": "0123", "dataset": dataset, "variant": "v", "seed": 0, "parameters": {}, "tags": {}}
     run |= {"dvc_digest": None, "checkpoint": steps["train"], "embeddings": steps["embed"], "scores": steps["evaluate"]}
     return [RunReport(**run), ComparisonReport(comparison="c", dataset="d", role="test", folder=None, tags={})]
 

@@ -243,15 +243,17 @@ def test_twice_at_once_is_as_one_after_the_other(whole: Path, processes: Process
     case = (WRITING | MORE)[name]
     root = copied(whole, tmp_path / "at_once", case)
     ended = processes.at_once(root, *case.commands)
-    expected, hidden_files = [], set()
+    expected: list[Any] = []
+    codes: list[int] = []
+    hidden_files: set[str] = set()
     for number, order in enumerate((case.commands, case.commands[::-1])[: 1 + (case.first != case.second)]):
         one = copied(whole, tmp_path / str(number), case)
-        processes.one_by_one(one, *order)
+        codes = sorted(command.code for command in processes.one_by_one(one, *order))
         expected.append(case.view(one))
         hidden_files |= hidden(one)
     said = "\n".join(one.printed for one in ended)
     assert case.view(root) in expected, said
-    assert sorted(one.code for one in ended)[0] == 0, said
+    assert sorted(one.code for one in ended) == codes or ("error: " in said and "another dml" in said), said
     for one in ended:
         assert one.code in (0, 2), said
         assert one.code == 0 or len(re.findall("^error: ", one.printed, re.MULTILINE)) == 1, said

@@ -197,10 +197,7 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("last_batch", ["one", pytest.param("four", marks=pytest.mark.proof)])
-def test_two_workers_go_on_in_the_middle_of_an_epoch(packed_with: Callable[[str], Path], tmp_path: Path, last_batch: str) -> None:
-    """A last batch of one image is smaller than the number of workers."""
-    packed = packed_with(last_batch)
+def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Path) -> None:
     spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
     for name, kill, stop in (("killed", 9, None), ("stopped", None, 9)):
         folder = tmp_path / name
