@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
+from typing import TypedDict
 
 import numpy as np
 
@@ -192,7 +193,14 @@ def is_share_of_queries(metric: str) -> bool:
     return recall_k(metric) is not None or metric == "precision@1"
 
 
-def tested_on(metrics: Mapping[str, float]) -> dict[str, int | None]:
+class Tested(TypedDict):
+    """How many queries with a positive and how many classes scores are of; None where it is not known."""
+
+    num_queries: int | None
+    num_classes: int | None
+
+
+def tested_on(metrics: Mapping[str, float]) -> Tested:
     """How many queries with a positive and how many classes a run's scores are of, as `compare` takes them."""
     queries, classes = metrics.get("num_queries"), metrics.get("num_query_classes")
     return {

@@ -82,12 +82,12 @@ def least_deviation(difference: float, num_queries: int) -> float:
         num_queries: Q.
     """
     disagreeing = min(max(abs(difference), 1 / num_queries), 1.0)
-    return max((disagreeing - difference**2) / num_queries, 1 / num_queries**2) ** 0.5
+    return float(max((disagreeing - difference**2) / num_queries, 1 / num_queries**2) ** 0.5)
 
 
 def half_width_of(deviation: float, num_seeds: int, level: float = 0.05) -> float:
     """Half of the interval of a mean at confidence 1 - level, Student's t."""
-    return float(stdtrit(num_seeds - 1, 1 - level / 2)) * deviation / num_seeds**0.5
+    return float(stdtrit(num_seeds - 1, 1 - level / 2) * deviation / num_seeds**0.5)
 
 
 def probabilities(difference: PairedDifference, points: float) -> tuple[float, float, float]:

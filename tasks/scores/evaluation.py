@@ -59,8 +59,8 @@ def evaluate_run(
     same = query_role == gallery_role
     queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
     by_class: dict[int, ClassRecall] = {}
-    queries_and_labels = (None, None) if same else (queries_QD, query_labels_Q)
-    metrics = evaluate(gallery_ND, labels_N, config, *queries_and_labels, seed, by_class)
+    asked = (None, None) if same else (queries_QD, query_labels_Q)
+    metrics = evaluate(gallery_ND, labels_N, config, asked[0], asked[1], seed, by_class)
     metrics |= kept_epoch(embeddings) | held_out_recall(history, kept_epoch(embeddings).get(KEPT_EPOCH)) | dict(measured or {})
     try:
         (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)

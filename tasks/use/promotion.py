@@ -54,7 +54,7 @@ class Gain:
 
     def at_least(self, level: float) -> float:
         """The lower end of the one-sided interval at confidence 1 - level."""
-        return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / self.num_classes**0.5
+        return float(self.mean - stdtrit(self.num_classes - 1, 1 - level) * self.deviation / self.num_classes**0.5)
 
 
 @dataclass(frozen=True)
