@@ -93,7 +93,8 @@ def write_report(
     plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
     found = compare_runs(runs, reference)
     _write_differences(title, runs, found, folder / DIFFERENCES_FOLDER)
-    text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {})
+    wider = _said_of_other_classes(runs, found)
+    text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {}, wider)
     write_whole(folder / REPORT_FILE, text)
     return text
 
@@ -149,28 +150,43 @@ def _posteriors(found: Comparison) -> list[str]:
     return [*lines, "", *_aligned([["system", "P(better)", "P(practically equal)", "P(worse)"], *rows]), ""]
 
 
-def _population(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> list[str]:
-    """Differences to the reference, or to the best mean, with intervals over seeds and classes; why there are none."""
+def _over_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> dict[str, str]:
+    """System -> its difference to the reference, or to the best mean, with the interval over seeds and classes, all at once."""
     recalls = {(spec.variant, spec.seed): record.class_recalls for spec, record in runs}
     classes = sorted({label for of in recalls.values() for label in of})
-    if found.metric != "recall@1" or not classes:
-        return []
-    if len(classes) < MIN_CLASSES:
-        return [f"Nothing is claimed of other classes: {len(classes)} test classes are too few.", ""]
-    rows = []
-    for pair in found.against:
-        sides = [
-            [[recalls[name, seed].get(label, math.nan) for label in classes] for seed in pair.seeds] for name in (pair.system, pair.other)
-        ]
+    said = {}
+    for pair in found.against if found.metric == "recall@1" and classes else ():
+        names = (pair.system, pair.other)
+        sides = [[[recalls[name, seed].get(label, math.nan) for label in classes] for seed in pair.seeds] for name in names]
         values, references = (100 * np.array(side) for side in sides)
         wider = difference_over_classes(values, references, LEVEL / len(found.against)) if pair.half_width is not None else None
         if wider is not None and math.isfinite(wider[1]):
-            rows.append([pair.system, found.said(pair), f"{found.figure(wider[0])} ± {wider[1]:.{found.decimals}f}"])
-    head = ["system", f"on these {len(classes)} classes", "over seeds and classes"]
-    said = (
-        f"Beside {found.reference}: the interval on these classes is about other seeds, that over seeds and classes about other classes of"
-    )
-    return [said, "the same kind too (mean of the classes; all rows at once).", "", *_aligned([head, *rows]), ""] if rows else []
+            said[pair.system] = f"{found.figure(wider[0])} ± {wider[1]:.{found.decimals}f}"
+    return said
+
+
+def _population(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> list[str]:
+    """Differences with intervals over seeds and classes beside those on these classes."""
+    wider = _over_classes(runs, found)
+    rows = [[pair.system, found.said(pair), wider[pair.system]] for pair in found.against if pair.system in wider]
+    if not rows:
+        return []
+    head = ["system", f"on these {found.num_classes or 'test'} classes", "over seeds and classes"]
+    said = f"Beside {found.reference}: the interval on these classes is about other seeds, that over seeds and classes about other"
+    return [said, "classes of the same kind too (mean of the classes; all rows at once).", "", *_aligned([head, *rows]), ""]
+
+
+def _said_of_other_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison | None) -> str | None:
+    """For which other classes the lead holds, in a sentence; None where nothing is known of it."""
+    if found is None or not found.to_best:
+        return None
+    if found.num_classes is not None and found.num_classes < MIN_CLASSES:
+        return f"Nothing is claimed of other classes: {found.num_classes} test classes are too few."
+    wider = _over_classes(runs, found)
+    lead = found.best if found.reference != found.best else next(iter(wider), found.best)
+    if lead not in wider:
+        return None
+    return f"Over seeds and classes, for other classes of the same kind: {lead} less {found.reference} {wider[lead]}."
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -247,6 +263,7 @@ def _markdown(
     num_seeds: int,
     role: str,
     older_code: Mapping[str, Sequence[str]],
+    other_classes: str | None,
 ) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
@@ -262,11 +279,9 @@ def _markdown(
         rows.append([name, first, *others, *([found.beside(variant)] if bold and found else [])])
     lines = [f"# {title}", ""]
     if found is not None:
-        lines += [f"{found.sentence}{f' {found.limits}' if found.limits else ''}", ""]
+        lines += [" ".join(said for said in (found.sentence, other_classes, found.limits) if said), ""]
     lines += [f"Per cent, {role} classes, {spread}.{f' {found.bold_says}' if bold and found else ''}"]
     lines += ["", *_aligned(rows)]
     notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
-    if found is not None and found.num_classes is not None and found.num_classes < MIN_CLASSES:
-        notes += ["", f"Nothing is claimed of other classes: {found.num_classes} test classes are too few."]
     differences = f"[Every pair of variants, intervals for other classes, and ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"
     return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", "", differences, ""])

@@ -136,12 +136,13 @@ def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_pat
             )
     text = write_report("title", runs, tmp_path, reference="b")
     assert text.splitlines()[2].startswith("Best mean R@1 on these 12 classes: a, 60.1.")
+    assert " Over seeds and classes, for other classes of the same kind: a less b +20.1 ± 6.6. This " in text
     differences = (tmp_path / "differences/differences.md").read_text()
     # standard deviation of the classes' differences 10.45 over sqrt(12), t(11) = 2.201: 6.6; over seeds 0.129 / 2, t(3) = 3.182: 0.2
     assert "| a      | +20.1 ± 0.2         | +20.1 ± 6.6            |" in differences
-    few = [(spec, record.model_copy(update={"class_recalls": {"0": 0.5}})) for spec, record in runs]
-    write_report("title", few, tmp_path)
-    assert "Nothing is claimed of other classes: 1 test classes are too few." in (tmp_path / "differences/differences.md").read_text()
+    counted = [record.model_copy(update={"metrics": record.metrics | {"num_query_classes": 5.0}}) for _, record in runs]
+    text = write_report("title", [(spec, record) for (spec, _), record in zip(runs, counted, strict=True)], tmp_path)
+    assert " Nothing is claimed of other classes: 5 test classes are too few. " in text
 
 
 def test_one_seed_is_said_to_decide_nothing_and_nothing_is_bold(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def promote_at_once(project: Project, uri: str, folder: Path) -> None:
     versions = Registry(uri).versions(NAME)
     assert [version.aliases.count("champion") for version in versions].count(1) == 1
     against = [re.search(r"against version (\d) of", line)[1] for line in said]  # type: ignore[index]
+    assert sorted(re.search(r"attempt (\d)", line)[1] for line in said) == ["1", "2"], said  # type: ignore[index]
     assert sorted(against) == ["1", "2"], said  # one was compared with the old champion, the other with the new one
     last = said[against.index("2")]
     champion = next(version for version in versions if "champion" in version.aliases)
