@@ -15,6 +15,7 @@ from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
 from dml_core.training.config import LossChoice, TrainingConfig
 from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
+from dml_core.training.saving import AT_EPOCHS_ENDS, Saving
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall
 from tests.conftest import LAST_BATCHES, small_training
@@ -206,3 +207,28 @@ def test_a_loss_s_epochs_and_its_learning_rate_reach_the_optimiser(packed: Path,
     assert last["learning_rate_factor"] == pytest.approx(expected)
     for group in state["optimiser"]["param_groups"]:
         assert group["lr"] == pytest.approx(expected * group["base_learning_rate"])
+
+
+def test_a_part_of_the_loss_that_a_step_has_not_counts_as_zero(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the step before was averaged with it: a checkpoint after every second of the 5 steps parts them."""
+    step_of = loop._train_step
+
+    def with_part(run, images, labels_N, sizes, epoch, step):
+        values = step_of(run, images, labels_N, sizes, epoch, step)
+        return values | ({"part": torch.tensor(2.0)} if step in (3, 4) else {})
+
+    monkeypatch.setattr(loop, "_train_step", with_part)
+    for saving in (AT_EPOCHS_ENDS, Saving(every_steps=2)):
+        folder = tmp_path / str(saving.every_steps)
+        means: list[float] = []
+        report = lambda progress, means=means: means.append(progress.metrics["part"]) if progress.epoch_ended else None  # noqa: E731
+        fit(small_training(num_epochs=1), PackedDataset(packed, "train"), 0, folder, CPU, report=report, saving=saving)
+        assert [row["part"] for row in read_history(folder)] == [0.0, 0.0, 0.0, 2.0, 2.0]
+        assert means == [pytest.approx(0.8)]
+
+
+def test_a_checkpoint_that_is_due_at_an_epoch_s_end_is_written_once(packed: Path, tmp_path: Path) -> None:
+    saved: list[int] = []
+    saving = Saving(every_steps=5, saved=lambda: saved.append(int(load_checkpoint(tmp_path)["num_epochs_done"])))
+    fit(small_training(num_epochs=3), PackedDataset(packed, "train"), 0, tmp_path, CPU, saving=saving)
+    assert saved == [1, 2, 3], "5 steps an epoch"

@@ -1,11 +1,15 @@
 """Reading what MLflow holds: every page of a search, not only the first."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dml_core.errors import TrackingError
 from tasks.tracking import published
-from tasks.tracking.published import SEED_TAG, VARIANT_TAG, published_runs
+from tasks.tracking.published import PART_TAG, PUBLISHED_TAG, SEED_TAG, VARIANT_TAG, published_runs
 from tasks.tracking.reading import all_pages
 
 NUM_RUNS, PAGE = 132, 50
@@ -45,3 +49,44 @@ def test_a_server_is_asked_for_all_pages_of_a_comparison_s_runs(monkeypatch: pyt
 def _run(seed: int) -> dict[str, Any]:
     tags = [{"key": VARIANT_TAG, "value": "a"}, {"key": SEED_TAG, "value": str(seed)}]
     return {"info": {"run_id": f"r{seed}"}, "data": {"metrics": [{"key": "recall_at_1", "value": 0.5}], "tags": tags}}
+
+
+SCHEMA = """
+    CREATE TABLE experiments (experiment_id INTEGER, name TEXT);
+    CREATE TABLE runs (run_uuid TEXT, experiment_id INTEGER, lifecycle_stage TEXT);
+    CREATE TABLE tags (run_uuid TEXT, key TEXT, value TEXT);
+    CREATE TABLE latest_metrics (run_uuid TEXT, key TEXT, value REAL, is_nan INTEGER);
+    INSERT INTO experiments VALUES (1, 'dml-repro/d'), (2, 'dml-repro/other');
+"""
+
+
+def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part of MLflow's tables that is read, by hand: run -> experiment, stage, comparison, whether it is whole."""
+    runs = {
+        "late": (1, "active", "c", "true"),
+        "early": (1, "active", "c", "true"),
+        "deleted": (1, "deleted", "c", "true"),
+        "begun": (1, "active", "c", "false"),
+        "another's": (1, "active", "other", "true"),
+        "elsewhere": (2, "active", "c", "true"),
+    }
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.executescript(SCHEMA)
+        for run, (experiment, stage, comparison, whole) in runs.items():
+            tags = {PART_TAG: comparison, PUBLISHED_TAG: whole, VARIANT_TAG: "a", SEED_TAG: "2" if run == "late" else "1"}
+            database.execute("INSERT INTO runs VALUES (?, ?, ?)", (run, experiment, stage))
+            database.executemany("INSERT INTO tags VALUES (?, ?, ?)", [(run, *tag) for tag in tags.items()])
+            database.executemany("INSERT INTO latest_metrics VALUES (?, ?, ?, ?)", [(run, "nmi", 0.5, 0), (run, "gone", 0.0, 1)])
+    monkeypatch.setattr(published, "check_available", lambda uri: None)
+    found = published_runs(f"sqlite:///{path}", "d", "c")
+    assert [(run.run_id, run.variant, run.seed, run.metrics) for run in found] == [
+        ("early", "a", 1, {"nmi": 0.5}),
+        ("late", "a", 2, {"nmi": 0.5}),
+    ]
+    for missing in (f"sqlite:///{path}x", f"sqlite:///{path}"):
+        with pytest.raises(TrackingError, match="has no runs of 'nothing'; run dml reproduce --dataset d first"):
+            published_runs(missing, "d", "nothing")
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(TrackingError, match=r"^MLflow's database .*mlflow.db cannot be read: [^\n]+$"):
+        published_runs(f"sqlite:///{path}", "d", "c")

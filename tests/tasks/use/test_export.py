@@ -1,7 +1,9 @@
 """`dml models export`: a folder that opens, and what it cost beside it."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -36,9 +38,11 @@ def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Pat
         assert model.identity == run.trained
 
 
-def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path) -> None:
+def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    export(project, "own/good/1", "onnx", "fp32", out)
+    monkeypatch.setattr("tasks.use.export.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    timed = export(project, "own/good/1", "onnx", "fp32", out)
+    assert (timed.milliseconds, timed.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
     found = export(project, "own/good/1", "onnx", "int8", out)
     assert found.largest_difference > 1e-4
     assert abs(found.recall_at_1 - found.recall_at_1_of_run) < 0.1
@@ -49,10 +53,13 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="expected onnx or torch-export, and fp32, fp16 or int8"):
         export(project, "own/good", "tflite", "fp32", tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="mine: there already, and no exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "mine")
+    monkeypatch.setattr("tasks.use.export.run_of", lambda project, identity: None)
+    with pytest.raises(ConfigError, match=r"^own/good: the run and its test images are not here, "):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "out")
