@@ -37,7 +37,10 @@ def test_every_row_is_there_in_the_paper_s_order_with_its_printed_figures(html: 
         assert [cell.text for cell in printed.all("td")] == ["-" if v is None else f"{v:.1f}" for v in TABLE["rows"][name]["published"]]
         assert printed.all("span", "kind")[0].text == TABLE["rows"][name]["kind"]
     assert "the clustering paper <b>[23]</b>" in rows(html)["semihard"].text, "a quoted row names its source"
-    assert [line.all("th")[0].text for line in rows(html)["softtriple"].all("tr", "others")] == ["released logs", "independent"]
+    assert [line.all("th")[0].text for line in rows(html)["softtriple"].all("tr", "others")] == [
+        "released logs",
+        "independent somebody, ResNet-50, 64-d",
+    ]
 
 
 def test_a_label_is_text_and_never_markup(html: Element, page: TablePage) -> None:
