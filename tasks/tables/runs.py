@@ -187,6 +187,7 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     """What a row is called on the chosen track, how it is trained there, and which epochs' weights are scored."""
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
+    _check_is_run(name, row)
     protocol = _protocol(row.protocol or name.partition("/")[0])
     listed = row.epochs or protocol.epochs
     variant = choice.variant or row.variants[0]
@@ -195,6 +196,11 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     training = row_training(name, row, dataset, variant, protocol, called)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
+
+
+def _check_is_run(table: str, row: Row) -> None:
+    if not is_run(row):
+        raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
 
 
 def row_training(
@@ -213,8 +219,7 @@ def row_training(
     Raises:
         ConfigError: the row is not run, has no such variant, is not tuned, or its changes do not fit.
     """
-    if not is_run(row):
-        raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
+    _check_is_run(table, row)
     variant = variant or row.variants[0]
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))

@@ -19,6 +19,8 @@ class Column:
 @dataclass
 class Cell:
     values: Mapping[int, float]
+    num_queries: int | None = None
+    num_classes: int | None = None
 
 
 @dataclass
@@ -43,9 +45,9 @@ def test_the_difference_that_seeds_are_asked_for_is_one_point_in_the_column_s_un
     assert found.means == {"x": pytest.approx(0.6), "y": pytest.approx(0.4833, abs=1e-4)}
 
 
-def test_lines_without_two_shared_seeds_are_not_compared() -> None:
+def test_lines_without_three_shared_seeds_are_not_compared() -> None:
     columns = [Column("a", "recall@1"), Column("b", "recall@1")]
-    shown = lines(x=[(50.0, 60.0), (50.0, 55.0)], y=[(40.0,), (40.0, 44.0)], z=[None, None])
+    shown = lines(x=[(50.0, 60.0, 61.0), (50.0, 55.0, 56.0)], y=[(40.0, 41.0), (40.0, 44.0, 45.0)], z=[None, None])
     assert [found.dataset for found in compare_lines(columns, shown, None)] == ["b"]
 
 

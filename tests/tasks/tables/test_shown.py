@@ -116,7 +116,7 @@ def of_epochs(name: str) -> ShownTable:
 
 @pytest.mark.parametrize(
     ("name", "epoch", "verdict", "claim"),
-    [("softtriple/table1", "last", "below", "refuted"), ("tuplet_margin/table1", "oracle", "equal", "holds")],
+    [("softtriple/table1", "last", "below", "refuted"), ("tuplet_margin/table1", "oracle", "compatible", "holds")],
 )
 def test_verdicts_and_claims_are_of_the_epoch_that_the_paper_prints(name: str, epoch: str, verdict: str, claim: str):
     """Tuplet margin's section 4: "report the performance at the best epoch"."""
@@ -152,13 +152,13 @@ def test_stand_ins_are_marked_and_counted_apart():
         for seed in range(3)
     ]
     table = shown(*runs, file=file)
-    assert table.own_data.model_dump() == {"rows": 1, "verdicts": {"equal": 1}, "claims": {"holds": 1}}
-    assert table.stand_in.model_dump() == {"rows": 2, "verdicts": {"equal": 2}, "claims": {"holds": 1}}
+    assert table.own_data.model_dump() == {"rows": 1, "verdicts": {"compatible": 1}, "claims": {"holds": 1}}
+    assert table.stand_in.model_dump() == {"rows": 2, "verdicts": {"compatible": 2}, "claims": {"holds": 1}}
     assert {name: row.status for name, row in rows(table).items()} == {"ours": "stand-in only", "both": "measured", "never": "not run"}
     page = as_markdown(table)
     assert "recall@1 drawn-cub200 (stand-in for cub200)" in page
-    assert "Measured on the paper's own data: 1 of the 3 rows that are to be run. Verdicts on printed figures: 1 equal." in page
-    assert "On stand-ins (drawn-cub200 for cub200), which are not the paper's: 2 rows. Verdicts on printed figures: 2 equal." in page
+    assert "Measured on the paper's own data: 1 of the 3 rows that are to be run. Verdicts on printed figures: 1 compatible." in page
+    assert "On stand-ins (drawn-cub200 for cub200), which are not the paper's: 2 rows. Verdicts on printed figures: 2 compatible." in page
 
 
 def test_columns_of_one_dataset_stand_in_for_one():

@@ -186,7 +186,7 @@ def test_a_published_run_holds_everything_once(
     assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
     assert run.data.metrics["detail/num_queries"] == report.scores.metrics["num_queries"]
     assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "ffff.dir")]
-    assert [item.path for item in client.list_artifacts(run_id)] == ["config.yaml", "figures", "metrics.json", "steps"]
+    assert [item.path for item in client.list_artifacts(run_id)] == ["class_recalls.json", "config.yaml", "figures", "metrics.json", "steps"]
     artifacts = {item.path for folder in ("steps/train", "steps/embed", "figures") for item in client.list_artifacts(run_id, folder)}
     assert {"steps/train/checkpoint.pt", "steps/embed/manifest.json", "figures/gallery.png"} <= artifacts
     counted = points(tracker, run_id)
@@ -432,7 +432,7 @@ def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: 
     assert parent.info.run_id == parent_id
     assert (parent.data.metrics["recall_at_1/a"], parent.data.metrics["recall_at_1/b"]) == (0.5, 0.4)
     note, page = (found["mlflow.note.content"] for found in (parent.data.tags, client.get_experiment(parent.info.experiment_id).tags))
-    assert note.index("| **a** | 50.0 ± 317.7 |") < note.index("| **b** | 40.0 ± 0.0 |")
+    assert note.index("| a | 50.0 ± 317.7 |") < note.index("| b | 40.0 ± 0.0 |")
     runs = published_runs(tracker.uri, "d", COMPARISON)
     told = compare_published("d", runs)
     assert told is not None
