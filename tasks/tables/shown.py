@@ -19,7 +19,7 @@ from tasks.runs.records import Record
 from tasks.tables.claims import JudgedClaim, judge_claims
 from tasks.tables.comparing import compare_lines, rank_lines
 from tasks.tables.counts import Counted, counted
-from tasks.tables.file import Column, Row, TableFile, Value
+from tasks.tables.file import Row, TableFile, Value
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import belongs, datasets_of, independent_figures, printed_epoch
 from tasks.tables.tolerances import Tolerance, metric_family
@@ -333,12 +333,17 @@ def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
     return [] if entry.kind == "quoted" else [name for name in datasets_of(table) if belongs(table, entry, name) and name not in done]
 
 
-def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, ...]:
+def _printed_decimals(table: TableFile, column: int) -> int:
+    """The most decimals that a printed figure of the column has."""
     printed = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
+    return max((len(f"{row[column]:g}".partition(".")[2]) for row in printed if row[column] is not None), default=0)
+
+
+def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, ...]:
     measured = [line.cells for row in rows for line in row.lines]
     found = []
     for index, column in enumerate(table.flat_columns):
-        decimals = max((len(f"{row[index]:g}".partition(".")[2]) for row in printed if row[index] is not None), default=0)
+        decimals = _printed_decimals(table, index)
         means = [abs(cell.mean) for cells in measured if (cell := cells[index]) is not None and abs(cell.mean) >= NOTHING]
         # of what is far below 1, as minutes of an epoch are, two digits
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
@@ -429,13 +434,14 @@ def _line(name: str, table: TableFile, row: Row, variant: str, epoch: Epoch, run
         variant=variant,
         epoch=epoch,
         seeds=tuple(sorted({run.seed for run in runs})),
-        cells=tuple(_cell(table, row, column, figure, runs) for column, figure in zip(table.flat_columns, printed, strict=True)),
+        cells=tuple(_cell(table, row, index, figure, runs) for index, figure in enumerate(printed)),
         runs=tuple(ShownRun(**run.model_dump(include=set(ShownRun.model_fields))) for run in runs),
         older_code=tuple(sorted({file for run in runs for file in run.older_code})),
     )
 
 
-def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
+def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence[MeasuredRun]) -> ShownCell | None:
+    column = table.flat_columns[index]
     measured = [run for run in runs if run.dataset == column.dataset and column.metric in run.scores]
     if not measured:
         return None
@@ -447,6 +453,7 @@ def _cell(table: TableFile, row: Row, column: Column, printed: Value, runs: Sequ
     if printed is None or tolerance is None:
         return shown
     num_queries = tested["num_queries"] if is_share_of_queries(column.metric) else None
-    verdict = judge(list(values.values()), printed, tolerance.at(printed), num_queries, column.factor)
+    rounding = 0.5 * 10 ** -_printed_decimals(table, index)
+    verdict = judge(list(values.values()), printed, tolerance.at(printed), num_queries, column.factor, rounding)
     judged = {"verdict": verdict.judgement, "low": verdict.low, "high": verdict.high, "is_equal": verdict.is_equal, "says": str(verdict)}
     return shown.model_copy(update={"tolerance": tolerance.at(printed), **judged})

@@ -51,6 +51,7 @@ def judge(
     tolerance: float,
     num_queries: int | None = None,
     whole: float = 1.0,
+    rounding: float = 0.0,
 ) -> Verdict:
     """The verdict on one published figure; all in one unit.
 
@@ -63,6 +64,7 @@ def judge(
         tolerance: t of the equivalence test, above 0.
         num_queries: of which the values are the share found; None for other scores.
         whole: the score of all queries found: 1, or 100 for per cent.
+        rounding: half of the printed figure's last place, by which the prediction interval is wider.
     """
     num_seeds, mean = len(values), float(np.mean(values))
     if num_seeds < MIN_SEEDS:
@@ -74,7 +76,7 @@ def judge(
         half_90 = max(half_90, float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries / num_seeds) ** 0.5)
         deviation = max(deviation, whole / num_queries)
     error = deviation * (1 + 1 / num_seeds) ** 0.5
-    half_width = float(stdtrit(num_seeds - 1, 0.975)) * error
+    half_width = float(stdtrit(num_seeds - 1, 0.975)) * error + rounding
     low, high = mean - half_width, mean + half_width
     judgement: Judgement = "above" if published < low else "below" if published > high else "compatible"
     return Verdict(judgement, low, high, half_90 > 0 and abs(mean - published) + half_90 <= tolerance, num_seeds)

@@ -44,6 +44,13 @@ def test_by_hand() -> None:
     assert [judge(values, published, 1.0).judgement for published in (64.9, 65.0)] == ["compatible", "below"]
 
 
+def test_a_printed_figure_is_rounded() -> None:
+    values = [1.41421356, 1.41421357, 1.41421358]
+    assert judge(values, 1.414, 0.1).judgement == "above"
+    assert judge(values, 1.414, 0.1, rounding=0.0005).judgement == "compatible"
+    assert judge(values, 1.413, 0.1, rounding=0.0005).judgement == "above"
+
+
 def test_equal_values_of_few_queries_have_a_spread() -> None:
     """Three times 12 of 20 queries: its deviation is 10.95 points, half the 90 % interval 1.645 * 10.95 / sqrt 3 = 10.4."""
     values = [60.0] * 3

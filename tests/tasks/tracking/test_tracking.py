@@ -186,7 +186,13 @@ def test_a_published_run_holds_everything_once(
     assert run.data.metrics["recall_at_1"] == report.scores.metrics["recall@1"]
     assert run.data.metrics["detail/num_queries"] == report.scores.metrics["num_queries"]
     assert [(i.dataset.name, i.dataset.digest) for i in run.inputs.dataset_inputs] == [("d", "ffff.dir")]
-    assert [item.path for item in client.list_artifacts(run_id)] == ["class_recalls.json", "config.yaml", "figures", "metrics.json", "steps"]
+    assert [item.path for item in client.list_artifacts(run_id)] == [
+        "class_recalls.json",
+        "config.yaml",
+        "figures",
+        "metrics.json",
+        "steps",
+    ]
     artifacts = {item.path for folder in ("steps/train", "steps/embed", "figures") for item in client.list_artifacts(run_id, folder)}
     assert {"steps/train/checkpoint.pt", "steps/embed/manifest.json", "figures/gallery.png"} <= artifacts
     counted = points(tracker, run_id)

@@ -68,7 +68,7 @@ def test_an_interval_is_drawn_and_said_in_words(html: Element) -> None:
     assert cell.all("span", "figure")[0].text == "70.1 ± 0.3"
     (glyph,) = cell.all("svg")
     said = str(glyph.attributes["aria-label"])
-    assert said.startswith("mean 70.1; 95 % interval 69.8 to 70.4; printed 71.9; one run lies within 69.4 to 70.8; seed 0: ")
+    assert said.startswith("mean 70.1; 95 % interval 69.8 to 70.4; printed 71.9; one run lies within 69.3 to 70.9; seed 0: ")
     assert len(glyph.all("line", "seed")) == 5
     (mean,), (printed,), (band,) = glyph.all("circle"), glyph.all("line", "at"), glyph.all("rect")
     left, right = (low := float(str(band.attributes["x"]))), low + float(str(band.attributes["width"]))
