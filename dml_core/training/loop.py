@@ -26,7 +26,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
-from dml_core.float32 import without_tf32
+from dml_core.float32 import in_its_precision
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
@@ -142,6 +142,7 @@ class _Run:
 # ---------------------------------------------------------------- the run and its parts
 
 
+@in_its_precision
 def fit(
     config: TrainingConfig,
     dataset: PackedDataset,
@@ -185,24 +186,6 @@ def fit(
         StoreError: the folder cannot be written, or its checkpoint not be opened.
         InterruptedRunError: `saving` stopped the run; the same call goes on.
     """
-    with without_tf32() if config.precision == "float32" else contextlib.nullcontext():
-        return _fit(config, dataset, seed, folder, device, num_loader_workers, report, identity, validate, score_test, saving)
-
-
-def _fit(
-    config: TrainingConfig,
-    dataset: PackedDataset,
-    seed: int,
-    folder: Path,
-    device: torch.device,
-    num_loader_workers: int,
-    report: Report,
-    identity: str,
-    validate: Validate | None,
-    score_test: Validate | None,
-    saving: Saving,
-) -> TrainingSystem:
-    """As `fit`, in the arithmetic that the process has set."""
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"

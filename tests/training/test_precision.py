@@ -14,16 +14,21 @@ CPU = torch.device("cpu")
 
 
 def tf32():
-    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    return torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
 
 
-@pytest.fixture(params=[(True, True), (True, False)])
+@pytest.fixture(params=["as torch has it", "older settings", "newer settings"])
 def allowed(request):
-    """As a process may have it set; torch's own choice is the second."""
+    """As a process may have it set: torch forbids to read the older settings where the newer were used."""
     before = tf32()
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = request.param
-    yield request.param
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+    if request.param == "older settings":
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    elif request.param == "newer settings":
+        torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield tf32()
+    if request.param == "older settings":
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's own choice
+    torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("precision", ["float32", "auto"])
@@ -37,7 +42,7 @@ def test_training_in_float32_has_no_tf32_and_leaves_the_process_as_it_was(precis
         CPU,
         report=lambda _: seen.add(tf32()),
     )
-    assert seen == {(False, False) if precision == "float32" else allowed}
+    assert seen == {("ieee", "ieee") if precision == "float32" else allowed}
     assert tf32() == allowed
 
 
@@ -52,6 +57,6 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
             return torch.zeros(len(images), 2)
 
     embedding.extract(Model(), TransformConfig(), {"test": PackedDataset(packed, "test")}, tmp_path, CPU)
-    assert seen == {(False, False)}
+    assert seen == {("ieee", "ieee")}
     assert tf32() == allowed
     assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
