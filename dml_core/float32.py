@@ -19,7 +19,7 @@ def without_tf32() -> Iterator[None]:
 
     By torch's newer settings alone: the older ones (`allow_tf32`) cannot be read in a process that has used the newer.
     """
-    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]  the first is put there at import
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
         setting.fp32_precision = "ieee"
@@ -34,7 +34,7 @@ def in_its_precision(train: Callable[Concatenate[TrainingConfig, P], R]) -> Call
     """A function that trains, without TF32 where its configuration says `precision: float32`."""
 
     @wraps(train)
-    def trains(config: TrainingConfig, *args: P.args, **kwargs: P.kwargs) -> R:
+    def trains(config: TrainingConfig, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with without_tf32() if config.precision == "float32" else nullcontext():
             return train(config, *args, **kwargs)
 

@@ -107,7 +107,7 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
     from dml_core.data.prepare import prepare
 
     folder = project.packed(name)
-    with alone(folder.parent / f".{name}.lock"):
+    with alone(project.state / "prepare" / f"{name}.lock"):
         prepare(spec.reader, project.root / spec.raw, folder, spec.options, progress)
     return read_dataset(project, name)
 

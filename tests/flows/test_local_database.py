@@ -50,9 +50,9 @@ def test_a_damaged_database_is_set_aside_with_one_line(home: Path, caplog: pytes
     damaged = (home / "prefect.db").read_bytes()
     (home / "prefect.db-wal").write_bytes(b"left over")
     set_aside_if_damaged(home)
-    assert [path.name for path in files_set_aside(home)] == ["prefect.db.damaged-1", "prefect.db.damaged-1-wal"]
+    assert files_set_aside(home)[0].name == "prefect.db.damaged-1"
+    assert not (home / "prefect.db-wal").exists(), "it would be read with the database that is made anew"
     assert (home / "prefect.db.damaged-1").read_bytes() == damaged
-    assert (home / "prefect.db.damaged-1-wal").read_bytes() == b"left over"
     (record,) = caplog.records
     assert "made anew" in record.getMessage()
     assert "\n" not in record.getMessage()

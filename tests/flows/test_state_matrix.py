@@ -104,6 +104,7 @@ KINDS = {
     "labels": "store/embed/*/*-labels.npy",
     "kept epoch": "store/embed/*/kept_epoch.json",
     "scores": "store/evaluate/*/metrics.json",
+    "class scores": "store/evaluate/*/class_recalls.json",
     "figure": "store/evaluate/*/figures/*",
     "dataset": "packed/dataset.json",
     "images": "packed/images.arrow",
@@ -394,6 +395,7 @@ def test_every_kind_in_every_way_by_every_reader(
     "kind",
     [
         "scores",
+        "class scores",
         "manifest",
         "shard",
         "kept epoch",
@@ -407,7 +409,14 @@ def test_every_kind_in_every_way_by_every_reader(
     ],
 )
 def test_files_of_steps(whole: Place, kind: str, how: str, tmp_path: Path, environment: Callable[[Path], None]) -> None:
-    of_kind = {"scores": "models", "checkpoint": "network", "lock": "lock", "training rows": "tune", "servers": "environment"}
+    of_kind = {
+        "scores": "models",
+        "class scores": "models",
+        "checkpoint": "network",
+        "lock": "lock",
+        "training rows": "tune",
+        "servers": "environment",
+    }
     reader = "data" if KINDS[kind].startswith("packed/") else of_kind.get(kind, "embeddings")
     check(whole, kind, how, [reader], tmp_path, environment)
 
