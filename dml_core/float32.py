@@ -19,7 +19,7 @@ def without_tf32() -> Iterator[None]:
 
     By torch's newer settings alone: the older ones (`allow_tf32`) cannot be read in a process that has used the newer.
     """
-    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]  the first is put there at import
+    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
     before = [setting.fp32_precision for setting in settings]
     for setting in settings:
         setting.fp32_precision = "ieee"
