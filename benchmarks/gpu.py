@@ -53,6 +53,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.retrieval import per_query_metrics
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
+from dml_core.float32 import without_tf32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
@@ -239,15 +240,6 @@ def check_batch() -> tuple[Tensor, Tensor]:
     return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(16) // 2 % TINY.num_classes
 
 
-@contextlib.contextmanager
-def whole_float32() -> Iterator[None]:
-    """Without TF32, which rounds what goes into a product to 10 bits."""
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
 def farthest(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> str:
     """The largest difference of a tensor, as a share of its length; an error where it is above the bound."""
     assert found.keys() == expected.keys()
@@ -258,7 +250,7 @@ def farthest(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float
 
 
 def check_step(device: torch.device) -> str:
-    with whole_float32():
+    with without_tf32():
         return "; ".join(
             farthest(one_step(small_system(device, loss), device), one_step(small_system(CPU, loss), CPU), 1e-4)
             for loss in ("normalised_softmax", "contrastive", "triplet_semi_hard")
@@ -274,7 +266,7 @@ def check_compiled(device: torch.device, compiler: str) -> str:
     compiled = small_system(device)
     compiled.model.compile(backend=compiler)
     compiled.loss.compile(backend=compiler)
-    with whole_float32():
+    with without_tf32():
         return farthest(one_step(compiled, device), one_step(small_system(device), device), 1e-4)
 
 
@@ -287,7 +279,7 @@ def check_two_processes(device: torch.device) -> str:
         errors = [worker.communicate(timeout=120)[1] for worker in workers]
         assert all(worker.returncode == 0 for worker in workers), next(error for error in errors if error).strip().splitlines()[-1]
         found = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    with whole_float32():
+    with without_tf32():
         expected = one_step(small_system(device), device)
     gradients = [{name: value for name, value in rank.items() if name != "loss"} for rank in found]
     return farthest(gradients[0], {n: v for n, v in expected.items() if n != "loss"}, 1e-4) + f", {farthest(gradients[1], gradients[0], 0)}"
@@ -300,7 +292,7 @@ def two_processes_worker(rank: int, folder: Path, device: torch.device) -> None:
     parallel = DistributedDataParallel(system, broadcast_buffers=False)
     images, labels_N = check_batch()
     sizes = shard_sizes(len(labels_N), 2)
-    with whole_float32():
+    with without_tf32():
         output = parallel(torch.split(images, sizes)[rank].to(device), labels_N.to(device), sizes, torch.Generator().manual_seed(0))
         output.total.backward()
     torch.save({n: p.grad.cpu() for n, p in system.named_parameters() if p.grad is not None}, folder / f"{rank}.pt")
@@ -527,7 +519,7 @@ def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, 
 
 def brute_force(embeddings_ND: np.ndarray, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
     """Recall@K by float32 products and topk, in blocks of queries."""
-    with whole_float32():
+    with without_tf32():
         vectors_ND, labels = torch.from_numpy(embeddings_ND).to(device), torch.from_numpy(labels_N).to(device)
         most = min(max(RECALL_AT), len(labels_N) - 1)
         hits = torch.zeros(most, device=device)

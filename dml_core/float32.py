@@ -1,9 +1,10 @@
 """Arithmetic in whole float32 on GPUs that would shorten it: by default torch's convolutions round their inputs to TF32's 10 bits there."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -13,21 +14,41 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_lock = threading.Lock()
+_before: tuple[str, str, str]  # while anybody computes without TF32: what the process had set
+_inside = 0  # how many do, in any thread
+
+
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute convolutions and matrix products of float32 without TF32; what the process had set before comes back afterwards.
-
-    By torch's newer settings alone: the older ones (`allow_tf32`) cannot be read in a process that has used the newer.
-    """
-    settings = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)  # type: ignore[attr-defined]
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
+    """Compute float32 without TF32, in every thread; what the process had set before comes back when the last one is through."""
+    global _before, _inside
+    with _lock:
+        if _inside == 0:
+            conv, rnn, matmul = _settings()
+            _before = conv.fp32_precision, rnn.fp32_precision, matmul.fp32_precision
+            _set("ieee", "ieee", "ieee")
+        _inside += 1
     try:
         yield
     finally:
-        for setting, precision in zip(settings, before, strict=True):
-            setting.fp32_precision = precision
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _set(*_before)
+
+
+def _settings() -> tuple[Any, Any, Any]:
+    """Torch's newer settings; the older ones cannot be read in every process that has used the newer."""
+    return torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+
+
+def _set(conv: str, rnn: str, matmul: str) -> None:
+    """The older settings are written too: torch reads them as it exports a network, and refuses where they say something else."""
+    torch.backends.cudnn.allow_tf32 = conv == rnn == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = matmul == "tf32"
+    for setting, precision in zip(_settings(), (conv, rnn, matmul), strict=True):
+        setting.fp32_precision = precision
 
 
 def in_its_precision(train: Callable[Concatenate[TrainingConfig, P], R]) -> Callable[Concatenate[TrainingConfig, P], R]:

@@ -6,6 +6,7 @@ import torch
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.transform_config import TransformConfig
+from dml_core.float32 import without_tf32
 from dml_core.training.loop import fit
 from tasks.workers import embedding
 from tests.conftest import small_training
@@ -60,3 +61,23 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
     assert seen == {("ieee", "ieee")}
     assert tf32() == allowed
     assert np.load(next(tmp_path.glob("test-00000*.npy"))).shape[1] == 2
+
+
+def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
+    """One may begin within the other and end after it; both have no TF32 to their ends."""
+    first, second = without_tf32(), without_tf32()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert tf32() == ("ieee", "ieee")
+    second.__exit__(None, None, None)
+    assert tf32() == allowed
+
+
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_a_network_can_be_exported_within_and_afterwards(trained_before, allowed):
+    """Torch reads its older settings as it exports, and refuses where they and the newer differ."""
+    with without_tf32():
+        if not trained_before:
+            torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
