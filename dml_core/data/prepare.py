@@ -19,7 +19,17 @@ import pyarrow.parquet as pq
 
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb
-from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, file_sha256, read_info, verify_files
+from dml_core.data.store.info import (
+    IMAGES_FILE,
+    INFO_FILE,
+    MANIFEST_FILE,
+    DatasetInfo,
+    RoleInfo,
+    file_sha256,
+    read_info,
+    verify_files,
+    write_info,
+)
 from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
 
@@ -74,7 +84,7 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         _write_images(manifest, partial / IMAGES_FILE, _salvaged_batches(interrupted), progress)
         _write_manifest(manifest.rows, partial / MANIFEST_FILE)
         info = _describe(dataset_name, options, manifest.rows, partial)
-        (partial / INFO_FILE).write_text(info.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_info(info, partial)
         if not _is_whole(out, info):
             _publish(partial, out)
     except OSError as error:

@@ -19,7 +19,7 @@ import mlflow
 import yaml
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
@@ -35,6 +35,7 @@ LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
 LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
 CARD_FILE, GATE_TAG, ATTEMPTS_TAG = "model_card.md", "dml.gate", "dml.attempts"
 EMBEDDINGS = "steps/embed"
+_UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is an alias or a number's
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,8 @@ class Registry:
             else:
                 return name
         except MlflowException as error:
+            if error.error_code not in _UNKNOWN:
+                raise
             raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists what is") from None
         return _model_of(version)
 

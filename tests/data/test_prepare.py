@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import signal
+from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -216,9 +217,30 @@ def test_unknown_dataset_and_option_name_the_nearest(tmp_path: Path) -> None:
 def test_missing_and_foreign_packed_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no prepared dataset"):
         read_info(tmp_path)
-    (tmp_path / "dataset.json").write_text(json.dumps({"format_version": 0}))
-    with pytest.raises(DataError, match="format 1"):
+    (tmp_path / "dataset.json").write_text(json.dumps({"format": 3}))
+    with pytest.raises(DataError, match=r"written by a newer version \(format 3, this program reads up to 2\)"):
         read_info(tmp_path)
+
+
+def test_every_changed_byte_of_a_description_is_found(raw: Path, tmp_path: Path) -> None:
+    """Its counts and options too, which no hash of the images or of the manifest covers."""
+    written = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    path = tmp_path / "out/dataset.json"
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with suppress(DataError):  # a changed space stays without meaning
+            assert read_info(tmp_path / "out") == written
+
+
+def test_a_description_of_the_first_format_is_read(raw: Path, tmp_path: Path) -> None:
+    """It had no hash and called its format otherwise; preparing again gives it both."""
+    written = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    first = written.model_dump(mode="json", exclude={"format"}) | {"format_version": 1}
+    (tmp_path / "out/dataset.json").write_text(json.dumps(first))
+    assert read_info(tmp_path / "out").model_dump(exclude={"format"}) == written.model_dump(exclude={"format"})
+    prepare("synthetic", raw, tmp_path / "out", OPTIONS)
+    assert read_info(tmp_path / "out") == written
 
 
 class Listed(DatasetConfig):

@@ -203,9 +203,9 @@ class Reader:
         return {} if found is None else {"epochs": found["num_epochs_done"]}
 
     def data(self) -> dict[Any, Any]:
-        """The beginning of a flow; its steps read what was compared then. Known gap: counts and options in dataset.json carry no hash."""
+        """The beginning of a flow; its steps read what was compared then."""
         info = verify_files(Path(self.place.dataset.folder))
-        return {"fingerprint": info.fingerprint} | pixels(Path(self.place.dataset.folder), "test")
+        return info.model_dump() | pixels(Path(self.place.dataset.folder), "test")
 
     def tune(self) -> dict[Any, Any]:
         """`dml tune`: what its runs are given."""

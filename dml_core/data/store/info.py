@@ -1,4 +1,4 @@
-"""`dataset.json` of a packed dataset: what is in the store, and the hashes that identify it.
+"""`dataset.json` of a packed dataset: what is in the store, and the hashes that identify it. A hash of its own proves the file itself.
 
 The hashes are compared with the files when a flow begins (`verify_files`), before any step reads them. Reading an image later verifies
 nothing: hashing takes a second for some hundred megabytes. A damaged image that still decodes is found by the next flow.
@@ -11,12 +11,12 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from dml_core.config import Config
-from dml_core.errors import DataError
-from dml_core.files import check_regular, file_sha256
+from dml_core.errors import DataError, StoreError
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 
 __all__ = ["DatasetInfo", "RoleInfo", "file_sha256", "read_info"]
 
-FORMAT_VERSION: Literal[1] = 1
+FORMAT: Literal[2] = 2  # 1 had no hash of its own
 INFO_FILE = "dataset.json"
 IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
@@ -37,6 +37,7 @@ class DatasetInfo(Config):
     """What `prepare` made.
 
     Attributes:
+        format: the file's format.
         name: the dataset's name in the registry.
         options: the dataset's options, defaults included.
         roles: counts per role.
@@ -45,7 +46,7 @@ class DatasetInfo(Config):
         manifest_sha256: hash of `manifest.parquet`.
     """
 
-    format_version: Literal[1] = FORMAT_VERSION
+    format: Literal[1, 2] = FORMAT
     name: str
     options: dict[str, Any]
     roles: dict[str, RoleInfo]
@@ -82,18 +83,27 @@ def verify_files(folder: Path) -> DatasetInfo:
     return info
 
 
+def write_info(info: DatasetInfo, folder: Path) -> None:
+    """Write `dataset.json` of a prepared folder; raises OSError."""
+    (folder / INFO_FILE).write_text(sealed(info.model_dump(mode="json")), encoding="utf-8")
+
+
 def read_info(folder: Path) -> DatasetInfo:
     """Read `dataset.json` of a prepared folder.
 
     Raises:
-        DataError: the folder holds no prepared dataset, or one of another format version.
+        DataError: the folder holds no prepared dataset, or one of a newer format, or the file is damaged.
     """
     path = folder / INFO_FILE
     try:
-        return DatasetInfo.model_validate_json(path.read_bytes())
+        values = unsealed(read_regular(path), path, FORMAT, REMEDY)
+        values.pop("format_version", None)  # how format 1 called it
+        return DatasetInfo.model_validate({"format": 1, **values})
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared dataset; run `dml data prepare`") from None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error}); remove it, and run `dml data prepare` again") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); remove it, and {REMEDY}") from None
+    except StoreError as error:
+        raise DataError(str(error)) from None
     except ValidationError:
-        raise DataError(f"{path}: not a dataset.json of format {FORMAT_VERSION}; run `dml data prepare` again") from None
+        raise DataError(f"{path}: damaged; {REMEDY}") from None

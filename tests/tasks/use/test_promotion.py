@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import requests
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
 from scipy import stats
 
 from dml_core import load_model
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, TrackingError
 from dml_core.evaluation.evaluator import ClassRecall
 from tasks.environment import Project
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
@@ -120,8 +121,18 @@ def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Proj
     assert load_model(resolve_model(f"models:/{NAME}/{version.number}", fresh)).title == "own / good / seed 0"
     pixels = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
     np.testing.assert_array_equal(found.embed(list(pixels)), load_model(resolve_model("own/good/0", fresh)).embed(list(pixels)))
-    with pytest.raises(ConfigError, match="not in MLflow's registry"):
-        resolve_model(f"models:/{NAME}@nobody", fresh)
+    for address in (f"models:/{NAME}@nobody", f"models:/{NAME}/99", f"models:/{NAME}/newest", "models:/nothing@champion"):
+        with pytest.raises(ConfigError, match="not in MLflow's registry"):
+            resolve_model(address, fresh)
+
+
+def test_a_server_s_own_error_is_not_a_model_that_is_missing(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MlflowException("the database is locked")
+
+    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", fails)
+    with pytest.raises(TrackingError, match="the database is locked"):
+        resolve_model(f"models:/{NAME}@champion", fresh)
 
 
 def test_a_run_that_mlflow_has_not_is_refused(fresh: Project) -> None:
@@ -157,7 +168,7 @@ def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project) -> None:
 PROMOTE = """
 import json, sys, time
 from pathlib import Path
-from dml_core.errors import ConfigError
+from dml_core.errors import ConfigError, TrackingError
 from tasks.environment import Project
 from tasks.use.promotion import promote
 root, state, store, uri, run, ready, go = sys.argv[1:]
