@@ -11,7 +11,7 @@ READ_BY_KIND = {
     "identity": set[str](),
     "linear": {"embedding_dim", "bias", "initial", "normalise_in_training"},
     "bn": {"embedding_dim", "initial"},
-    "two_layer": {"embedding_dim", "test_layer"},
+    "two_layer": {"embedding_dim", "test_layer", "batchnorm"},
     "bn_neck": {"embedding_dim", "learn_scale", "learn_shift", "num_bn_relu"},
 }
 
@@ -28,6 +28,7 @@ class HeadConfig(Config):
             deviation sqrt(2 / F) (0.044 for 1024 features) with biases of 0, as heated-up softmax's released code has them.
         normalise_in_training: the loss sees unit-length embeddings.
         test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
+        batchnorm: the embedding layer of "two_layer" is that of "bn", so that the two heads differ in the last layer alone.
         learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
         learn_shift: bn_neck's BatchNorm trains its shift (SGSL: no).
         num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
@@ -40,6 +41,7 @@ class HeadConfig(Config):
     initial: Literal["uniform", "slim"] = "uniform"
     normalise_in_training: bool = False
     test_layer: Literal["second_last", "last"] = "second_last"
+    batchnorm: bool = False
     learn_scale: bool = False
     learn_shift: bool = False
     num_bn_relu: int = Field(default=0, ge=0, le=100)

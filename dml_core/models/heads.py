@@ -80,12 +80,17 @@ class BatchNormHead(Head):
 
 
 class TwoLayerHead(Head):
-    """Two linear layers of E and C outputs (discriminative loss, section 4.2); the loss sees the last one's, of unit length."""
+    """Two linear layers of E and C outputs (discriminative loss, section 4.2); the loss sees the last one's, of unit length.
+
+    The first may be the whole of `BatchNormHead`'s embedding layer.
+    """
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int, num_classes: int) -> None:
         last = config.test_layer == "last"
         super().__init__(num_classes, num_classes if last else embedding_dim, config.normalise_at_test)
-        self.first = nn.Linear(in_features, embedding_dim)
+        self.first: nn.Module = nn.Linear(in_features, embedding_dim)
+        if config.batchnorm:
+            self.first = BatchNormHead(config, in_features, embedding_dim)
         self.second = nn.Linear(embedding_dim, num_classes)  # no ReLU between the layers: the paper mentions none (assumed)
         self.test_at_last = last
 

@@ -48,6 +48,8 @@ class TrainingConfig(Config):
         keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
             classes. The last epoch's weights are the same with and without.
         keep_every_epochs: after how many epochs these are looked for; the last is always looked at.
+        recall_every_epochs: after how many epochs, and after the last, Recall@1 of training images and of test images is measured, for a
+            curve of both; nothing is chosen by it. None leaves it out.
     """
 
     model: ModelConfig
@@ -68,6 +70,7 @@ class TrainingConfig(Config):
     checkpoint_every_epochs: int = Field(default=1, ge=1)
     keep_epochs: tuple[KeptEpoch, ...] = ()
     keep_every_epochs: int = Field(default=1, ge=1)
+    recall_every_epochs: int | None = Field(default=None, ge=1)
 
     def without_weights(self) -> "TrainingConfig":
         """The same system, its backbone's published weights left out: for whoever loads a checkpoint into it."""

@@ -9,4 +9,5 @@ from typing import Literal, get_args
 KeptEpoch = Literal["best_validation", "oracle"]
 Epoch = Literal["last", "best_validation", "oracle"]
 EPOCHS: tuple[Epoch, ...] = get_args(Epoch)
+CURVE: dict[str, str] = {"train": "train_recall_at_1", "test": "test_recall_at_1"}  # the history's Recall@1 over epochs, by role
 RECALL: dict[str, str] = {"best_validation": "validation_recall_at_1", "oracle": "oracle_recall_at_1"}  # as the history names them

@@ -111,6 +111,7 @@ class _Run:
     identity: str
     validate: Validate | None
     score_test: Validate | None
+    score_curve: Validate | None
     saving: Saving
     failures: Failures
     history: list[str] = field(default_factory=list)
@@ -154,6 +155,7 @@ def fit(
     identity: str = "",
     validate: Validate | None = None,
     score_test: Validate | None = None,
+    score_curve: Validate | None = None,
     saving: Saving = AT_EPOCHS_ENDS,
 ) -> TrainingSystem:
     """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
@@ -173,6 +175,7 @@ def fit(
         validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
             row of the history. It must leave the model and the random streams as they are.
         score_test: the same on the test classes, after epochs that `config.keep_epochs` looks at. Nothing but the oracle is chosen by it.
+        score_curve: the same on training and test images, every `config.recall_every_epochs`. Nothing is chosen by it.
         saving: checkpoints in the middle of epochs, and who may stop the run.
 
     Returns:
@@ -208,9 +211,8 @@ def fit(
         system.loss.compile()
     optimiser = build_optimiser(config.optimiser, system)
     autocast = _autocast(config.precision, device)
-    run = _Run(
-        config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, validate, score_test, saving, failures
-    )
+    scorers = (validate, score_test, score_curve)
+    run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures)
     start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
     del checkpoint
     if rank() == 0:
@@ -517,22 +519,28 @@ def _taken_up(checkpoint: dict[str, Any]) -> _Epoch | None:
 # ---------------------------------------------------------------- the epochs that are kept
 
 
-def _is_looked_at(run: _Run, num_epochs_done: int) -> bool:
-    return num_epochs_done == run.config.num_epochs or num_epochs_done % run.config.keep_every_epochs == 0
+def _is_due(run: _Run, num_epochs_done: int, every: int | None) -> bool:
+    return every is not None and (num_epochs_done == run.config.num_epochs or num_epochs_done % every == 0)
 
 
 def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
-    """What is measured of the result so far on classes that training does not see."""
+    """What is measured of the result so far, on classes that training does not see and for the curve."""
+    due = (
+        (run.validate, 1),
+        (run.score_test, run.config.keep_every_epochs),
+        (run.score_curve, run.config.recall_every_epochs),
+    )
+    found: dict[str, float] = {}
     with patient():
-        found = run.validate(run.result.model) if run.validate is not None else {}
-        if run.score_test is not None and _is_looked_at(run, num_epochs_done):
-            found = found | run.score_test(run.result.model)
-        return found
+        for score, every in due:
+            if score is not None and _is_due(run, num_epochs_done, every):
+                found |= score(run.result.model)
+    return found
 
 
 def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:
     """Take a copy of the weights where they are the best yet; it goes into the next checkpoint, so that the two are never at odds."""
-    if not run.config.keep_epochs or not _is_looked_at(run, num_epochs_done):
+    if not run.config.keep_epochs or not _is_due(run, num_epochs_done, run.config.keep_every_epochs):
         return
     state = whole_state(run.result)  # by all workers, whether it is the best or not: rank 0 alone knows the best so far
     if rank() != 0:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from dml_core.evaluation.sweep import Resources, Shard, score_queries
 from dml_core.evaluation.tiles import usable_device
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
-from dml_core.training.epochs import RECALL
+from dml_core.training.epochs import CURVE, RECALL
 from dml_core.training.parallel import Failures, rank, world_size
 
 METRIC = RECALL["best_validation"]
@@ -37,11 +38,16 @@ MAX_IMAGES = 10_000  # what an epoch's validation may cost; of more, whole class
 BATCH_SIZE = 256
 
 
-Scorers = tuple["HeldOutRecall | None", "HeldOutRecall | None"]
+class Scorers(NamedTuple):
+    """What scores a model after an epoch, each where the run has a use for it: on the held-out classes, on the test's, for the curve."""
+
+    held_out: "HeldOutRecall | None"
+    tested: "HeldOutRecall | None"
+    curve: "_Curve | None"
 
 
 def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0) -> Scorers:
-    """What scores an epoch on the held-out classes, and what does on the test classes; each where the run has a use for it.
+    """What scores the epochs of a run.
 
     The oracle is told by what papers print: every test image, and where the test has queries and a gallery, these.
 
@@ -54,18 +60,28 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
     Raises:
         ConfigError: an epoch is to be kept that cannot be told from others, as no image has another of its class to find.
     """
-    held_out = tested = None
+    held_out = tested = curve = None
     if config.validation is not None:
         held_out = HeldOutRecall(open_role(folder, "validation", config.validation), config.transform, device, num_loader_workers)
-    if "oracle" in config.keep_epochs:
-        has_queries = "query" in read_info(folder).roles
-        images = open_role(folder, "query" if has_queries else "test", None)
+    common = (config.transform, device, num_loader_workers)
+    has_queries = "query" in read_info(folder).roles
+    test_role = "query" if has_queries else "test"
+
+    def on_test(max_images: float, metric: str) -> HeldOutRecall:
         gallery = open_role(folder, "gallery", None) if has_queries else None
-        tested = HeldOutRecall(images, config.transform, device, num_loader_workers, gallery, math.inf, RECALL["oracle"])
+        return HeldOutRecall(open_role(folder, test_role, None), *common, gallery, max_images, metric)
+
+    if "oracle" in config.keep_epochs:
+        tested = on_test(math.inf, RECALL["oracle"])
+    if config.recall_every_epochs is not None:
+        curve = _Curve(
+            HeldOutRecall(open_role(folder, "train", config.validation), *common, metric=CURVE["train"]),
+            on_test(MAX_IMAGES, CURVE["test"]),
+        )
     for kind, scorer in (("best_validation", held_out), ("oracle", tested)):
         if kind in config.keep_epochs and scorer is not None and not scorer.can_score:
             raise ConfigError(f"keep_epochs: the '{kind}' epoch cannot be told, as no class that it is scored on has two images")
-    return held_out, tested
+    return Scorers(held_out, tested, curve)
 
 
 @dataclass(frozen=True)
@@ -146,6 +162,17 @@ class HeldOutRecall:
         if world_size() > 1:
             dist.all_reduce(embeddings_ND)  # every row is one worker's, the others have zeros
         return embeddings_ND.cpu().numpy()
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Recall@1 of the training images and of the test images, of each as many classes as validation would take."""
+
+    training: HeldOutRecall
+    test: HeldOutRecall
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        return self.training(model) | self.test(model)
 
 
 def bounded_rows(labels_N: np.ndarray, max_images: float = MAX_IMAGES) -> np.ndarray:

@@ -19,6 +19,7 @@ from dml_core.evaluation.mean_ranks import rank_systems
 from dml_core.evaluation.population import difference_over_classes
 from dml_core.evaluation.statistics import MIN_CLASSES
 from dml_core.figures.mean_ranks import plot_mean_ranks
+from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
 from tasks.files import write_whole
 from tasks.runs.comparable import scores_by_seed
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
 METRICS_FOLDER, PLOTS_FILE, SCORES_FILE = "metrics", "recall.csv", "scores.csv"
-REPORT_FILE, FIGURE_FILE = "report.md", "recall.png"
+REPORT_FILE, FIGURE_FILE, EPOCHS_FILE = "report.md", "recall.png", "epochs.png"
 DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.md", "ranks.png"
 
 
@@ -73,8 +74,9 @@ def write_report(
     """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
 
     `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
-    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md` and `recall.png`: for people, beginning with
-    what can be told of the variants; `differences/`: every pair of them, and their ranks.
+    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md`, `recall.png` and, where the runs
+    measured it, `epochs.png` (Recall@1 over epochs): for people, beginning with what can be told of the variants; `differences/`:
+    every pair of them, and their ranks.
 
     Args:
         title: of the comparison.
@@ -91,10 +93,15 @@ def write_report(
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *rows])
     _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
     plot_recalls(_recalls_of_seeds(runs), folder / FIGURE_FILE, title)
+    curves = _recall_over_epochs(runs)
+    (folder / EPOCHS_FILE).unlink(missing_ok=True)
+    if curves:
+        plot_over_epochs(curves, folder / EPOCHS_FILE, f"{title}: Recall@1 over epochs")
     found = compare_runs(runs, reference)
     _write_differences(title, runs, found, folder / DIFFERENCES_FOLDER)
     wider = _said_of_other_classes(runs, found)
-    text = _markdown(title, summaries, found, len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role, older_code or {}, wider)
+    num_seeds, role = len({spec.seed for spec, _ in runs}), runs[0][0].evaluation.role
+    text = _markdown(title, summaries, found, num_seeds, role, older_code or {}, wider, bool(curves))
     write_whole(folder / REPORT_FILE, text)
     return text
 
@@ -250,6 +257,16 @@ def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str,
     return recalls
 
 
+def _recall_over_epochs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, dict[int, list[float]]]]:
+    """Variant -> role -> epochs done -> Recall@1 of each seed, of the variants whose runs measured it."""
+    curves: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for spec, record in runs:
+        for role, curve in record.recall_by_epoch.items():
+            for epoch, recall in curve.items():
+                curves.setdefault(spec.variant, {}).setdefault(role, {}).setdefault(epoch, []).append(recall)
+    return curves
+
+
 def _write_csv(path: Path, rows: list[list[str]]) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -264,6 +281,7 @@ def _markdown(
     role: str,
     older_code: Mapping[str, Sequence[str]],
     other_classes: str | None,
+    has_curves: bool,
 ) -> str:
     columns = table_columns(next(iter(summaries.values())))
     spread = f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed"
@@ -284,4 +302,5 @@ def _markdown(
     lines += ["", *_aligned(rows)]
     notes = [line for variant, files in older_code.items() for line in ("", f"{variant}: {made_by_older_code(files)}.")]
     differences = f"[Every pair of variants, intervals for other classes, and ranks]({DIFFERENCES_FOLDER}/{DIFFERENCES_FILE})"
-    return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", "", differences, ""])
+    curves = ["", f"![Recall@1 over epochs]({EPOCHS_FILE})"] if has_curves else []
+    return "\n".join([*lines, *notes, "", f"![Recall@K]({FIGURE_FILE})", *curves, "", differences, ""])

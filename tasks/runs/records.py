@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dml_core.errors import StoreError
 
-METRICS_FILE, CLASSES_FILE = "metrics.json", "class_recalls.json"
+METRICS_FILE, CLASSES_FILE, BY_EPOCH_FILE = "metrics.json", "class_recalls.json", "recall_by_epoch.json"
 
 
 class Record(BaseModel):
@@ -71,10 +71,12 @@ class MetricRecord(ScoreRecord):
     Attributes:
         metrics: of `metrics.json`.
         class_recalls: Recall@1 of each class, by label; none of runs that were scored before these were kept.
+        recall_by_epoch: Recall@1 of training and of test images by epochs done, by role; of runs with `recall_every_epochs`.
     """
 
     metrics: dict[str, float]
     class_recalls: dict[str, float] = {}
+    recall_by_epoch: dict[str, dict[int, float]] = {}
 
 
 def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
@@ -83,11 +85,16 @@ def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
     Raises:
         StoreError: they are not the recorded bytes.
     """
-    has_classes = any(file.name == CLASSES_FILE for file in record.files)
+    names = {file.name for file in record.files}
+
+    def optional(name: str) -> Any:
+        return json.loads(_recorded(record, folder, name)) if name in names else {}
+
     return MetricRecord(
         **record.model_dump(include=set(ScoreRecord.model_fields)),
         metrics=json.loads(_recorded(record, folder, METRICS_FILE)),
-        class_recalls=json.loads(_recorded(record, folder, CLASSES_FILE)) if has_classes else {},
+        class_recalls=optional(CLASSES_FILE),
+        recall_by_epoch={role: {int(epoch): recall for epoch, recall in curve.items()} for role, curve in optional(BY_EPOCH_FILE).items()},
     )
 
 

@@ -11,11 +11,11 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
-from dml_core.training.epochs import RECALL
+from dml_core.training.epochs import CURVE, RECALL
 from tasks.files import write_whole
 from tasks.runs.best import VALIDATION
 from tasks.runs.embeddings import KEPT_EPOCH, kept_epoch, load_embeddings, query_and_gallery
-from tasks.runs.records import CLASSES_FILE, METRICS_FILE
+from tasks.runs.records import BY_EPOCH_FILE, CLASSES_FILE, METRICS_FILE
 from tasks.scores.figures import Side, draw_figures
 
 FIGURES_FOLDER = "figures"
@@ -42,7 +42,7 @@ def evaluate_run(
         history: the training steps, for the curves.
         dataset: the packed dataset's folder, for the images.
         embeddings: folder of the extracted embeddings.
-        folder: where `metrics.json`, `class_recalls.json` and the figures go.
+        folder: where `metrics.json`, `class_recalls.json`, `recall_by_epoch.json` (where the run measured it) and the figures go.
         validation: which training classes the run held out.
         measured: what was measured of the run beside this (`tasks.scores.measuring`), to be kept with its scores.
         has_figures: draw them; the hundreds of runs of a search have none.
@@ -66,6 +66,8 @@ def evaluate_run(
         (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
         write_whole(folder / CLASSES_FILE, json.dumps({label: found.recall for label, found in by_class.items()}) + "\n")
+        if curves := recall_by_epoch(history):
+            write_whole(folder / BY_EPOCH_FILE, json.dumps(curves) + "\n")
         if has_figures:
             gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
             queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
@@ -86,6 +88,12 @@ def held_out_recall(history: Sequence[Mapping[str, float]], num_epochs: float | 
     found = {row["epoch"] + 1: row[RECALL["best_validation"]] for row in history if RECALL["best_validation"] in row}
     epoch = max(found, default=None) if num_epochs is None else num_epochs
     return {VALIDATION: found[epoch]} if epoch in found else {}
+
+
+def recall_by_epoch(history: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
+    """Recall@1 of training and of test images by epochs done; nothing where the run did not measure it."""
+    curves = {role: {int(row["epoch"]) + 1: row[name] for row in history if name in row} for role, name in CURVE.items()}
+    return {role: curve for role, curve in curves.items() if curve}
 
 
 def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:

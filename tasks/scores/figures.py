@@ -21,13 +21,19 @@ from dml_core.figures.curves import plot_training_curves
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.figures.histograms import plot_similarity_histogram
 from dml_core.figures.maps import plot_map
+from dml_core.training.epochs import CURVE, RECALL
 
 CURVE_FILE, HISTOGRAM_FILE, GALLERY_FILE, MAP_FILE = "curve.png", "similarities.png", "gallery.png", "map.png"
 MAX_QUERIES, MIN_PER_CLASS = 1000, 25
 NUM_ROWS_OF_A_KIND, NUM_NEIGHBOURS = 4, 8
 NUM_NAMED_OF_A_KIND = 5
 NOT_DRAWN = ("epoch", "step", "learning_rate_factor")
-UNSEEN = {"validation_": "held-out classes", "oracle_": "the test classes"}  # how the names of a history's metrics on them begin
+SCORED = {  # the scores of epochs in a history, and the titles of their panels
+    RECALL["best_validation"]: "Recall@1 on held-out classes",
+    RECALL["oracle"]: "Recall@1 on the test classes",
+    CURVE["train"]: "Recall@1 of training images",
+    CURVE["test"]: "Recall@1 of test images",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
     curves: dict[bool, dict[str, Any]] = {False: {}, True: {}}
     for name in sorted(names, key=lambda name: name != "loss"):
         points = [((row["step"] + 1) / steps_per_epoch, row[name]) for row in history if name in row]
-        curves[name.startswith(tuple(UNSEEN))][_readable(name)] = tuple(zip(*points, strict=True))
+        curves[name in SCORED][SCORED.get(name, name)] = tuple(zip(*points, strict=True))
     plot_training_curves(_without_repetition(curves[False]), path, title, curves[True])
 
 
@@ -187,11 +193,3 @@ def _of_different_classes(numbers: NDArray[np.int64], labels: NDArray[Any]) -> N
 def _without_repetition(curves: dict[str, Any]) -> dict[str, Any]:
     """A loss with a single part is that part: one panel is enough."""
     return {name: curve for name, curve in curves.items() if name == "loss" or curve != curves["loss"]}
-
-
-def _readable(name: str) -> str:
-    """A history's name of a metric as a panel's title."""
-    for prefix, classes in UNSEEN.items():
-        if name.startswith(prefix):
-            return f"{name.removeprefix(prefix).replace('_at_', '@').capitalize()} on {classes}"
-    return name

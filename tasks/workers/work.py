@@ -63,7 +63,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     if validation is not None and rank() == 0:
         save_split(split_classes(packed, validation), folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
-    validate, score_test = scorers(packed, training, device, num_loaders)
+    epoch_scorers = scorers(packed, training, device, num_loaders)
     saving = Saving(
         job.checkpoint_every_steps,
         job.checkpoint_every_minutes,
@@ -72,7 +72,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         stop_wanted=stop_wanted,
     )
     with stopping.training():
-        fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), validate, score_test, saving)
+        fit(training, dataset, job.spec.seed, folder, device, num_loaders, tell, _identity(job), *epoch_scorers, saving)
     with patient():
         if rank() == 0:
             store.push(job.train_key)

@@ -22,6 +22,7 @@ from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_galle
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
 from dml_core.figures.maps import plot_embeddings, plot_map
 from dml_core.figures.mean_ranks import plot_mean_ranks
+from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
 
 
@@ -59,6 +60,11 @@ def draw_gallery(path: Path, mask: NDArray[np.bool_]) -> Path:
 
 
 RECALLS = {"SoftTriple": {1: [0.6, 0.5], 2: [0.7, 0.8]}, "$other_": {1: [0.4, 0.3], 2: [0.9, 0.8]}}
+OVER_EPOCHS: dict[str, dict[str, dict[int, list[float]]]] = {
+    "a": {"train": {4: [0.5, 0.6], 8: [0.9, 0.8]}, "test": {4: [0.2, 0.3], 8: [0.4, 0.5]}},
+    "$b_": {"test": {8: [0.4]}},
+    "none": {},
+}
 STEPS = np.arange(60) / 10
 
 
@@ -66,6 +72,7 @@ DRAWINGS: dict[str, Callable[[Path], Path]] = {
     "curves": lambda path: plot_training_curves({"loss": (STEPS, -STEPS), "part": ([0], [1])}, path, "run", {"recall": ([1], [0.5])}),
     "recall": lambda path: plot_recalls(RECALLS, path),
     "mean ranks": lambda path: plot_mean_ranks(ranking(("a", "b with $ in it", "c" * 80, "d")), path),
+    "recall over epochs": lambda path: plot_over_epochs(OVER_EPOCHS, path),
     "recall of one seed": lambda path: plot_recalls({"a": {1: [0.6]}}, path),
     "histogram": lambda path: plot_similarity_histogram(*samples(60, 4), path, num_pairs=500),
     "gallery": lambda path: draw_gallery(path, np.array([[True, False]] * 3)),
@@ -118,6 +125,15 @@ def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path:
         # The interval is a lighter shade of the dot's colour, so red is far above blue in it as in the dot.
         drawn[name] = ((picture[:, :, 0] - picture[:, :, 2]) > 60).sum()
     assert drawn["two"] > 3 * drawn["one"] > 0
+
+
+def test_a_higher_curve_of_training_images_is_drawn_higher_in_the_panel_of_its_system(tmp_path: Path) -> None:
+    def lowest_row(recall: float) -> int:
+        curves = {"a": {"train": {1: [recall], 9: [recall]}, "test": {1: [0.0], 9: [0.0]}}}
+        drawn = is_colour(plot_over_epochs(curves, tmp_path / "figure.png"), COLOURS[1])
+        return int(np.flatnonzero(drawn.sum(axis=1) > 50).max())  # the legend's sample of the line is shorter
+
+    assert lowest_row(0.8) < lowest_row(0.4) < lowest_row(0.1)
 
 
 def test_the_best_two_of_equal_means_are_both_marked(tmp_path: Path) -> None:
@@ -206,6 +222,7 @@ REFUSALS: dict[str, Callable[[Path], Any]] = {
     "centres of other dimensions": lambda path: plot_embeddings(*samples(9, 3), path, np.zeros((5, 1, 2))),
     "no query": lambda path: draw_gallery(path, np.ones((0, 3), dtype=bool)),
     "no curve": lambda path: plot_training_curves({}, path, "run"),
+    "no curve over epochs": lambda path: plot_over_epochs({"a": {"train": {}}}, path),
     "no system": lambda path: plot_recalls({}, path),
     "other Ks": lambda path: plot_recalls({"a": {1: [0.5]}, "b": {2: [0.5]}}, path),
     "one class": lambda path: plot_similarity_histogram(*samples(9, 4, num_classes=1), path),

@@ -45,7 +45,7 @@ SPEC = RunSpec(
     dataset="d",
     variant="v",
     seed=0,
-    training=small_training(num_epochs=2, validation={"share": 0.5}, keep_epochs=["best_validation"]),
+    training=small_training(num_epochs=2, validation={"share": 0.5}, keep_epochs=["best_validation"], recall_every_epochs=1),
     evaluation=EvaluationConfig(recall_at=(1,), clustering=False, epoch="best_validation"),
 )
 STEPS = ("train", "embed", "evaluate")

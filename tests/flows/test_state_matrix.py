@@ -105,6 +105,7 @@ KINDS = {
     "kept epoch": "store/embed/*/kept_epoch.json",
     "scores": "store/evaluate/*/metrics.json",
     "class scores": "store/evaluate/*/class_recalls.json",
+    "recall over epochs": "store/evaluate/*/recall_by_epoch.json",
     "figure": "store/evaluate/*/figures/*",
     "dataset": "packed/dataset.json",
     "images": "packed/images.arrow",
@@ -396,6 +397,7 @@ def test_every_kind_in_every_way_by_every_reader(
     [
         "scores",
         "class scores",
+        "recall over epochs",
         "manifest",
         "shard",
         "kept epoch",
@@ -412,6 +414,7 @@ def test_files_of_steps(whole: Place, kind: str, how: str, tmp_path: Path, envir
     of_kind = {
         "scores": "models",
         "class scores": "models",
+        "recall over epochs": "models",
         "checkpoint": "network",
         "lock": "lock",
         "training rows": "tune",

@@ -71,6 +71,18 @@ def test_bn_head_is_equation_7_with_a_learned_shift_and_no_scale():
     torch.testing.assert_close(built.norm.running_mean, 0.05 * projected.mean(0))
 
 
+def test_two_layer_head_with_batchnorm_embeds_as_the_bn_head():
+    """A comparison of losses then compares no heads: what is tested is the same function of the features."""
+    torch.manual_seed(0)
+    both = head(kind="two_layer", embedding_dim=4, batchnorm=True), head(kind="bn", embedding_dim=4)
+    both[0].first.load_state_dict(both[1].state_dict())
+    for _ in range(2):
+        assert not torch.equal(both[0](FEATURES)[:, :4], both[1](FEATURES))
+    for built in both:
+        built.eval()
+    torch.testing.assert_close(both[0].embed(FEATURES), both[1].embed(FEATURES), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("layer", "size"), [("second_last", 4), ("last", 7)])
 def test_two_layer_head_shows_the_loss_unit_vectors_of_one_dimension_per_class(layer, size):
     built = head(kind="two_layer", embedding_dim=4, test_layer=layer)

@@ -39,7 +39,7 @@ class StoppedError(Exception):
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, report=lambda progress: None) -> None:
-    held_out, tested = scorers(packed, config, CPU)
+    held_out, tested, _ = scorers(packed, config, CPU)
     dataset = open_role(packed, "train", config.validation)
     fit(config, dataset, 0, folder, CPU, report=report, identity="a run", validate=held_out, score_test=tested)
 
@@ -228,7 +228,7 @@ def test_classes_of_one_image_each_tell_no_epoch_from_another(packed: Path, monk
     monkeypatch.setattr(HeldOutRecall, "can_score", False)
     with pytest.raises(ConfigError, match="'oracle' epoch cannot be told, as no class that it is scored on has two images"):
         scorers(packed, KEEPING, CPU)
-    assert scorers(packed, PLAIN, CPU) == (None, None)
+    assert scorers(packed, PLAIN, CPU) == (None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def fit_all(rank: int, packed: Path, folder: Path) -> None:
     validation.BATCH_SIZE = 8  # 36 images: a part for each worker
     for name, config in RUNS.items():
         held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if config.keep_epochs else None
-        _, tested = validation.scorers(packed, config, CPU)
+        _, tested, _ = validation.scorers(packed, config, CPU)
         own = folder / name / f"rank{rank}"
         system = loop.fit(config, PackedDataset(packed, "train"), 0, own, CPU, validate=held_out, score_test=tested)
         torch.save(system.state_dict(), folder / f"{name}-{rank}.pt")

@@ -11,6 +11,8 @@ import torch
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.split_config import ValidationConfig
+from dml_core.data.store.splits import open_role
 from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.training import validation
 from dml_core.training.checkpoint import load_checkpoint
@@ -18,6 +20,7 @@ from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit
 from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows, scorers
+from tasks.scores.evaluation import recall_by_epoch
 from tests.conftest import MODEL, SYNTHETIC_OPTIONS, small_training
 
 CPU = torch.device("cpu")
@@ -47,6 +50,35 @@ def test_a_watched_run_ends_with_the_bytes_of_an_unwatched_one(packed: Path, tmp
         points = watched.model.embed(torch.stack([plain_view(held_out.image(index), CONFIG.transform) for index in range(len(held_out))]))
     cosines = (points @ points.T).fill_diagonal_(-2)
     assert scores[-1] == pytest.approx((held_out.labels[cosines.argmax(dim=1)] == held_out.labels).mean())
+
+
+@pytest.mark.parametrize(("every", "measured"), [(1, [1, 2, 3]), (2, [2, 3]), (9, [3])])
+def test_a_curve_has_training_and_test_images_and_changes_nothing(packed: Path, tmp_path: Path, every: int, measured: list[int]) -> None:
+    plain = CONFIG.model_copy(update={"num_epochs": 3})
+    curved = plain.model_copy(update={"recall_every_epochs": every})
+    training = PackedDataset(packed, "train")
+    fit(plain, training, 0, tmp_path / "plain", CPU)
+    trained = fit(curved, training, 0, tmp_path / "curved", CPU, score_curve=scorers(packed, curved, CPU).curve)
+    one, other = load_checkpoint(tmp_path / "plain"), load_checkpoint(tmp_path / "curved")
+    assert one is not None
+    assert other is not None
+    assert all(torch.equal(value, other["system"][name]) for name, value in one["system"].items())
+    curves = recall_by_epoch(read_history(tmp_path / "curved"))
+    assert {role: list(curve) for role, curve in curves.items()} == {"train": measured, "test": measured}
+    assert recall_by_epoch(read_history(tmp_path / "plain")) == {}
+    for role, curve in curves.items():  # by hand: the nearest other image of each, by cosines
+        images = PackedDataset(packed, role)
+        with torch.no_grad():
+            points = trained.model.embed(torch.stack([plain_view(images.image(index), CONFIG.transform) for index in range(len(images))]))
+        cosines = (points @ points.T).fill_diagonal_(-2)
+        assert curve[3] == pytest.approx((images.labels[cosines.argmax(dim=1)] == images.labels).mean())
+
+
+def test_held_out_classes_are_not_in_the_curve_of_the_training_images(packed: Path) -> None:
+    config = CONFIG.model_copy(update={"recall_every_epochs": 1, "validation": ValidationConfig(share=0.5)})
+    curve = scorers(packed, config, CPU).curve
+    assert curve is not None
+    assert set(curve.training.dataset.class_names).isdisjoint(open_role(packed, "validation", config.validation).class_names)
 
 
 @pytest.mark.parametrize("num_loader_workers", [0, 1])
@@ -100,7 +132,7 @@ def test_a_test_with_queries_is_scored_against_its_gallery_all_of_both(tmp_path:
     materialise("synthetic", options, tmp_path / "raw")
     prepare("synthetic", tmp_path / "raw", tmp_path / "packed", options)
     config = CONFIG.model_copy(update={"keep_epochs": ("oracle",)})
-    _, tested = scorers(tmp_path / "packed", config, CPU)
+    _, tested, _ = scorers(tmp_path / "packed", config, CPU)
     assert tested is not None
     model = build_system(config, 4, 0, CPU).eval().model
     queries, gallery = (PackedDataset(tmp_path / "packed", role) for role in ("query", "gallery"))

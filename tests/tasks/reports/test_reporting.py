@@ -55,6 +55,16 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     assert "50.0 ± 317.7" in text
 
 
+def test_recall_over_epochs_is_drawn_where_runs_measured_it_and_goes_with_them(tmp_path: Path) -> None:
+    plain = [run(variant, seed, 0.1) for variant in ("a", "b") for seed in (0, 1)]
+    curve = {"train": {1: 0.2, 2: 0.9}, "test": {1: 0.1, 2: 0.3}}
+    curved = [(spec, record.model_copy(update={"recall_by_epoch": curve})) for spec, record in plain]
+    assert "(epochs.png)" in write_report("title", curved, tmp_path)
+    assert (tmp_path / "epochs.png").stat().st_size > 10_000
+    assert "epochs.png" not in write_report("title", plain, tmp_path)
+    assert not (tmp_path / "epochs.png").exists()
+
+
 def test_the_others_are_held_against_the_reference_that_was_named(tmp_path: Path) -> None:
     runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
     text = write_report("title", runs, tmp_path, reference="a")

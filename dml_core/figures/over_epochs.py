@@ -1,0 +1,70 @@
+"""Recall@1 of several systems over epochs: a panel for each system, its training images beside the test images.
+
+A panel has all other systems' test curves in grey behind its own, so that the order of the systems can be read at every epoch. Where the
+curve of the training images is still rising at the end, a system has not been trained to its end.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from dml_core.errors import EvaluationError
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
+
+MAX_COLUMNS = 4
+PANEL_INCHES = (2.3, 1.75)
+LINES = {"test": ("test images", COLOURS[0], "-"), "train": ("training images", COLOURS[1], "--")}
+
+Curves = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
+
+
+def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epochs") -> Path:
+    """Means over seeds, with the seeds' range as a band; returns `path`.
+
+    Args:
+        curves: for each system and role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed. A system without a curve
+            has no panel.
+        path: the PNG.
+        title: above the panels.
+
+    Raises:
+        EvaluationError: no system has a curve.
+    """
+    names = [name for name, roles in curves.items() if any(roles.values())]
+    if not names:
+        raise EvaluationError("a figure of Recall@1 over epochs needs one system or more with a curve")
+    num_columns = min(len(names), MAX_COLUMNS)
+    num_rows = -(-len(names) // num_columns)
+    figure = new_figure(max(PANEL_INCHES[0] * num_columns + 0.5, 5.6), PANEL_INCHES[1] * num_rows + 0.9)
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).ravel()
+    for axes, name in zip(all_axes, names, strict=False):
+        for other in names:
+            _draw(axes, curves[other].get("test", {}), color=NEUTRAL, alpha=0.35, linewidth=0.7)
+        for role, (label, colour, style) in LINES.items():
+            _draw(axes, curves[name].get(role, {}), band=True, color=colour, linestyle=style, linewidth=1.8, label=label)
+        axes.set_title(plain_text(name), fontsize=9)
+        axes.set_ylim(0, 100)
+        axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.tick_params(labelsize=8, length=2)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in all_axes[len(names) :]:
+        axes.remove()
+    for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:
+        axes.tick_params(labelbottom=True)
+    figure.suptitle(plain_text(title), fontsize=11)
+    figure.supxlabel("epochs; line: mean over seeds, band: all seeds, grey: test images of the other systems", fontsize=8, color=NEUTRAL)
+    figure.supylabel("Recall@1, per cent", fontsize=8, color=NEUTRAL)
+    all_axes[0].legend(loc="upper left", fontsize=7, frameon=False)
+    return write_png(figure, path)
+
+
+def _draw(axes: Axes, curve: Mapping[int, Sequence[float]], band: bool = False, **line: object) -> None:
+    epochs = sorted(curve)
+    means, lows, highs = ([100 * float(of(curve[epoch])) for epoch in epochs] for of in (np.mean, np.min, np.max))
+    axes.plot(epochs, means, **line)  # type: ignore[arg-type]
+    if band:
+        axes.fill_between(epochs, lows, highs, color=line["color"], alpha=0.2, linewidth=0)
