@@ -11,6 +11,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
 from tasks.checks import check_before, check_parts, prepared_folder
 from tasks.environment import Project
+from tasks.own_images.published import is_published
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
 from tasks.tables.runs import Chosen, check_loss, named_dataset, not_in_params, params_block
@@ -36,7 +37,9 @@ def dataset_need(project: Project, params: Params, dataset: str, options: Mappin
     own = named_dataset(params, dataset, options)
     if own is None:
         how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader of it"
-        return Need(f"dataset {dataset}", f"add below datasets in params.yaml: {params_block(dataset, options)}; {how}", stops=True)
+        by_command = f"dml data add {dataset} PATH (archive or folder), or " if is_published(dataset) and not options else ""
+        block = params_block(dataset, options)
+        return Need(f"dataset {dataset}", f"{by_command}add below datasets in params.yaml: {block}; {how}", stops=True)
     try:
         prepared_folder(project, params, own)
     except DataError as error:
