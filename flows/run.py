@@ -179,28 +179,38 @@ def run_chains(
     Raises:
         ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
     """
-    _bring_weights([spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)], services)
+    bring_weights(runs, prepared, services, force, code)
     published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs)}
     chains = [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services, fail_fast)
 
 
-def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
-    """Whether there is a record of a run's training; its files are checked when its chain is made."""
-    step = identity.train_step(spec, dataset)
-    return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
+def bring_weights(
+    runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services, force: bool = False, code: Code = "strict"
+) -> None:
+    """Fetch the published weights of the runs that are to be trained, before Ray starts. A cluster's nodes fetch them, each for itself.
 
+    Args:
+        runs, prepared, services, force, code: as `run_chains` has them.
 
-def _bring_weights(to_train: Sequence[RunSpec], services: Services) -> None:
-    """Fetch the published weights that runs start from, before Ray starts. On a cluster its nodes fetch them, each for itself."""
+    Raises:
+        ConfigError: a file is missing and cannot be downloaded, or damaged.
+    """
     if os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
         return
+    to_train = [spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)]
     backbones = [spec.training.model.backbone for spec in to_train]
     for name in dict.fromkeys(one.name for one in backbones if one.weights == "imagenet" and one.name in PUBLISHED):
         if not is_kept(PUBLISHED[name]):
             services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
         fetch_published(name)
+
+
+def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
+    """Whether there is a record of a run's training; its files are checked when its chain is made."""
+    step = identity.train_step(spec, dataset)
+    return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
 
 
 # ---------------------------------------------------------------- the flow
