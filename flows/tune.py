@@ -20,7 +20,7 @@ from prefect.artifacts import create_markdown_artifact
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
 from flows.kept import finished_record, forget_failure
-from flows.run import STEPS_AT_ONCE, Chain, evaluate, prepare
+from flows.run import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
 from flows.services import Services
 from tasks.environment import open_project
 from tasks.locks import alone
@@ -123,6 +123,7 @@ class _Scores:
         specs = [[self._search.spec(trial.number, trial.params, pair) for pair in pairs] for trial in trials]
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
+        bring_weights(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
         chains = {spec.variant: Chain(spec, self._dataset, self._services, force=False, published=self._published) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))

@@ -42,14 +42,25 @@ def data_list() -> None:
 @data_app.command("add")
 def data_add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the dataset is to be called.")],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Folder with a folder of images per class, or a list (CSV, Parquet).")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="Folder with a folder of images per class, or a list; or a published dataset's archive.")
+    ],
     reader: Annotated[str | None, typer.Option(help="folder or manifest; told by what is there when not given.")] = None,
+    part: Annotated[bool, typer.Option("--part", help="Of a published dataset: a part of it; its counts are not checked.")] = False,
 ) -> None:
-    """Add your own images to params.yaml.
+    """Add your own images, or a published dataset, to params.yaml.
 
-    Looks at every image and writes the dataset and settings that fit it (crop, sampler, epochs). The images stay where they are.
+    Looks at every image and writes the dataset and settings that fit it (crop, sampler, epochs). The images stay where they are. Under the
+    name of a published dataset (cub200, cars196, sop, inshop) PATH is the publisher's archive or folder, for the papers' tables.
     """
     project = open_project()
+    from tasks.own_images.published import is_published
+
+    if reader is None and is_published(name):
+        _add_published(project, name, path, part)
+        return
+    if part:
+        raise typer.BadParameter(f"'{name}' is no published dataset", param_hint="--part")
     if reader not in (None, "folder", "manifest"):
         raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
     from tasks.own_images.add import add_images
@@ -60,6 +71,16 @@ def data_add(
     counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.report.counts.items())
     print(f"\n{name}: {counts}; added to params.yaml (to undo it, delete these lines)")
     print(f"next: dml reproduce --dataset {name}")
+
+
+def _add_published(project: "Project", name: str, path: Path, is_part: bool) -> None:
+    from tasks.own_images.published import add_published
+
+    added = add_published(project, name, path, is_part)
+    print(added.diff)
+    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.counts.items())
+    print(f"\n{name}: {counts}; raw files in {added.spec.raw}; added to params.yaml (to undo it, delete these lines)")
+    print(f"next: dml data check {name}")
 
 
 @data_app.command("fetch")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tasks.plans.cost import Estimate
     from tasks.plans.needs import Need
     from tasks.plans.plan import TablePlan
+    from tasks.plans.resources import Resources
 
 MANY_RUNS = 40  # of which the tables are shown and not every run
 
@@ -30,11 +31,13 @@ def plan(
 ) -> None:
     """Say what `dml reproduce` would run of tables.
 
-    What is reused, how long the rest takes by what was measured on this machine, and what is missing, with what to do about it.
+    What is reused, how long the rest takes by what was measured on this machine, what disk and memory it takes, and what is missing, with
+    what to do about it.
     """
     project = open_project()
     from tasks.plans.here import Here
     from tasks.plans.plan import plan_tables, together
+    from tasks.plans.resources import resources_of
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables
 
@@ -43,8 +46,10 @@ def plan(
     runs = [run for plan in plans for run in plan.runs]
     estimate = together(here, [run.estimate for run in runs])
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
+    resources = resources_of(here, plans)
     if as_json:
-        print(json.dumps({"tables": [_entry(plan) for plan in plans], **_summary(needs, estimate, len(runs), plans)}, indent=1))
+        summary = _summary(needs, estimate, len(runs), plans) | _resources_entry(resources)
+        print(json.dumps({"tables": [_entry(plan) for plan in plans], **summary}, indent=1))
         return
     if len(runs) <= MANY_RUNS:
         _print_runs(plans)
@@ -56,6 +61,8 @@ def plan(
     print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
     if seeds == AUTO:
         print("--seeds auto: these are the seeds that it begins with; how many more it takes cannot be told before they have run")
+    for line in resources.lines():
+        print(line)
     print_needs(needs)
 
 
@@ -128,6 +135,19 @@ def _summary(needs: "Sequence[Need]", estimate: "Estimate", num_runs: int, plans
         "seconds": estimate.seconds,
         "seconds_from": estimate.basis,
         "needs": [asdict(need) for need in needs],
+    }
+
+
+def _resources_entry(resources: "Resources") -> dict[str, Any]:
+    from tasks.plans.disk import total_bytes
+
+    memory = resources.memory
+    return {
+        "disk_bytes": total_bytes(resources.disk),
+        "disk_unknown": [need.what for need in resources.disk if need.num_bytes is None],
+        "disk_free_bytes": resources.disk_free,
+        "memory_bytes": None if memory is None else memory.total,
+        "memory_of": resources.memory_of,
     }
 
 

@@ -6,7 +6,7 @@ neither moves nor deletes them (the `fetch` stage's output is persistent and unc
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,20 +56,25 @@ def add_images(
         DataError: images that cannot be trained on; the line names the first.
         StoreError: `params.yaml` cannot be written.
     """
-    _check_name(name, load_params(project.params_file))
+    check_new_name(name, load_params(project.params_file))
     reader, raw, options = guess_reader(path.resolve(), reader)
-    spec = parse(DatasetSpec, {"reader": reader, "raw": _relative(project, raw), "options": options}, str(raw))
-    _check_place(project, name, spec)
+    spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
+    check_place(project, name, spec)
     report = _looked_at(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
     with alone(project.state / "params.lock"):  # looking took a while: another dataset may have been added meanwhile
-        _check_name(name, load_params(project.params_file))
-        _check_place(project, name, spec)
+        check_new_name(name, load_params(project.params_file))
+        check_place(project, name, spec)
         return Added(spec, report, _write(project.params_file, name, spec, report))
 
 
-def _check_name(name: str, params: Params) -> None:
+def check_new_name(name: str, params: Params) -> None:
+    """Refuse what cannot be a dataset's name, or is one already.
+
+    Raises:
+        ConfigError: it cannot, or is.
+    """
     try:
         check_name(name)
         is_text = read_value(name, name) == name  # `on` and `1e5` are no text in YAML
@@ -81,13 +86,18 @@ def _check_name(name: str, params: Params) -> None:
         raise ConfigError(f"params.yaml has a dataset '{name}' already; choose another name, or remove its blocks first")
 
 
-def _relative(project: Project, raw: Path) -> str:
+def as_raw(project: Project, raw: Path) -> str:
     """`raw` as `params.yaml` has it: a path in the project, or an absolute one."""
     root = project.root.resolve()
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
 
 
-def _check_place(project: Project, name: str, spec: DatasetSpec) -> None:
+def check_place(project: Project, name: str, spec: DatasetSpec) -> None:
+    """Refuse a raw folder that another dataset has, or that the project writes to.
+
+    Raises:
+        ConfigError: it is one.
+    """
     datasets = load_params(project.params_file).datasets
     check_raw_places(project.root, {**datasets, name: spec})
 
@@ -110,11 +120,35 @@ def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None
 
 def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> str:
     """Put the blocks in, all or nothing; the difference."""
-    before, values = path.read_bytes().decode(), read_yaml(path)
+    values = read_yaml(path)
     block = spec.model_dump(exclude_defaults=True)
     settings = fitted_settings(values["comparison"]["protocol"], report)
-    after = with_entry(before, ("datasets",), [f"{name}:", *_lines(block)])
-    after = with_entry(after, ("comparison", "datasets"), [f"{name}:{'' if settings else ' {}'}", *_lines(settings)])
+    return write_entries(path, {("datasets",): {name: block}, ("comparison", "datasets"): {name: settings}})
+
+
+def write_entries(path: Path, entries: Mapping[tuple[str, ...], Mapping[str, dict[str, Any]]]) -> str:
+    """Add entries to mappings of `params.yaml`, all or nothing; every other byte stays as it is.
+
+    Args:
+        path: the file; its lock is held.
+        entries: where the mapping is, from the top -> name -> block.
+
+    Returns:
+        The change as a unified diff.
+
+    Raises:
+        ConfigError: a mapping is written in braces, or the result would be no valid `params.yaml`.
+        StoreError: it cannot be written.
+    """
+    before, expected = path.read_bytes().decode(), read_yaml(path)
+    after = before
+    for keys, blocks in entries.items():
+        for name, block in blocks.items():
+            after = with_entry(after, keys, [f"{name}:{'' if block else ' {}'}", *_lines(block)])
+            added: dict[str, Any] = {name: block}
+            for key in reversed(keys):
+                added = {key: added}
+            expected = merge(expected, added)
     try:
         with writing(path) as file:
             file.write(after.encode())
@@ -122,7 +156,7 @@ def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> s
             os.fchmod(file.fileno(), path.stat().st_mode)
             beside = Path(file.name)
             load_params(beside)
-            assert read_yaml(beside) == merge(values, {"datasets": {name: block}, "comparison": {"datasets": {name: settings}}})
+            assert read_yaml(beside) == expected
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm="")

@@ -3,7 +3,8 @@
 Three layouts are in circulation and the original links are dead, so the folder's own files decide which one is read:
 
 - "annos": `cars_annos.mat` and `car_ims/000001.jpg`;
-- "devkit": `devkit/cars_{train,test}_annos*.mat`, `cars_train/00001.jpg`, `cars_test/00001.jpg`;
+- "devkit": `devkit/cars_{train,test}_annos*.mat`, `cars_train/00001.jpg`, `cars_test/00001.jpg`; the test labels
+  (`cars_test_annos_withlabels.mat`) are in `devkit/`, or beside it as torchvision has them;
 - "folders": `anno_train.csv`, `anno_test.csv`, `names.csv` and `car_data/car_data/{train,test}/<class>/00001.jpg`.
 
 Each of them carries a classification split that mixes all classes; both parts are pooled and it is never used. Box corners count
@@ -11,38 +12,89 @@ from 1 and are inclusive.
 """
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dml_core.data.readers.shared.annotations import read_lines, read_numbers
+from dml_core.data.readers.shared.annotations import read_file, read_lines, read_numbers
 from dml_core.data.readers.shared.archives import Archive
 from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.readers.shared.places import find_place, names_there
 from dml_core.data.readers.shared.rules import check_no_empty, check_no_gap
 from dml_core.data.store.rows import Counts, Role, Row
 from dml_core.errors import DataError
 
 _BOX_FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
-_DEVKIT_FILES = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 _NUM_CSV_COLUMNS = 6
 Annotation = tuple[str, list[float], int]
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A file or folder of a layout.
+
+    Attributes:
+        paths: where it may be, relative to the dataset's folder; the first that exists is read.
+        fetch: what to fetch where it is missing.
+    """
+
+    paths: tuple[str, ...]
+    fetch: str
+
+    def find(self, folder: Path) -> Path | None:
+        return find_place(folder, self.paths)
+
+
+def _devkit(name: str, beside: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return (f"devkit/{name}", f"car_devkit/devkit/{name}", *beside)
+
+
+_LABELS = "cars_test_annos_withlabels.mat"
+_KAGGLE = "Kaggle's copy (jutrera/stanford-car-dataset-by-classes-folder)"
+# By layout: part -> where it is. The parts that are folders are how rows name their images.
+_LAYOUTS = {
+    "annos": {
+        "cars_annos.mat": _Part(("cars_annos.mat",), "cars_annos.mat (md5 b407c6086d669747186bd1d764ff9dbc)"),
+        "car_ims": _Part(("car_ims/car_ims", "car_ims"), "car_ims.tgz (md5 d5c8f0aa497503f355e17dc7886c3f14), and unpack it there"),
+    },
+    "devkit": {
+        "cars_train_annos.mat": _Part(_devkit("cars_train_annos.mat"), "car_devkit.tgz (md5 c3b158d763b6e2245038c8ad08e45376)"),
+        "cars_meta.mat": _Part(_devkit("cars_meta.mat"), "car_devkit.tgz (md5 c3b158d763b6e2245038c8ad08e45376)"),
+        _LABELS: _Part(_devkit(_LABELS, (_LABELS,)), f"{_LABELS} (md5 b0a2b23655a3edd16d84508592a98d10), and put it into devkit/"),
+        "cars_train": _Part(("cars_train/cars_train", "cars_train"), "cars_train.tgz (md5 065e5b463ae28d29e77c1b4b166cfe61)"),
+        "cars_test": _Part(("cars_test/cars_test", "cars_test"), "cars_test.tgz (md5 4ce7ebf6a94d07f1952d94dd34c4d501)"),
+    },
+    "folders": {
+        "names.csv": _Part(("names.csv",), _KAGGLE),
+        "anno_train.csv": _Part(("anno_train.csv",), _KAGGLE),
+        "anno_test.csv": _Part(("anno_test.csv",), _KAGGLE),
+        "car_data/car_data": _Part(("car_data/car_data", "car_data"), _KAGGLE),
+    },
+}
+Parts = dict[str, Path]
+
+
 class Cars196(OfficialDataset):
-    """A folder in any of the three layouts."""
+    """A folder in any of the three layouts: the raw folder, or one or two levels below it (torchvision's `stanford_cars/`)."""
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(8_054, 98), "test": Counts(8_131, 98)}
     archives: ClassVar[tuple[Archive, ...]] = (
         Archive("car_ims.tgz", "car_ims", md5="d5c8f0aa497503f355e17dc7886c3f14"),
         Archive("cars_annos.mat", "cars_annos.mat", md5="b407c6086d669747186bd1d764ff9dbc"),
+        Archive("car_devkit.tgz", "devkit", md5="c3b158d763b6e2245038c8ad08e45376"),
+        Archive("cars_train.tgz", "cars_train", md5="065e5b463ae28d29e77c1b4b166cfe61"),
+        Archive("cars_test.tgz", "cars_test", md5="4ce7ebf6a94d07f1952d94dd34c4d501"),
     )
+    landmarks: ClassVar[tuple[str, ...]] = ("cars_annos.mat", "car_ims", "devkit", "car_devkit", "cars_train", "names.csv", "car_data")
     how_to_get: ClassVar[str] = (
         "the official links are dead; put car_ims and cars_annos.mat, or the devkit with cars_train and cars_test, or Kaggle's copy there"
     )
 
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the order of the annotation files, training file first; class numbers are the publisher's, from 1."""
-        names, annotations = _read(raw)
+        layout, parts = _parts(self.folder(raw))
+        names, annotations = _READERS[layout](parts)
         labels = {label for *_, label in annotations}
         check_no_gap(labels, raw)
         if max(labels, default=0) > len(names):
@@ -54,39 +106,57 @@ class Cars196(OfficialDataset):
             rows.append(Row(path, label, names[label - 1], role, (left - 1, top - 1, right, bottom)))
         return rows
 
+    def reader(self, raw: Path) -> Callable[[Row], bytes]:
+        """Image paths begin with a folder's name in its layout, wherever a copy has that folder."""
+        _, parts = _parts(self.folder(raw))
+        folders = {f"{name}/": path for name, path in parts.items() if path.is_dir()}
 
-def _read(raw: Path) -> tuple[list[str], list[Annotation]]:
-    """Class names by number, and annotations, of whichever layout the folder has."""
-    if (raw / "cars_annos.mat").is_file():
-        return _read_annos(raw)
-    if (raw / "devkit").is_dir():
-        return _read_devkit(raw)
-    if (raw / "names.csv").is_file():
-        return _read_folders(raw)
-    raise DataError(f"{raw}: none of cars_annos.mat, devkit/ and names.csv is there; {Cars196.how_to_get}")
+        def read(row: Row) -> bytes:
+            name = next(name for name in folders if row.path.startswith(name))
+            return read_file(folders[name] / row.path.removeprefix(name))
+
+        return read
 
 
-def _read_annos(raw: Path) -> tuple[list[str], list[Annotation]]:
-    path = raw / "cars_annos.mat"
+def _parts(folder: Path) -> tuple[str, Parts]:
+    """The layout that a folder has whole, and where its parts are.
+
+    Raises:
+        DataError: it has none whole; the line names the one that it has most of, what is missing of it and what to fetch.
+    """
+    found = {layout: {name: part.find(folder) for name, part in parts.items()} for layout, parts in _LAYOUTS.items()}
+    for layout, places in found.items():
+        parts = {name: path for name, path in places.items() if path is not None}
+        if len(parts) == len(places):
+            return layout, parts
+    layout = max(found, key=lambda layout: sum(path is not None for path in found[layout].values()))
+    missing = [name for name, path in found[layout].items() if path is None]
+    if len(missing) == len(found[layout]):
+        raise DataError(f"{folder}: has {names_there(folder)}, of which none is of Cars196; {Cars196.how_to_get}")
+    fetch = ", ".join(dict.fromkeys(_LAYOUTS[layout][name].fetch for name in missing))
+    raise DataError(f"{folder}: has {names_there(folder)}, and not {', '.join(missing)}; get {fetch}")
+
+
+def _read_annos(parts: Parts) -> tuple[list[str], list[Annotation]]:
+    path = parts["cars_annos.mat"]
     values = _read_mat(path)
     annotations = [_annotation(record, "relative_im_path", "", path) for record in _records(values, path)]
     return _names(values, path), annotations
 
 
-def _read_devkit(raw: Path) -> tuple[list[str], list[Annotation]]:
+def _read_devkit(parts: Parts) -> tuple[list[str], list[Annotation]]:
     annotations = []
-    for folder, name in _DEVKIT_FILES.items():
-        path = raw / "devkit" / name
+    for folder, name in (("cars_train", "cars_train_annos.mat"), ("cars_test", _LABELS)):
+        path = parts[name]
         annotations += [_annotation(record, "fname", f"{folder}/", path) for record in _records(_read_mat(path), path)]
-    meta = raw / "devkit/cars_meta.mat"
-    return _names(_read_mat(meta), meta), annotations
+    return _names(_read_mat(parts["cars_meta.mat"]), parts["cars_meta.mat"]), annotations
 
 
-def _read_folders(raw: Path) -> tuple[list[str], list[Annotation]]:
-    names = [row[0] for row in csv.reader(read_lines(raw / "names.csv"))]
+def _read_folders(parts: Parts) -> tuple[list[str], list[Annotation]]:
+    names = [row[0] for row in csv.reader(read_lines(parts["names.csv"]))]
     annotations: list[Annotation] = []
     for part in ("train", "test"):
-        path = raw / f"anno_{part}.csv"
+        path = parts[f"anno_{part}.csv"]
         for number, row in enumerate(csv.reader(read_lines(path)), start=1):
             if len(row) != _NUM_CSV_COLUMNS:
                 raise DataError(f"{path}: line {number} does not have {_NUM_CSV_COLUMNS} columns; get the files again")
@@ -98,11 +168,12 @@ def _read_folders(raw: Path) -> tuple[list[str], list[Annotation]]:
     return names, annotations
 
 
+_READERS = {"annos": _read_annos, "devkit": _read_devkit, "folders": _read_folders}
+
+
 def _read_mat(path: Path) -> dict[str, Any]:
     from scipy.io import loadmat
 
-    if not path.is_file():
-        raise DataError(f"{path}: missing annotation file; get the files again")
     try:
         values: dict[str, Any] = loadmat(path, simplify_cells=True)
     except Exception as error:  # noqa: BLE001 (scipy raises whatever its parser stumbles over)

@@ -19,7 +19,10 @@ FOLDER = "CUB_200_2011"
 
 
 class Cub200(OfficialDataset):
-    """The official archive `CUB_200_2011.tgz`, unpacked: `CUB_200_2011/{images.txt, classes.txt, ...}` under the raw folder."""
+    """The official archive `CUB_200_2011.tgz`, unpacked: `CUB_200_2011/{images.txt, classes.txt, images/, ...}`.
+
+    The raw folder may be that folder, or hold it, one or two levels down (Kaggle's copies).
+    """
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(5_864, 100), "test": Counts(5_924, 100)}
     archives: ClassVar[tuple[Archive, ...]] = (
@@ -28,15 +31,17 @@ class Cub200(OfficialDataset):
             FOLDER,
             md5="97eceeb196236b17998738112f37df78",
             url="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+            num_bytes=1_150_585_339,
         ),
     )
+    landmarks: ClassVar[tuple[str, ...]] = ("images.txt", "classes.txt")
     how_to_get: ClassVar[str] = (
         "download CUB_200_2011.tgz (md5 97eceeb196236b17998738112f37df78) from https://data.caltech.edu/records/65de6-vp158; unpack it"
     )
 
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the order of `images.txt`; class numbers are the publisher's, from 1."""
-        folder = raw / FOLDER
+        folder = self.folder(raw)
         names = {int(number): name for number, name in _table(folder / "classes.txt", 2)}
         check_no_gap(set(names), folder / "classes.txt")
         labels = folder / "image_class_labels.txt"
@@ -56,7 +61,10 @@ class Cub200(OfficialDataset):
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
         """Image paths are relative to the archive's `images` folder."""
-        return lambda row: read_file(raw / FOLDER / "images" / row.path)
+        images = self.folder(raw) / "images"
+        if not images.is_dir():
+            raise DataError(f"{images}: the annotations are there and this folder of images is not; {self.how_to_get}")
+        return lambda row: read_file(images / row.path)
 
 
 def _table(path: Path, num_columns: int) -> list[list[str]]:

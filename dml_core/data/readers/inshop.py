@@ -7,9 +7,13 @@ from typing import ClassVar
 from dml_core.data.readers.shared.annotations import read_file, read_lines, read_numbers
 from dml_core.data.readers.shared.archives import Archive
 from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.readers.shared.places import find_place
 from dml_core.data.store.rows import Box, Counts, Role, Row, as_role
 from dml_core.errors import DataError
 
+_PARTITIONS = ("Eval/list_eval_partition.txt", "Anno/list_eval_partition.txt", "list_eval_partition.txt")
+_BOXES = ("Anno/list_bbox_inshop.txt", "list_bbox_inshop.txt")
+_IMAGES, _LARGE_IMAGES = ("Img/img", "img"), ("Img/img_highres", "img_highres")
 _NUM_PARTITION_COLUMNS = 3
 _NUM_BOX_COLUMNS = 7
 
@@ -17,8 +21,11 @@ _NUM_BOX_COLUMNS = 7
 class Inshop(OfficialDataset):
     """The official package: `Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt`, `img.zip` unpacked under `Img/` or beside them.
 
+    The raw folder may be the package's, or hold it, one or two levels down (`In-shop Clothes Retrieval Benchmark/`); the two lists may also
+    lie beside `img/` or together in `Anno/`.
+
     Attributes:
-        boxes: False for the high-resolution images, which the published boxes do not fit, or where `Anno/` is not there.
+        boxes: False for the high-resolution images (`img_highres/`), which the published boxes do not fit, or where their list is missing.
     """
 
     published: ClassVar[Mapping[str, Counts]] = {
@@ -27,6 +34,7 @@ class Inshop(OfficialDataset):
         "gallery": Counts(12_612, 3_985),
     }
     archives: ClassVar[tuple[Archive, ...]] = (Archive("img.zip", "img"), Archive("Img/img.zip", "Img/img"))
+    landmarks: ClassVar[tuple[str, ...]] = _PARTITIONS
     how_to_get: ClassVar[str] = (
         "get In-shop Clothes Retrieval (Eval, Anno and img.zip) from mmlab.ie.cuhk.edu.hk/projects/DeepFashion.html; unpack it"
     )
@@ -35,19 +43,30 @@ class Inshop(OfficialDataset):
 
     def rows(self, raw: Path) -> list[Row]:
         """Rows in the partition file's order; item ids are the class names, their numbers the labels."""
-        boxes = _read_boxes(raw / "Anno/list_bbox_inshop.txt") if self.boxes else {}
-        path = raw / "Eval/list_eval_partition.txt"
+        folder = self.folder(raw)
+        boxes = _read_boxes(find_place(folder, _BOXES) or folder / _BOXES[0]) if self.boxes else {}
+        path = find_place(folder, _PARTITIONS) or folder / _PARTITIONS[0]
         rows = []
         for image, item, status in _read_table(path, _NUM_PARTITION_COLUMNS):
             if self.boxes and image not in boxes:
-                raise DataError(f"{raw}: '{image}' has no box in Anno/list_bbox_inshop.txt; unpack it again, or set boxes: false")
+                raise DataError(f"{raw}: '{image}' has no box in list_bbox_inshop.txt; unpack it again, or set boxes: false")
             rows.append(Row(image, _item_number(item, path), item, _role(status, path), boxes.get(image)))
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """Image paths begin with `img/`, which is under `Img/` in the official package."""
-        folder = raw / "Img" if (raw / "Img").is_dir() else raw
-        return lambda row: read_file(folder / row.path)
+        """Image paths begin with `img/`, which is under `Img/` in the official package.
+
+        Raises:
+            DataError: there is no such folder, or only the high-resolution images where boxes are wanted.
+        """
+        folder = self.folder(raw)
+        images, large = find_place(folder, _IMAGES), find_place(folder, _LARGE_IMAGES)
+        if images is None and large is not None and self.boxes:
+            raise DataError(f"{large}: these are the large images, which the published boxes do not fit; get img.zip, or set boxes: false")
+        found = images or large
+        if found is None:
+            raise DataError(f"{folder}: the lists are there and the images are not (Img/img); unpack img.zip there")
+        return lambda row: read_file(found / row.path.removeprefix("img/"))
 
 
 def _read_table(path: Path, num_columns: int) -> list[list[str]]:

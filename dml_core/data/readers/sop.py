@@ -16,23 +16,29 @@ _HEADER = "image_id class_id super_class_id path"
 
 
 class Sop(OfficialDataset):
-    """The official archive, unpacked: `Stanford_Online_Products/{Ebay_train.txt, Ebay_test.txt, bicycle_final/, ...}`."""
+    """The official archive, unpacked: `Stanford_Online_Products/{Ebay_train.txt, Ebay_test.txt, bicycle_final/, ...}`.
+
+    The raw folder may be that folder, or hold it, one or two levels down.
+    """
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
     archives: ClassVar[tuple[Archive, ...]] = (Archive("Stanford_Online_Products.zip", FOLDER, md5="7f73d41a2f44250d4779881525aea32e"),)
+    landmarks: ClassVar[tuple[str, ...]] = ("Ebay_train.txt", "Ebay_test.txt")
     how_to_get: ClassVar[str] = (
         "get Stanford_Online_Products.zip (md5 7f73d41a2f44250d4779881525aea32e) from cvgl.stanford.edu/projects/lifted_struct; unpack it"
     )
 
     def rows(self, raw: Path) -> list[Row]:
         """Rows of the training list, then of the test list; a class is named by its folder and number."""
-        rows = _read_list(raw / FOLDER / "Ebay_train.txt", "train") + _read_list(raw / FOLDER / "Ebay_test.txt", "test")
-        check_no_gap({row.label for row in rows}, raw / FOLDER)
+        folder = self.folder(raw)
+        rows = _read_list(folder / "Ebay_train.txt", "train") + _read_list(folder / "Ebay_test.txt", "test")
+        check_no_gap({row.label for row in rows}, folder)
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
         """Image paths are relative to the archive's folder."""
-        return lambda row: read_file(raw / FOLDER / row.path)
+        folder = self.folder(raw)
+        return lambda row: read_file(folder / row.path)
 
 
 def _read_list(path: Path, role: Role) -> list[Row]:

@@ -98,6 +98,7 @@ def test_published_counts_of_inshop_at_full_length(tmp_path: Path) -> None:
     ):
         lines += [f"img/{role}/{index}.jpg   id_{first + index % num_classes:08d}   {role}  " for index in range(num_images)]
     lists_only(tmp_path / "Eval/list_eval_partition.txt", "\n".join(["52712", "image_name item_id evaluation_status", *lines]).encode())
+    (tmp_path / "img").mkdir()
     rows = parse_dataset("inshop", {"boxes": False}).read(tmp_path).rows
     assert len(rows) == 52_712
     assert len({row.label for row in rows}) == 7_982
@@ -108,9 +109,9 @@ def test_published_counts_of_inshop_at_full_length(tmp_path: Path) -> None:
 
 
 def lists_only(path: Path, data: bytes) -> None:
-    """In place of the writers' `_write`: no 120,053 image files."""
+    """In place of the writers' `_write`: no 120,053 image files, and the folders that they would be in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix in (".txt", ".mat", ".csv"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
 
 
@@ -137,9 +138,15 @@ DAMAGE = [
     ("inshop", "Eval/list_eval_partition.txt", " id_", " item_", "not of the form"),
     ("inshop", "Anno/list_bbox_inshop.txt", None, None, "missing annotation file"),
     ("inshop", "Anno/list_bbox_inshop.txt", "1_front", "other_front", "has no box"),
-    ("cars-annos", "cars_annos.mat", None, None, "none of cars_annos.mat, devkit/ and names.csv"),
-    ("cars-devkit", "devkit/cars_meta.mat", None, None, "missing annotation file"),
-    ("cars-folders", "anno_test.csv", None, None, "missing annotation file"),
+    ("cars-annos", "cars_annos.mat", None, None, r"has car_ims/, and not cars_annos\.mat; get cars_annos\.mat .md5 b407c"),
+    (
+        "cars-devkit",
+        "devkit/cars_meta.mat",
+        None,
+        None,
+        r"has cars_test/, .*devkit/, and not cars_meta\.mat; get car_devkit\.tgz",
+    ),
+    ("cars-folders", "anno_test.csv", None, None, r"and not anno_test\.csv; get Kaggle's copy"),
     ("cars-folders", "anno_train.csv", "00002.jpg,", "", "line 2 does not have 6 columns"),
     ("cars-folders", "anno_train.csv", ",1\n", ",7\n", "has class 7, but names.csv has 6 names"),
 ]

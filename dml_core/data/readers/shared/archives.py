@@ -31,12 +31,14 @@ class Archive:
         unpacked: a path in the raw folder that exists once the archive is unpacked (the file itself where it is no archive).
         md5: published checksum, or None where there is none.
         url: a link that works without a person, or None.
+        num_bytes: size that the publisher states, or None where there is none.
     """
 
     file_name: str
     unpacked: str
     md5: str | None = None
     url: str | None = None
+    num_bytes: int | None = None
 
 
 def download(url: str, path: Path, progress: Progress | None = None) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from dml_core.config import Config
 from dml_core.data.readers.shared.annotations import read_file
 from dml_core.data.readers.shared.archives import Archive, Progress, check_md5, download, unpack
+from dml_core.data.readers.shared.places import find_folder, names_there
 from dml_core.data.readers.shared.rules import check_files, check_published, check_rows
 from dml_core.data.store.rows import Counts, Manifest, Row
 from dml_core.data.store.sizes import Interpolation, Resize
@@ -89,23 +90,40 @@ class OfficialDataset(DatasetConfig):
     """A published dataset: images and classes per role are checked against the published counts, archives against checksums.
 
     Attributes:
+        landmarks: files or folders of the publisher's, relative to the folder that holds the dataset, by any of which that folder is found
+            in the raw one or below it.
         published_counts: False for a tree in the official layout that is not the official archive (a generated one).
     """
 
     published: ClassVar[Mapping[str, Counts]] = {}
     archives: ClassVar[tuple[Archive, ...]] = ()
+    landmarks: ClassVar[tuple[str, ...]] = ()
     published_counts: bool = True
+
+    def folder(self, raw: Path) -> Path:
+        """The folder below `raw`, or `raw` itself, that holds the dataset.
+
+        Raises:
+            DataError: there is none; the line says what is there and what to fetch.
+        """
+        found = find_folder(raw, self.landmarks)
+        if found is None:
+            raise DataError(f"{raw}: has {names_there(raw)}, and neither {' nor '.join(self.landmarks)}; {self.how_to_get}")
+        return found
 
     def materialise(self, raw: Path) -> None:
         """Unpack the archives that are in `raw`, checked against their published checksums, unless they are unpacked already."""
+        folders = dict.fromkeys((raw, find_folder(raw, self.landmarks) or raw))
         for archive in self.archives:
-            self._unpack(archive, raw)
+            for folder in folders:
+                self._unpack(archive, folder)
         super().materialise(raw)
 
     def fetch(self, raw: Path, progress: Progress | None = None) -> None:
         """Download what is missing and has a link that works, then `materialise`."""
+        is_nested = raw.is_dir() and find_folder(raw, self.landmarks) is not None
         for archive in self.archives:
-            is_there = (raw / archive.unpacked).exists() or (raw / archive.file_name).exists()
+            is_there = is_nested or (raw / archive.unpacked).exists() or (raw / archive.file_name).exists()
             if archive.url is not None and not is_there:
                 self._download(archive.url, raw / archive.file_name, progress)
         self.materialise(raw)

@@ -1,0 +1,51 @@
+"""Where in a raw folder a published dataset lies: copies are nested in one folder more or less than the publisher's."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dml_core.errors import DataError
+
+MAX_LEVELS = 2
+_MAX_NAMES = 5
+
+
+def find_folder(raw: Path, landmarks: Iterable[str]) -> Path | None:
+    """The folder that a dataset's files are relative to: `raw`, or the one nearest below it, at most two levels.
+
+    Args:
+        raw: where a person put the dataset.
+        landmarks: paths relative to the folder that is looked for; one that is there is enough.
+
+    Returns:
+        None where no folder has any of them.
+
+    Raises:
+        DataError: two folders at the same level have; which is meant is a person's to say.
+    """
+    wanted = tuple(landmarks)
+    level = [raw]
+    for _ in range(MAX_LEVELS + 1):
+        found = [folder for folder in level if any((folder / landmark).exists() for landmark in wanted)]
+        if len(found) > 1:
+            raise DataError(f"{raw}: two copies of the dataset, {found[0]} and {found[1]}; keep one, or name one of them as raw")
+        if found:
+            return found[0]
+        level = [child for folder in level for child in _folders(folder)]
+    return None
+
+
+def find_place(folder: Path, alternatives: Iterable[str]) -> Path | None:
+    """The first of some paths below a folder that exists; None where none does."""
+    return next((folder / path for path in alternatives if (folder / path).exists()), None)
+
+
+def names_there(folder: Path) -> str:
+    """What a folder holds, in words: the first few names."""
+    names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
+    return ", ".join(names[:_MAX_NAMES] + ["..."] * (len(names) > _MAX_NAMES)) or "nothing"
+
+
+def _folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__MACOSX")))

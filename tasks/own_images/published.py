@@ -1,0 +1,82 @@
+"""A published dataset as a dataset of the project: its archive unpacked or its folder found, checked, and its block in `params.yaml`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.config import parse
+from dml_core.data.readers.shared.archives import check_md5, unpack
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.registry import DATASETS, dataset_class, materialise, parse_dataset
+from dml_core.data.store.rows import Counts, role_counts
+from dml_core.errors import DataError, StoreError
+from tasks.environment import Project
+from tasks.locks import alone
+from tasks.own_images.add import as_raw, check_new_name, check_place, write_entries
+from tasks.runs.specs import DatasetSpec, load_params
+
+
+@dataclass(frozen=True)
+class AddedPublished:
+    """What was added: the dataset's parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
+
+    spec: DatasetSpec
+    counts: dict[str, Counts]
+    diff: str
+
+
+def is_published(name: str) -> bool:
+    """Whether a dataset's name is that of a published dataset whose archive or folder a person brings."""
+    return name in DATASETS and issubclass(dataset_class(name), OfficialDataset)
+
+
+def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> AddedPublished:
+    """Bring a published dataset in and write its block into `params.yaml`; the archive stays where it is.
+
+    Args:
+        project: whose `params.yaml` and data.
+        name: the dataset's reader, which is its name in the papers' tables.
+        path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder that has the files, which stay there.
+        is_part: a part of the dataset: neither the archive's checksum nor the counts are compared with the published ones.
+
+    Raises:
+        ConfigError: the name is taken, or the place is another dataset's.
+        DataError: no such file, another file than the publisher's, or files that are not the published dataset.
+        StoreError: the data or `params.yaml` cannot be written.
+    """
+    check_new_name(name, load_params(project.params_file))
+    raw, options = project.root / "data" / "raw" / name, {"published_counts": False} if is_part else {}
+    place = path.resolve()
+    if place.is_dir():
+        raw = place
+    spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
+    check_place(project, name, spec)
+    try:
+        if place.is_dir():
+            materialise(name, options, raw)
+        else:
+            _unpack(name, place, raw, is_part)
+    except OSError as error:
+        raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
+    rows = parse_dataset(name, options).read(raw).rows
+    with alone(project.state / "params.lock"):
+        check_new_name(name, load_params(project.params_file))
+        block = spec.model_dump(exclude_defaults=True)
+        return AddedPublished(spec, role_counts(rows), write_entries(project.params_file, {("datasets",): {name: block}}))
+
+
+def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
+    """Unpack one of the dataset's archives, which hold all of it, unless that is done."""
+    kind = dataset_class(name)
+    assert issubclass(kind, OfficialDataset)
+    if not path.is_file():
+        raise DataError(f"{path}: no such file or folder; {kind.how_to_get}")
+    archives = {archive.file_name: archive for archive in kind.archives if archive.unpacked != archive.file_name}
+    if path.name not in archives or len(kind.archives) > 1:
+        alone_enough = f"{', '.join(archives)} or " if len(kind.archives) == 1 else ""
+        raise DataError(f"{path}: expected {alone_enough}the folder that has all of the dataset's files; {kind.how_to_get}")
+    archive = archives[path.name]
+    if (raw / archive.unpacked).exists():
+        return
+    if archive.md5 and not is_part:
+        check_md5(path, archive.md5)
+    unpack(path, raw)

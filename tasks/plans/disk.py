@@ -1,0 +1,52 @@
+"""How much disk tables need before anything was run: a dataset's archive, unpacked and packed, and the networks that are trained."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.registry import DATASETS, dataset_class
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a dataset or runs will take that is not there yet.
+
+    Attributes:
+        what: of what, in words.
+        num_bytes: None where it is not known: the publisher states no size, and the files are not here.
+    """
+
+    what: str
+    num_bytes: int | None
+
+
+def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
+    """What a dataset that is not prepared will take. Packed images have the bytes of the files, and JPEGs do not shrink in an archive.
+
+    Args:
+        reader: the dataset's reader, a published dataset's; of others nothing is known.
+        raw: its raw folder; None where params.yaml does not have it.
+
+    Returns:
+        None for a reader of no published dataset.
+    """
+    kind = dataset_class(reader) if reader in DATASETS else None
+    if kind is None or not issubclass(kind, OfficialDataset) or not kind.archives:
+        return None
+    sizes = {path: path.stat().st_size for path in raw.rglob("*") if path.is_file()} if raw is not None and raw.is_dir() else {}
+    names = {archive.file_name.rpartition("/")[2] for archive in kind.archives if archive.unpacked != archive.file_name}
+    of_archives = sum(size for path, size in sizes.items() if path.name in names)
+    unpacked = sum(sizes.values()) - of_archives
+    if unpacked > of_archives // 2:  # annotations alone are not
+        return DiskNeed(f"{reader} packed", unpacked)
+    if of_archives:
+        return DiskNeed(f"{reader} unpacked and packed", 2 * of_archives)
+    published = [archive.num_bytes for archive in kind.archives]
+    known = [size for size in published if size is not None]
+    return DiskNeed(f"{reader} as archive, unpacked and packed", 3 * sum(known) if len(known) == len(published) else None)
+
+
+def total_bytes(needs: Iterable[DiskNeed]) -> int:
+    """What is known of them together."""
+    return sum(need.num_bytes or 0 for need in needs)

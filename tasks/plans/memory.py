@@ -1,0 +1,175 @@
+"""How much memory a training takes on a device, computed from its configuration before anything was run. Imports torch.
+
+Weights, gradients and the optimiser's state are counted. Activations are what a forward pass keeps for the backward pass: the pass is run
+on torch's meta device, which has shapes and no numbers (the backbone; pooling and head on the CPU), and every tensor that autograd keeps is
+counted once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from dml_core.data.views.samplers import first_batch_size
+from dml_core.losses.registry import build_loss
+from dml_core.models.config import ModelConfig
+from dml_core.models.embedder import Embedder
+from dml_core.training.config import TrainingConfig
+from dml_core.training.optim_config import OptimiserConfig
+
+HALF = 2  # bytes of a bfloat16 number
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a training holds on one device; what CUDA and its libraries take for themselves comes on top.
+
+    Attributes:
+        num_images: whose activations are held at a time.
+        weights: of network and loss, a moving average of them included.
+        gradients: of what trains.
+        optimiser: its state.
+        activations: of the network; the loss's own, N x C for a classifier, are not counted.
+    """
+
+    num_images: int
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it together."""
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+    @property
+    def trained(self) -> int:
+        """What a finished training leaves on the disk: its checkpoint (weights and optimiser's state), and the network in MLflow."""
+        return 2 * self.weights + self.optimiser
+
+
+def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:
+    """What one worker of a training holds.
+
+    Args:
+        config: what is trained.
+        size: side of its input in pixels.
+        num_images, num_classes: of the training part.
+        device: "cpu" or "cuda"; `precision: auto` is bfloat16 on the latter.
+        num_workers: over which a batch is spread.
+
+    Returns:
+        None for images that go in at their own size, and for a network that torch's meta device cannot run.
+    """
+    if not size:
+        return None
+    batch = -(-first_batch_size(config.sampler, num_images, num_classes) // num_workers)
+    batch = min(batch, config.embed_at_once or batch)
+    try:
+        activations, network = _network_bytes(config.model.model_dump_json(), size, batch)
+        loss = _loss_bytes(config, num_classes)
+    except (NotImplementedError, RuntimeError):
+        return None
+    is_half = config.precision == "bfloat16" or (config.precision == "auto" and device == "cuda")
+    if is_half:  # autocast keeps activations, and a copy of the weights that it has cast, in half the bytes
+        activations = activations // 2 + network.parameters // 4 * HALF
+    trained = network.trained + loss.trained
+    kept = network.parameters + network.buffers + loss.parameters + loss.buffers
+    weights = kept * (1 if config.average is None else 2)
+    return Memory(batch, weights, trained, trained * num_states(config.optimiser), activations)
+
+
+def num_states(optimiser: OptimiserConfig) -> int:
+    """Tensors of a parameter's size that an optimiser keeps for each."""
+    return {"sgd": int(optimiser.momentum > 0)}.get(optimiser.name, 2)
+
+
+def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, dict[int, int]]:
+    """What a forward pass keeps for its backward pass, the module's own parameters and buffers left out.
+
+    Args:
+        module: whose tensors are there anyway.
+        forward: the pass, on any device, torch's meta device included.
+
+    Returns:
+        The pass's output, which holds what was kept, and the bytes of each storage by its address.
+    """
+    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage.nbytes()  # of several views the whole storage, once
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        return forward(), kept
+
+
+def activation_bytes(network: Embedder, images: Tensor) -> int:
+    """Bytes that a forward pass of a network on the meta device keeps for its backward pass.
+
+    Args:
+        network: on the meta device; its pooling and head are moved to the CPU, without their values.
+        images: (N, 3, H, W), on the meta device.
+    """
+    maps, kept = kept_storages(network.backbone, lambda: network.backbone(images))
+    # Pooling by powers switches autocast off, which the meta device does not have.
+    rest = nn.Sequential(network.pooling, network.head).to_empty(device="cpu")
+    seen = torch.zeros(maps.shape, requires_grad=True)
+    _, kept_by_rest = kept_storages(rest, lambda: rest(seen))
+    if maps.untyped_storage()._cdata in kept:
+        kept_by_rest.pop(seen.untyped_storage()._cdata, None)  # the backbone keeps the same maps
+    return sum(kept.values()) + sum(kept_by_rest.values())
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    parameters: int
+    trained: int
+    buffers: int
+
+
+def _bytes_of(module: nn.Module) -> _Bytes:
+    sizes = [(parameter.nbytes, parameter.requires_grad) for parameter in module.parameters()]
+    buffers = sum(buffer.nbytes for buffer in module.buffers())
+    return _Bytes(sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains), buffers)
+
+
+@cache
+def _network_bytes(model: str, size: int, num_images: int) -> tuple[int, _Bytes]:
+    """Activations of a batch, and the network's own bytes."""
+    config = ModelConfig.model_validate_json(model)
+    backbone = config.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
+    with torch.device("meta"):
+        network = Embedder(config.model_copy(update={"backbone": backbone}), num_classes=2).train()
+        images = torch.empty(num_images, 3, size, size)
+    if config.memory_format == "channels_last":
+        images = images.to(memory_format=torch.channels_last)
+    bytes_of_network = _bytes_of(network)
+    return activation_bytes(network, images), bytes_of_network
+
+
+def _loss_bytes(config: TrainingConfig, num_classes: int) -> _Bytes:
+    from dml_core.models.heads import build_head
+
+    with torch.device("meta"):
+        head = build_head(config.model.head, _num_features(config.model.backbone.model_dump_json()), num_classes)
+        loss = build_loss(config.loss.name, config.loss.options, num_classes, int(head.output_dim))
+    return _bytes_of(loss)
+
+
+@cache
+def _num_features(backbone: str) -> int:
+    from dml_core.models.backbones.config import BackboneConfig
+    from dml_core.models.backbones.registry import build_backbone
+
+    config = BackboneConfig.model_validate_json(backbone).model_copy(update={"weights": "none", "weights_sha256": None})
+    with torch.device("meta"):
+        features = build_backbone(config).num_features
+    assert isinstance(features, int)
+    return features

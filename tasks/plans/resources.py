@@ -1,0 +1,161 @@
+"""What planned runs take of disk and memory, and what a person does where this machine has less. Imports torch where a run trains."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.registry import dataset_class
+from dml_core.data.store.info import read_info
+from dml_core.errors import DataError
+from tasks.plans.disk import DiskNeed, dataset_disk, total_bytes
+from tasks.plans.here import NOT_PREPARED, Here
+from tasks.plans.plan import PlannedRun, TablePlan
+from tasks.runs.rates import input_size
+from tasks.tables.file import load_table
+from tasks.tables.runs import named_dataset
+
+if TYPE_CHECKING:
+    from tasks.plans.memory import Memory
+
+ENOUGH_CLASSES = 100  # of a dataset whose classes are not known
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What runs take.
+
+    Attributes:
+        disk: what will be written, part by part.
+        disk_free: bytes that the project's disk has left.
+        memory: of the run that takes most; None where none trains, or none can be computed.
+        memory_of: that run, in words.
+        memory_here: bytes of the device that it would run on; None where that is not known.
+        device: "cpu" or "cuda".
+    """
+
+    disk: tuple[DiskNeed, ...]
+    disk_free: int
+    memory: "Memory | None"
+    memory_of: str
+    memory_here: int | None
+    device: str
+
+    def lines(self) -> list[str]:
+        """In words, with what to do where it is short."""
+        return [*self._disk_lines(), *self._memory_lines()]
+
+    def _disk_lines(self) -> list[str]:
+        known = [need for need in self.disk if need.num_bytes]
+        unknown = [need.what for need in self.disk if need.num_bytes is None]
+        lines = []
+        if known:
+            parts = ", ".join(f"{need.what} {shown_bytes(need.num_bytes or 0)}" for need in known)
+            lines.append(f"disk: about {shown_bytes(total_bytes(known))} ({parts}); {shown_bytes(self.disk_free)} are free")
+        if unknown:
+            lines.append(f"disk: not known of {', '.join(unknown)}: the publisher states no size")
+        if total_bytes(known) > self.disk_free:
+            lines.append("disk: too little: name another disk (raw in params.yaml, DML_STATE), or remove archives that are unpacked")
+        return lines
+
+    def _memory_lines(self) -> list[str]:
+        if self.memory is None:
+            return []
+        memory, where = self.memory, "GPU memory" if self.device == "cuda" else "memory"
+        stepping = memory.gradients + memory.optimiser
+        parts = ("activations", memory.activations), ("weights", memory.weights), ("gradients and optimiser", stepping)
+        told = ", ".join(f"{what} {shown_bytes(size)}" for what, size in parts)
+        lines = [f"{where}: about {shown_bytes(memory.total)} beside the libraries' own ({self.memory_of}: {told})"]
+        if self.memory_here is not None and memory.total > self.memory_here:
+            lines.append(
+                f"{where}: a training can have {shown_bytes(self.memory_here)} here: spread each batch over more workers "
+                "(scale.num_workers), or embed it in parts (embed_at_once: docs/papers-on-a-gpu.md)"
+            )
+        return lines
+
+
+def resources_of(here: Here, plans: Sequence[TablePlan]) -> Resources:
+    """What the runs of plans take that are still to be trained, and their datasets."""
+    to_train = [(plan.name, run) for plan in plans for run in plan.runs if run.trains]
+    disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(here, name, run)) is not None))
+    memories = _memories(here, to_train)
+    if memories:
+        num_bytes = sum(memory.trained for memory, _ in memories)
+        disk.append(DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)}", num_bytes))
+    largest = max(memories, key=lambda found: found[0].total, default=None)
+    device = here.placement.device
+    return Resources(
+        tuple(disk),
+        shutil.disk_usage(here.project.root).free,
+        None if largest is None else largest[0],
+        "" if largest is None else _in_words(*largest),
+        None if largest is None else _memory_here(device, here.placement.num_groups * here.placement.num_workers),
+        device,
+    )
+
+
+def shown_bytes(num_bytes: int) -> str:
+    """A size for people: 1.2 GB, 340 MB."""
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _dataset_need(here: Here, table: str, run: PlannedRun) -> DiskNeed | None:
+    file = load_table(table)
+    if here.is_prepared(run.dataset, file):
+        return None
+    own = named_dataset(here.params, run.dataset, file.dataset_options(run.dataset))
+    return dataset_disk(run.dataset, None if own is None else here.project.root / here.params.datasets[own].raw)
+
+
+def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", PlannedRun]]:
+    """Of each run whose memory can be computed; runs that differ in their seed alone are computed once."""
+    known: dict[tuple[str, str], Memory | None] = {}
+    found = []
+    for table, run in to_train:
+        of = (run.dataset, run.spec.training.model_dump_json())
+        if of not in known:
+            known[of] = _memory(here, table, run)
+        memory = known[of]
+        if memory is not None:
+            found.append((memory, run))
+    return found
+
+
+def _memory(here: Here, table: str, run: PlannedRun) -> "Memory | None":
+    from tasks.plans.memory import training_memory
+
+    record = here.dataset(run.dataset, load_table(table))
+    if not record.counts or not run.spec.training.num_epochs:
+        return None
+    num_classes = _num_classes(run.dataset, record.digest, record.folder)
+    placement = here.placement
+    spec = run.spec
+    return training_memory(spec.training, input_size(spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
+
+
+def _num_classes(dataset: str, digest: str, folder: str) -> int:
+    if not digest.startswith(NOT_PREPARED):
+        try:
+            return read_info(Path(folder)).roles["train"].num_classes
+        except DataError:
+            return ENOUGH_CLASSES
+    kind = dataset_class(dataset)
+    return kind.published["train"].num_classes if issubclass(kind, OfficialDataset) else ENOUGH_CLASSES
+
+
+def _in_words(memory: "Memory", run: PlannedRun) -> str:
+    size = input_size(run.spec)
+    return f"{run.spec.training.model.backbone.name}, {memory.num_images} images of {size} pixels at a time"
+
+
+def _memory_here(device: str, num_processes: int) -> int | None:
+    """Bytes that a training can have: of one GPU, or of this machine's memory the share of one of the processes that train at a time."""
+    if device == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, num_processes)
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None

@@ -1,0 +1,79 @@
+"""What a plan says of disk and memory: from published sizes, from what lies in the raw folder, and what to do where it is short."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dml_core.data.registry import materialise
+from flows.cli import main
+from tasks.environment import Project
+from tasks.plans.disk import DiskNeed, dataset_disk
+from tasks.plans.memory import Memory
+from tasks.plans.plan import plan_tables
+from tasks.plans.resources import Resources, resources_of
+from tasks.tables.choice import Choice
+from tests.tasks.plans.conftest import DRAWN, look
+
+CUB_ARCHIVE = 1_150_585_339
+
+
+def test_a_dataset_takes_its_archive_and_its_images_twice(tmp_path: Path) -> None:
+    assert dataset_disk("cub200", None) == DiskNeed("cub200 as archive, unpacked and packed", 3 * CUB_ARCHIVE)
+    assert dataset_disk("sop", None) == DiskNeed("sop as archive, unpacked and packed", None)
+    assert dataset_disk("folder", tmp_path) is None
+    (tmp_path / "CUB_200_2011.tgz").write_bytes(bytes(5000))
+    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 unpacked and packed", 10_000)
+    materialise("synthetic", DRAWN, tmp_path / "drawn")
+    size = sum(path.stat().st_size for path in (tmp_path / "drawn").rglob("*") if path.is_file())
+    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 packed", size)
+
+
+def test_a_plan_of_a_table_counts_each_run_and_each_dataset_once(project: Project) -> None:
+    here = look(project)
+    one, five = (resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(seeds=seeds))) for seeds in ((0,), (0, 1, 2, 3, 4)))
+    assert [need.what for need in one.disk] == ["2 trained networks"], "cub200 is prepared"
+    assert five.disk == (DiskNeed("10 trained networks", 5 * (one.disk[0].num_bytes or 0)),)
+    assert one.memory == five.memory
+    assert one.memory is not None
+    assert one.memory.num_images == 12, "the drawn dataset has no more, the batch would be 32"
+    others = resources_of(here, plan_tables(here, ["softtriple/table3", "softtriple/table4", "softtriple/table5"], Choice()))
+    assert [need.what for need in others.disk[:-1]] == ["cars196 as archive, unpacked and packed", "sop as archive, unpacked and packed"]
+    assert others.memory is not None
+    assert others.memory.num_images == 32
+    assert others.memory_of == "bn_inception, 32 images of 224 pixels at a time"
+
+
+def test_what_is_said_and_what_to_do_where_it_is_short() -> None:
+    memory = Memory(32, weights=41_000_000, gradients=41_000_000, optimiser=82_000_000, activations=1_400_000_000)
+    disk = (DiskNeed("cub200 packed", 1_200_000_000), DiskNeed("sop as archive, unpacked and packed", None))
+    enough = Resources(disk, 10**12, memory, "bn_inception, 32 images of 224 pixels at a time", 8 * 10**9, "cuda").lines()
+    assert enough == [
+        "disk: about 1.2 GB (cub200 packed 1.2 GB); 1000.0 GB are free",
+        "disk: not known of sop as archive, unpacked and packed: the publisher states no size",
+        "GPU memory: about 1.6 GB beside the libraries' own (bn_inception, 32 images of 224 pixels at a time: "
+        "activations 1.4 GB, weights 41 MB, gradients and optimiser 123 MB)",
+    ]
+    short = Resources(disk[:1], 10**9, memory, "x", 10**9, "cuda").lines()
+    assert [line.partition(",")[0] for line in short if "too little" in line or "can have" in line] == [
+        "disk: too little: name another disk (raw in params.yaml",
+        "GPU memory: a training can have 1.0 GB here: spread each batch over more workers (scale.num_workers)",
+    ]
+    assert Resources((), 1, None, "", None, "cpu").lines() == []
+
+
+def test_dml_plan_prints_it(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dml", "plan", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 0
+        return capsys.readouterr().out
+
+    printed = plan("softtriple/table5")
+    assert "disk: not known of sop as archive, unpacked and packed: the publisher states no size\n" in printed
+    assert "memory: about " in printed
+    found = json.loads(plan("softtriple/table5", "--json"))
+    assert found["disk_unknown"] == ["sop as archive, unpacked and packed"]
+    assert found["memory_bytes"] > 10**9
