@@ -23,6 +23,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
+from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
@@ -32,7 +33,7 @@ from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
-from tasks.environment import Project, open_project, shown
+from tasks.environment import Project, finished_records, open_project, shown
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
 from tasks.runs.made import Code, find_older, made_by_older_code, note_made
@@ -174,11 +175,32 @@ def run_chains(
         force: run every step, done or not.
         fail_fast: what has not begun when a run fails is left.
         code: "keep" to reuse finished steps that other code made.
+
+    Raises:
+        ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
     """
+    _bring_weights([spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)], services)
     published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs)}
     chains = [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services, fail_fast)
+
+
+def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
+    """Whether there is a record of a run's training; its files are checked when its chain is made."""
+    step = identity.train_step(spec, dataset)
+    return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
+
+
+def _bring_weights(to_train: Sequence[RunSpec], services: Services) -> None:
+    """Fetch the published weights that runs start from, before Ray starts. On a cluster its nodes fetch them, each for itself."""
+    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
+        return
+    backbones = [spec.training.model.backbone for spec in to_train]
+    for name in dict.fromkeys(one.name for one in backbones if one.weights == "imagenet" and one.name in PUBLISHED):
+        if not is_kept(PUBLISHED[name]):
+            services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
+        fetch_published(name)
 
 
 # ---------------------------------------------------------------- the flow

@@ -1,6 +1,5 @@
 """What runs of tables need that is not here, and what a person does about it."""
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -9,7 +8,7 @@ from typing import Any
 from dml_core.data.registry import DATASETS, dataset_class
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.registry import IMAGENET_ADDRESSES
+from dml_core.models.backbones.published import PUBLISHED, how_to_get, hub_folder, is_kept
 from tasks.checks import check_before, check_parts, prepared_folder
 from tasks.environment import Project
 from tasks.runs.specs import Params, RunSpec
@@ -46,16 +45,26 @@ def dataset_need(project: Project, params: Params, dataset: str, options: Mappin
 
 
 def weights_need(backbone: BackboneConfig) -> Need | None:
-    """What is missing of the weights that a network starts from. A timm model's are timm's own concern."""
-    weights = backbone.weights
+    """What is missing or damaged of the weights that a network starts from. A timm model's are timm's own concern."""
+    weights, what = backbone.weights, f"weights of {backbone.name}"
     if weights == "imagenet":
-        address = IMAGENET_ADDRESSES.get(backbone.name)
-        return _fetched(f"weights of {backbone.name}", address, PurePosixPath(address).name) if address else None
+        return _published_need(backbone.name, what) if backbone.name in PUBLISHED else None
     if "://" in weights:
-        return _fetched(f"weights of {backbone.name}", weights, f"{backbone.weights_sha256}-{PurePosixPath(weights).name}")
+        path = hub_folder() / f"{backbone.weights_sha256}-{PurePosixPath(weights).name}"
+        do = f"a run downloads them from {weights}; without a network put the file at {path}"
+        return None if path.is_file() else Need(what, do, stops=False)
     if weights == "none" or Path(weights).is_file():
         return None
-    return Need(f"weights of {backbone.name}", f"put the file at {weights}", stops=True)
+    return Need(what, f"put the file at {weights}", stops=True)
+
+
+def _published_need(backbone: str, what: str) -> Need | None:
+    try:
+        if is_kept(PUBLISHED[backbone]):
+            return None
+    except ConfigError as error:
+        return Need(what, str(error), stops=True)
+    return Need(what, how_to_get(backbone), stops=not PUBLISHED[backbone].addresses)
 
 
 def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
@@ -101,12 +110,3 @@ def _is_prepared(project: Project, params: Params, dataset: str) -> bool:
         return prepared_folder(project, params, dataset) is not None
     except DataError:
         return False
-
-
-def _fetched(what: str, address: str, file_name: str) -> Need | None:
-    """A file that torch's hub keeps; its folder is where torch.hub looks, by the same environment variables."""
-    home = Path(os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torch")
-    path = home.expanduser() / "hub" / "checkpoints" / file_name
-    if path.is_file():
-        return None
-    return Need(what, f"a run downloads them from {address}; without a network put the file at {path}", stops=False)

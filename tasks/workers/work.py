@@ -16,7 +16,6 @@ from torch import Tensor
 from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
-from dml_core.models.backbones.kept import check_kept
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.history import Report
@@ -49,11 +48,10 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         Facts beside the step's time: `taken_up`, whether a checkpoint was there, so that the time is not of the whole training.
 
     Raises:
-        ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images; or the published weights that
-            this machine keeps are damaged.
+        ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images; or the published weights are
+            missing or damaged.
         InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
-    check_kept(job.spec.training.model.backbone)
     store = _store(job.store, job.cache)
     packed, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
     dataset = open_role(packed, "train", validation)

@@ -4,8 +4,11 @@ import functools
 import hashlib
 import http.server
 import io
+import os
 import threading
-import urllib.error
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ import torchvision
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
+from dml_core.models.backbones import published as published_files
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.kept import check_kept, kept_file
+from dml_core.models.backbones.published import PUBLISHED, PublishedFile, fetch_published, how_to_get, is_kept
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH, build_backbone
 from tests.damage import flip
 
@@ -106,35 +110,20 @@ def test_a_files_hash_is_checked_where_it_is_given(tmp_path):
         build_backbone(BackboneConfig(name="lenet", weights=str(path), weights_sha256="0" * 64))
 
 
-def test_imagenet_weights_without_internet_are_one_clear_line(monkeypatch):
-    def offline(*args, **kwargs):
-        raise urllib.error.URLError("no network\nsecond line")
-
-    monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", offline)
-    with pytest.raises(ConfigError, match=r"cannot be downloaded from https://download\.pytorch\.org.*weights: <file>") as error:
-        build_backbone(BackboneConfig(name="resnet18", weights="imagenet"))
-    assert "\n" not in str(error.value)
-
-
-def test_imagenet_weights_are_torchvisions_v1(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torchvision.models._api, "load_state_dict_from_url", lambda url, **_: asked.append(url) or published("resnet50"))
-    assert same(build_backbone(BackboneConfig(name="resnet50", weights="imagenet")), published("resnet50"))
-    assert asked == ["https://download.pytorch.org/models/resnet50-0676ba61.pth"]
-
-
 # ---------------------------------------------------------------- addresses
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
     content = b""
+    other: ClassVar[dict[str, bytes]] = {}
     num_requests = 0
 
     def do_GET(self):
         type(self).num_requests += 1
-        self.send_response(200 if self.path == "/lenet.pth" else 404)
+        content = self.other.get(self.path, self.content)
+        self.send_response(200 if self.path == "/lenet.pth" or self.path in self.other else 404)
         self.end_headers()
-        self.wfile.write(self.content)
+        self.wfile.write(content)
 
     def log_message(self, *args):
         pass
@@ -195,22 +184,108 @@ def test_addresses_that_are_not_complete_are_refused(values, said):
         build_backbone(parse(BackboneConfig, {"name": "lenet", **values}, "backbone"))
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-def test_kept_imagenet_weights_with_a_flipped_byte_are_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    config = BackboneConfig(name=name, weights="imagenet")
-    path = kept_file(name)
-    assert (path is not None) == (name in TRAINED_WITH)
-    check_kept(config)  # nothing is kept yet
-    if path is None:
-        return
-    content = b"any bytes, named by their own hash"
-    path = path.with_name(f"{path.name.rpartition('-')[0]}-{hashlib.sha256(content).hexdigest()[:8]}.pth")
-    monkeypatch.setattr("dml_core.models.backbones.kept.kept_file", lambda name: path)
-    path.parent.mkdir()
-    path.write_bytes(content)
-    check_kept(config)
+# ---------------------------------------------------------------- published files
+
+
+def test_every_backbone_with_published_weights_has_a_file_named_by_its_hash():
+    assert set(PUBLISHED) == set(TRAINED_WITH) <= set(BACKBONES)
+    for file in PUBLISHED.values():
+        assert file.addresses or file.how_to_make
+        if file.addresses:
+            assert file.name.partition("-")[2] == f"{file.sha256}.pth"
+
+
+@pytest.fixture
+def offered(address, tmp_path, monkeypatch):
+    """A server that offers a LeNet under the name of one of resnet18's files, and an empty weights folder."""
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path / "weights"))
+    sha256 = hashlib.sha256(_Server.content).hexdigest()
+
+    def offer(**changes):
+        file = PublishedFile("lenet.pth", sha256[:9], (f"{address}/lenet.pth",))
+        monkeypatch.setitem(PUBLISHED, "lenet", replace(file, **changes))
+        return tmp_path / "weights/lenet.pth"
+
+    return offer
+
+
+def imagenet(name):
+    return build_backbone(BackboneConfig(name=name, weights="imagenet"))
+
+
+def test_a_published_file_is_fetched_once_and_kept_in_the_weights_folder(offered):
+    path = offered()
+    assert same(imagenet("lenet"), torch.load(io.BytesIO(_Server.content)))
+    imagenet("lenet")
+    assert _Server.num_requests == 1
+    assert path.read_bytes() == _Server.content
+
+
+def test_a_mirror_is_asked_where_the_first_address_has_nothing_or_another_file(offered, address, monkeypatch):
+    monkeypatch.setitem(_Server.other, "/damaged.pth", b"cut")
+    path = offered(addresses=(f"{address}/gone.pth", f"{address}/damaged.pth", f"{address}/lenet.pth"))
+    assert fetch_published("lenet") == path
+    assert path.read_bytes() == _Server.content
+    assert _Server.num_requests == 3
+
+
+def test_a_download_that_fails_names_the_file_its_hash_and_its_place(offered, address, monkeypatch):
+    monkeypatch.setitem(_Server.other, "/damaged.pth", b"cut")
+    path = offered(addresses=(f"{address}/gone.pth", f"{address}/damaged.pth"))
+    with pytest.raises(ConfigError) as error:
+        imagenet("lenet")
+    begins = hashlib.sha256(_Server.content).hexdigest()[:9]
+    for said in ("404", "/damaged.pth has another file", f"put lenet.pth (SHA-256 begins with {begins}) at {path}"):
+        assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_kept_file_with_a_flipped_byte_is_refused_and_named(offered):
+    path = offered()
+    fetch_published("lenet")
     flip(path)
-    check_kept(config.model_copy(update={"weights": "none"}))
-    with pytest.raises(ConfigError, match="weights are damaged"):
-        check_kept(config)
+    os.utime(path, (0, 0))
+    with pytest.raises(ConfigError, match=r"lenet\.pth: not lenet\.pth .SHA-256 begins with .* but damaged, or another file .*remove it"):
+        imagenet("lenet")
+    build_backbone(BackboneConfig(name="lenet"))
+    path.unlink()
+    imagenet("lenet")
+
+
+def test_a_file_that_nobody_offers_says_how_it_is_made(offered):
+    made = "convert the publisher's checkpoint: python -m convert"
+    path = offered(addresses=(), how_to_make=made)
+    with pytest.raises(ConfigError, match=r"nobody offers the file: convert the publisher's checkpoint.* put lenet.pth") as error:
+        imagenet("lenet")
+    assert str(path) in str(error.value)
+    assert how_to_get("lenet").startswith(made)
+    path.parent.mkdir()
+    path.write_bytes(_Server.content)
+    assert same(imagenet("lenet"), torch.load(path))
+    flip(path)
+    os.utime(path, (0, 0))
+    with pytest.raises(ConfigError, match="remove it; convert the publisher's checkpoint"):
+        imagenet("lenet")
+
+
+def test_the_weights_folder_is_that_of_torchs_hub_unless_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.delenv("DML_WEIGHTS", raising=False)
+    for names in ({"TORCH_HOME": str(tmp_path)}, {"XDG_CACHE_HOME": str(tmp_path)}, {}):
+        for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in names.items():
+            monkeypatch.setenv(name, value)
+        assert published_files.weights_folder() == Path(torch.hub.get_dir()) / "checkpoints"
+    monkeypatch.setenv("DML_WEIGHTS", "~/w")
+    assert published_files.weights_folder() == Path.home() / "w"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet", "vgg16", "bn_inception"])
+def test_a_published_file_is_loaded_whole_from_the_weights_folder(name, tmp_path, monkeypatch):
+    """In the publisher's names and shapes, classifiers included; the hash is that of the file drawn here."""
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
+    torch.save(published(name), tmp_path / PUBLISHED[name].name)
+    monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], sha256=sha256(tmp_path / PUBLISHED[name].name)))
+    assert is_kept(PUBLISHED[name])
+    assert same(imagenet(name), published(name))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from dml_core.config import unknown_name
 from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.published import PUBLISHED, fetch_published
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,17 +34,6 @@ TRAINED_WITH = {
     "vgg16": "rgb-imagenet",
     "bn_inception": "bgr-caffe",
 }
-# Where those weights come from, so that a plan can say what is missing and load neither torch nor torchvision.
-_TORCHVISION = "https://download.pytorch.org/models"
-IMAGENET_ADDRESSES = {
-    "resnet18": f"{_TORCHVISION}/resnet18-f37072fd.pth",
-    "resnet34": f"{_TORCHVISION}/resnet34-b627a593.pth",
-    "resnet50": f"{_TORCHVISION}/resnet50-0676ba61.pth",
-    "resnet101": f"{_TORCHVISION}/resnet101-63fe2227.pth",
-    "googlenet": f"{_TORCHVISION}/googlenet-1378be20.pth",
-    "vgg16": f"{_TORCHVISION}/vgg16-397923af.pth",
-    "bn_inception": "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",
-}
 
 
 def backbone_module(name: str) -> str:
@@ -60,12 +50,14 @@ def backbone_module(name: str) -> str:
 
 
 def build_backbone(config: BackboneConfig) -> "nn.Module":
-    """The configured network with its attribute `num_features`.
+    """The configured network with its attribute `num_features`. Published weights come from the weights folder (`published`).
 
     Raises:
-        ConfigError: unknown name, or weights that are missing or do not fit.
+        ConfigError: unknown name, or weights that are missing, damaged or do not fit.
     """
     module = import_module(backbone_module(config.name))
+    if config.weights == "imagenet" and config.name in PUBLISHED:
+        config = config.model_copy(update={"weights": str(fetch_published(config.name))})
     builder = "TimmModel" if config.name.startswith(TIMM_PREFIX) else BACKBONES[config.name].partition(":")[2]
     network: nn.Module = getattr(module, builder)(config)
     return network

@@ -49,7 +49,7 @@ def project(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     root = tmp_path / "project"
     shutil.copytree(prepared, root)
     monkeypatch.chdir(root)
-    for name in ("DML_STATE", "DML_STORE", "PREFECT_LOCAL_STORAGE_PATH"):
+    for name in ("DML_STATE", "DML_STORE", "DML_WEIGHTS", "PREFECT_LOCAL_STORAGE_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(root / "state/prefect"))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))

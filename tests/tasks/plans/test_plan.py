@@ -1,5 +1,8 @@
 """What tables would run: what is done is reused, what two rows share is trained once, and what is missing is named with what to do."""
 
+import hashlib
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ import yaml
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.bn_inception import IMAGENET_ADDRESS
-from dml_core.models.backbones.registry import IMAGENET_ADDRESSES, TRAINED_WITH
+from dml_core.models.backbones.published import PUBLISHED, PublishedFile
+from dml_core.models.backbones.registry import TRAINED_WITH
 from tasks.environment import Project
 from tasks.plans.needs import check_tables, dataset_need, weights_need
 from tasks.plans.plan import PlannedRun, plan_tables
@@ -91,7 +95,7 @@ def test_reproduce_names_everything_that_is_missing(project: Project) -> None:
         check_tables(project, params, chosen_runs(params, tables[2:], Choice()), Choice())
 
 
-def test_weights_that_are_not_here(project: Project, tmp_path: Path) -> None:
+def test_weights_that_are_not_here(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = plan_tables(look(project), ["softtriple/table1"], Choice())[0].runs[0].spec.training.model.backbone
     need = weights_need(backbone)
     assert need is not None
@@ -99,9 +103,25 @@ def test_weights_that_are_not_here(project: Project, tmp_path: Path) -> None:
     place = tmp_path / "torch/hub/checkpoints/bn_inception-52deb4733.pth"
     assert IMAGENET_ADDRESS in need.do
     assert str(place) in need.do
+    assert "bn_inception-52deb4733.pth (SHA-256 begins with 52deb4733)" in need.do
     place.parent.mkdir(parents=True)
-    place.touch()
+    place.write_bytes(b"another file")
+    damaged = weights_need(backbone)
+    assert damaged is not None
+    assert damaged.stops
+    assert "damaged, or another file (SHA-256 " in damaged.do
+    content = b"as published"
+    monkeypatch.setitem(PUBLISHED, "bn_inception", replace(PUBLISHED["bn_inception"], sha256=hashlib.sha256(content).hexdigest()[:9]))
+    place.write_bytes(content)
+    os.utime(place, (0, 0))
     assert weights_need(backbone) is None
+    monkeypatch.setenv("DML_WEIGHTS", str(tmp_path / "weights"))
+    assert str(tmp_path / "weights/bn_inception-52deb4733.pth") in str(weights_need(backbone))
+    monkeypatch.setitem(PUBLISHED, "bn_inception", PublishedFile("made.pth", None, how_to_make="run the converter"))
+    made = weights_need(backbone)
+    assert made is not None
+    assert made.stops
+    assert made.do == f"run the converter; put made.pth (no SHA-256 is published) at {tmp_path}/weights/made.pth"
     assert weights_need(backbone.model_copy(update={"weights": "none"})) is None
     gone = weights_need(backbone.model_copy(update={"weights": "somewhere/net.pt"}))
     assert gone is not None
@@ -110,7 +130,11 @@ def test_weights_that_are_not_here(project: Project, tmp_path: Path) -> None:
 
 def test_the_addresses_are_those_that_the_networks_load_from() -> None:
     found = {name: torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url for name in TRAINED_WITH if name != "bn_inception"}
-    assert found | {"bn_inception": IMAGENET_ADDRESS} == IMAGENET_ADDRESSES
+    published = {name: PUBLISHED[name] for name in TRAINED_WITH}
+    assert {name: (url,) for name, url in (found | {"bn_inception": IMAGENET_ADDRESS}).items()} == {
+        name: file.addresses for name, file in published.items()
+    }
+    assert all(file.addresses[0].endswith(f"/{file.name}") for file in published.values())
 
 
 def test_images_are_counted_as_prepared_or_as_published(project: Project) -> None:

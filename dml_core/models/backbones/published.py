@@ -1,0 +1,152 @@
+"""Published ImageNet weights: which file each backbone starts from, the folder that keeps these files, and fetching them.
+
+The folder is `DML_WEIGHTS`, by default the one of torch's hub (`~/.cache/torch/hub/checkpoints`). A file is compared with its published
+SHA-256 whenever a network starts from it. This module loads no torch, and stands apart from `weights.py`, which is a part of every trained
+system's identity: where a file lies changes no result.
+"""
+
+import hashlib
+import os
+import tempfile
+import threading
+from dataclasses import dataclass
+from functools import cache
+from http.client import HTTPException
+from pathlib import Path
+
+from dml_core.errors import ConfigError
+
+FOLDER_VARIABLE = "DML_WEIGHTS"
+_TORCHVISION = "https://download.pytorch.org/models"
+_one_at_a_time = threading.Lock()  # runs of one flow that need the same file: the first fetches it
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """The file of a backbone's ImageNet weights, a state dict saved by torch.
+
+    Attributes:
+        name: in the weights folder.
+        sha256: of its bytes, or as much of its beginning as the publisher states (torch's hub puts it into the name); None where none is.
+        addresses: who offers it, tried in this order; empty for a file that a person makes.
+        how_to_make: one line for a file without an address.
+    """
+
+    name: str
+    sha256: str | None
+    addresses: tuple[str, ...] = ()
+    how_to_make: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept on this machine."""
+        return weights_folder() / self.name
+
+    @property
+    def described(self) -> str:
+        """Its name and what is published of its SHA-256."""
+        if self.sha256 is None:
+            return f"{self.name} (no SHA-256 is published)"
+        is_whole = len(self.sha256) == hashlib.sha256().digest_size * 2
+        return f"{self.name} (SHA-256 {self.sha256 if is_whole else f'begins with {self.sha256}'})"
+
+
+def _of_torchvision(name: str) -> PublishedFile:
+    return PublishedFile(name, name.rpartition("-")[2].partition(".")[0], (f"{_TORCHVISION}/{name}",))
+
+
+# By backbone. torchvision's are its IMAGENET1K_V1. The publisher of bn_inception's (Cadene/pretrained-models.pytorch) has it on one host.
+PUBLISHED = {
+    "resnet18": _of_torchvision("resnet18-f37072fd.pth"),
+    "resnet34": _of_torchvision("resnet34-b627a593.pth"),
+    "resnet50": _of_torchvision("resnet50-0676ba61.pth"),
+    "resnet101": _of_torchvision("resnet101-63fe2227.pth"),
+    "googlenet": _of_torchvision("googlenet-1378be20.pth"),
+    "vgg16": _of_torchvision("vgg16-397923af.pth"),
+    "bn_inception": PublishedFile(
+        "bn_inception-52deb4733.pth", "52deb4733", ("http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",)
+    ),
+}
+
+
+def hub_folder() -> Path:
+    """The folder of torch's hub, by the variables that torch reads."""
+    home = os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torch"
+    return Path(home).expanduser() / "hub" / "checkpoints"
+
+
+def weights_folder() -> Path:
+    """The folder of the published files: `DML_WEIGHTS`, or that of torch's hub."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    return Path(named).expanduser().absolute() if named else hub_folder()
+
+
+def is_kept(file: PublishedFile) -> bool:
+    """Whether the weights folder has a file, with the published hash.
+
+    Raises:
+        ConfigError: it has another file of that name, a damaged one say.
+    """
+    if not file.path.is_file():
+        return False
+    status = file.path.stat()
+    found = _sha256(file.path, status.st_size, status.st_mtime_ns)
+    if not found.startswith(file.sha256 or ""):
+        again = "a run downloads it again" if file.addresses else file.how_to_make
+        raise ConfigError(f"{file.path}: not {file.described} but damaged, or another file (SHA-256 {found}); remove it; {again}")
+    return True
+
+
+def fetch_published(backbone: str) -> Path:
+    """The file of a backbone's ImageNet weights, downloaded unless the weights folder has it.
+
+    Args:
+        backbone: a key of `PUBLISHED`.
+
+    Raises:
+        ConfigError: the file is damaged, nobody offers it, or it cannot be downloaded; the line names it, its hash and where to put it.
+    """
+    file = PUBLISHED[backbone]
+    with _one_at_a_time:
+        if not is_kept(file):
+            _download(backbone, file)
+    return file.path
+
+
+def how_to_get(backbone: str) -> str:
+    """What a person does about a file that the weights folder does not have; one line."""
+    file = PUBLISHED[backbone]
+    place = f"put {file.described} at {file.path}"
+    if not file.addresses:
+        return f"{file.how_to_make}; {place}" if file.how_to_make else place
+    return f"a run downloads it from {' or '.join(file.addresses)}; without a network {place}"
+
+
+def _download(backbone: str, file: PublishedFile) -> None:
+    """The file takes its place only when it is whole and has the right hash."""
+    from dml_core.models.backbones.weights import DOWNLOADERS  # torch
+
+    if not file.addresses:
+        raise ConfigError(f"ImageNet weights of '{backbone}' are not there, and nobody offers the file: {how_to_get(backbone)}")
+    reasons = []
+    for address in file.addresses:
+        try:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=file.path.parent) as folder:
+                part = Path(folder) / file.name
+                DOWNLOADERS[address.partition("://")[0]](address, part)
+                found = _sha256(part, 0)
+                if found.startswith(file.sha256 or ""):
+                    part.replace(file.path)
+                    return
+                reasons.append(f"{address} has another file (SHA-256 {found})")
+        except (ConfigError, HTTPException, OSError) as error:
+            reasons.append(str(error).partition("; ")[0])
+    raise ConfigError(f"ImageNet weights of '{backbone}': {'; '.join(reasons)}; put {file.described} at {file.path}")
+
+
+@cache
+def _sha256(path: Path, *_status: int) -> str:
+    """Of a file, computed once for each size and time of change."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
