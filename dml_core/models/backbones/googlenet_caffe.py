@@ -34,7 +34,7 @@ class GoogLeNetCaffe(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""
-        maps = self.normalise(self.halve(self._rectified("conv1/7x7_s2", images)))
+        maps: Tensor = self.normalise(self.halve(self._rectified("conv1/7x7_s2", images)))
         maps = self.normalise(self._rectified("conv2/3x3", self._rectified("conv2/3x3_reduce", maps)))
         for name in WIDTHS:
             if name in POOLED_BEFORE:

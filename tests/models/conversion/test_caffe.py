@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read_is_one_line(damage, tmp_path):
     path = tmp_path / "drawn.caffemodel"
     path.write_bytes(caffemodel({"conv1/7x7_s2": caffe_layers()["conv1/7x7_s2"]}))
     damage(path)
-    with pytest.raises(ConfigError, match="cannot be read|is not a Caffe model|has no layer with weights") as error:
+    with pytest.raises(ConfigError, match=r"cannot be read|is not a Caffe model|has no layer with weights") as error:
         read_caffemodel(path)
     assert "\n" not in str(error.value)
 
