@@ -96,7 +96,9 @@ def halved(maps: Tensor, size: int) -> Tensor:
 
 
 def same_padded(maps: Tensor, size: int, stride: int) -> Tensor:
-    """`maps` (N, C, h, w) with TensorFlow's SAME border of zeros: as much as ceil(h / stride) windows need, an odd zero below and to the right.
+    """`maps` (N, C, h, w) with TensorFlow's SAME border of zeros: as much as ceil(h / stride) windows need.
+
+    An odd zero comes below and to the right.
 
     Source: TensorFlow's API reference, tf.nn, "Notes on padding".
     """

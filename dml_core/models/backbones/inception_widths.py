@@ -1,4 +1,4 @@
-"""Channels of GoogLeNet's nine inception modules (Szegedy et al., CVPR 2015, Table 1), for the networks that write them with other layers."""
+"""Channels of GoogLeNet's nine inception modules (Szegedy et al., CVPR 2015, Table 1), for two networks."""
 
 from typing import NamedTuple
 

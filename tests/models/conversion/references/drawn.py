@@ -1,6 +1,7 @@
 """Weights and images drawn for the published networks, in their files' names, shapes and layouts; nothing but NumPy, for every environment.
 
-The tables are written out from the published definitions, not from the project's: tensorflow/models, research/slim/nets/inception_v1.py, and
+The tables are written out from the published definitions, not from the project's:
+tensorflow/models, research/slim/nets/inception_v1.py, and
 BVLC/caffe, models/bvlc_googlenet/deploy.prototxt.
 """
 

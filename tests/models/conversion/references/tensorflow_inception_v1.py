@@ -3,7 +3,8 @@
 It runs in an environment with TensorFlow (`python -m venv tf && tf/bin/pip install tensorflow-cpu`), from the repository's root. The
 committed file was written by TensorFlow 2.21 and
 
-    tf/bin/python -m tests.models.conversion.references.tensorflow_inception_v1 features 75 64 tests/models/conversion/inception_v1_75x64.npy
+    tf/bin/python -m tests.models.conversion.references.tensorflow_inception_v1 \\
+        features 75 64 tests/models/conversion/inception_v1_75x64.npy
 
 Also: `features 224 224 OUT.npy`; `trained 64 64 OUT.npz`, one training pass of the first convolution; `checkpoint OUT.ckpt`, a checkpoint
 in the format of 2016.
@@ -11,6 +12,7 @@ in the format of 2016.
 
 import os
 import sys
+from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
@@ -75,7 +77,7 @@ def write_checkpoint(path):
 
 if __name__ == "__main__":
     if sys.argv[1] == "checkpoint":
-        write_checkpoint(os.path.abspath(sys.argv[2]))
+        write_checkpoint(str(Path(sys.argv[2]).resolve()))
     else:
         images = image(int(sys.argv[2]), int(sys.argv[3]), 0.5).transpose(1, 2, 0)[None]
         if sys.argv[1] == "features":
