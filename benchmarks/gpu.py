@@ -190,7 +190,7 @@ def verdict(check: Callable[[], str]) -> str:
 
 def check_scaling(device: torch.device) -> str:
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3 * 2 * 5).reshape(2, 3, 5, 256)
-    for scaling in ("rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"):
+    for scaling in ("rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"):
         assert torch.equal(scale(pixels.to(device), scaling).cpu(), scale(pixels, scaling)), scaling
     return "256 values, 4 scalings"
 

@@ -15,6 +15,8 @@ from tasks.workers.placement import Placement, choose
 BILLIONS = {
     "bn_inception": 2.0,
     "googlenet": 1.5,
+    "googlenet_caffe": 1.6,
+    "inception_v1": 1.5,
     "resnet18": 1.8,
     "resnet34": 3.7,
     "resnet50": 4.1,

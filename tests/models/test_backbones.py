@@ -19,6 +19,8 @@ PUBLISHED = {
     "resnet50": (25_557_032, 2_049_000),
     "resnet101": (44_549_160, 2_049_000),
     "googlenet": (6_624_904, 1_025_000),
+    "googlenet_caffe": (6_998_552, 1_025_000),
+    "inception_v1": (6_624_904, 1_025_000),  # as many as torchvision's, which was converted from it
     "vgg16": (138_357_544, 123_642_856),
     "bn_inception": (11_295_240, 1_025_000),
 }

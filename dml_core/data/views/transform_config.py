@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from dml_core.config import Config
 from dml_core.data.store.sizes import MAX_SIDE, Interpolation, Resize, Side
 
-Scaling = Literal["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"]
+Scaling = Literal["rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"]
 
 
 class Jitter(Config):
@@ -35,7 +35,7 @@ class TransformConfig(Config):
         flip: mirror a training view left to right every other time.
         jitter: colour jitter of training views.
         jitter_first: before the crop, so that its contrast is that of the whole image (SGSL's released code, Boudiaf's); else last.
-        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128).
+        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128), "bgr-bvlc" less (104, 117, 123).
     """
 
     crop_to_box: bool = False

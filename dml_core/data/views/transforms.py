@@ -23,7 +23,7 @@ from dml_core.data.views.transform_config import Jitter, Scaling, TransformConfi
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_CAFFE_MEAN_BGR = (104.0, 117.0, 128.0)
+_MEANS_BGR = {"bgr-caffe": (104.0, 117.0, 128.0), "bgr-bvlc": (104.0, 117.0, 123.0)}
 _NUM_CROP_ATTEMPTS = 10
 
 
@@ -80,7 +80,7 @@ def scale(pixels: Tensor, scaling: Scaling, out: Tensor | None = None) -> Tensor
     They are written to `out`, where it is given.
     """
     factor_C11, shift_C11 = _scaling_constants(scaling, pixels.device)
-    if scaling == "bgr-caffe":
+    if scaling in _MEANS_BGR:
         pixels = pixels.flip(-3)
     return torch.mul(pixels, factor_C11, out=out).add_(shift_C11)
 
@@ -91,7 +91,7 @@ def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, 
     zeros, ones = torch.zeros(3, dtype=torch.float32), torch.ones(3, dtype=torch.float32)
     mean, std = {
         "rgb-imagenet": (ones.new_tensor(_IMAGENET_MEAN) * 255, ones.new_tensor(_IMAGENET_STD) * 255),
-        "bgr-caffe": (ones.new_tensor(_CAFFE_MEAN_BGR), ones),
+        **{name: (ones.new_tensor(mean_bgr), ones) for name, mean_bgr in _MEANS_BGR.items()},
         "zero-one": (zeros, ones * 255),
         "minus-one-one": (ones * 127.5, ones * 127.5),
     }[scaling]

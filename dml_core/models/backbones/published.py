@@ -17,6 +17,7 @@ from pathlib import Path
 from dml_core.errors import ConfigError
 
 FOLDER_VARIABLE = "DML_WEIGHTS"
+_CONVERTING = "docs/models.md, Converted weights"
 _TORCHVISION = "https://download.pytorch.org/models"
 _one_at_a_time = threading.Lock()  # runs of one flow that need the same file: the first fetches it
 
@@ -66,6 +67,10 @@ PUBLISHED = {
     "bn_inception": PublishedFile(
         "bn_inception-52deb4733.pth", "52deb4733", ("http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",)
     ),
+    "inception_v1": PublishedFile(
+        "inception_v1_2016_08_28.pth", None, how_to_make=f"convert TF-slim's inception_v1_2016_08_28.tar.gz ({_CONVERTING})"
+    ),
+    "googlenet_caffe": PublishedFile("bvlc_googlenet.pth", None, how_to_make=f"convert Caffe's bvlc_googlenet.caffemodel ({_CONVERTING})"),
 }
 
 

@@ -21,6 +21,8 @@ BACKBONES: dict[str, str] = {
     "resnet50": "dml_core.models.backbones.resnet:ResNet",
     "resnet101": "dml_core.models.backbones.resnet:ResNet",
     "googlenet": "dml_core.models.backbones.googlenet:GoogLeNet",
+    "googlenet_caffe": "dml_core.models.backbones.googlenet_caffe:GoogLeNetCaffe",
+    "inception_v1": "dml_core.models.backbones.inception_v1:InceptionV1",
     "vgg16": "dml_core.models.backbones.vgg:VGG16",
     "bn_inception": "dml_core.models.backbones.bn_inception:BNInception",
 }
@@ -31,6 +33,8 @@ TRAINED_WITH = {
     "resnet50": "rgb-imagenet",
     "resnet101": "rgb-imagenet",
     "googlenet": "minus-one-one",
+    "googlenet_caffe": "bgr-bvlc",
+    "inception_v1": "minus-one-one",
     "vgg16": "rgb-imagenet",
     "bn_inception": "bgr-caffe",
 }

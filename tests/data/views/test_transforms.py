@@ -50,6 +50,7 @@ def test_scalings_by_hand() -> None:
         "zero-one": [1.0, 0.0, 0.2],
         "minus-one-one": [1.0, -1.0, -0.6],
         "bgr-caffe": [51.0 - 104, 0.0 - 117, 255.0 - 128],
+        "bgr-bvlc": [51.0 - 104, 0.0 - 117, 255.0 - 123],
         "rgb-imagenet": [(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225],
     }
     for scaling, values in expected.items():
@@ -88,14 +89,15 @@ def scaled_as_before(pixels: Tensor, scaling: str) -> Tensor:
     mean, std = {
         "rgb-imagenet": (MEAN * 255, STD * 255),
         "bgr-caffe": (torch.tensor([104.0, 117.0, 128.0]), torch.ones(3)),
+        "bgr-bvlc": (torch.tensor([104.0, 117.0, 123.0]), torch.ones(3)),
         "zero-one": (torch.zeros(3), torch.full((3,), 255.0)),
         "minus-one-one": (torch.full((3,), 127.5), torch.full((3,), 127.5)),
     }[scaling]
-    pixels = pixels.flip(0) if scaling == "bgr-caffe" else pixels
+    pixels = pixels.flip(0) if scaling.startswith("bgr") else pixels
     return pixels.float().mul_((1 / std)[:, None, None]).add_((-mean / std)[:, None, None])
 
 
-@pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe", "zero-one", "minus-one-one"])
+@pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_batch_of_all_pixels_is_scaled_to_the_bits_of_each_image_alone(scaling: Any, device: str) -> None:
     """Every value in every channel at every place of a vector register."""

@@ -128,9 +128,24 @@ def test_weights_that_are_not_here(project: Project, tmp_path: Path, monkeypatch
     assert gone.stops
 
 
+def test_a_plan_says_which_converted_file_the_released_heated_up_softmax_needs(project: Project, tmp_path: Path) -> None:
+    planned = plan_tables(look(project), ["heated_up_softmax/table1"], Choice(variant="as_released"))[0]
+    needs = {weights_need(run.spec.training.model.backbone) for run in planned.runs}
+    assert len(needs) == 1
+    need = needs.pop()
+    assert need is not None
+    assert need.stops
+    assert "convert TF-slim's inception_v1_2016_08_28.tar.gz (docs/models.md, Converted weights)" in need.do
+    assert need.do.endswith(f"at {tmp_path}/torch/hub/checkpoints/inception_v1_2016_08_28.pth")
+
+
 def test_the_addresses_are_those_that_the_networks_load_from() -> None:
-    found = {name: torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url for name in TRAINED_WITH if name != "bn_inception"}
-    published = {name: PUBLISHED[name] for name in TRAINED_WITH}
+    found = {
+        name: torchvision.models.get_model_weights(name)["IMAGENET1K_V1"].url
+        for name in TRAINED_WITH
+        if PUBLISHED[name].addresses and name != "bn_inception"
+    }
+    published = {name: PUBLISHED[name] for name in TRAINED_WITH if PUBLISHED[name].addresses}
     assert {name: (url,) for name, url in (found | {"bn_inception": IMAGENET_ADDRESS}).items()} == {
         name: file.addresses for name, file in published.items()
     }

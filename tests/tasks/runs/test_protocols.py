@@ -77,7 +77,7 @@ def test_each_distinct_network_is_built_as_it_is():
     }
     for text in distinct:
         assert build_backbone(BackboneConfig.model_validate_json(text)).num_features in (512, 1024, 2048)
-    assert len(distinct) == 6  # bn_inception, googlenet, vgg16, resnet50 plain and with both RBRs
+    assert len(distinct) == 7  # bn_inception, googlenet, inception_v1, vgg16, resnet50 plain and with both RBRs
 
 
 def test_every_network_starts_from_imagenet_with_its_pixels():

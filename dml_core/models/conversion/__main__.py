@@ -1,0 +1,58 @@
+"""Convert published weights: `python -m dml_core.models.conversion slim|caffe FILE OUT`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from dml_core.errors import ConfigError, DmlError
+from dml_core.models.conversion.caffe import read_caffemodel, state_dict_from_caffe
+from dml_core.models.conversion.slim import read_arrays, state_dict_from_slim
+
+
+def main() -> int:
+    """Convert one file; 0, or 2 with one line on the standard error."""
+    parser = argparse.ArgumentParser(prog="python -m dml_core.models.conversion", description=__doc__)
+    parser.add_argument(
+        "kind", choices=["slim", "caffe"], help="slim: what read_slim_checkpoint.py wrote; caffe: bvlc_googlenet.caffemodel"
+    )
+    parser.add_argument("file", type=Path)
+    parser.add_argument("out", type=Path, help="a new file, the state dict saved by torch")
+    args = parser.parse_args()
+    try:
+        convert(args.kind, args.file, args.out)
+    except DmlError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def convert(kind: str, file: Path, out: Path) -> None:
+    """Write the state dict of a published file.
+
+    Args:
+        kind: "slim" or "caffe".
+        file: what is converted.
+        out: where to; an existing file is not overwritten.
+
+    Raises:
+        ConfigError: the file is not the published one, or `out` cannot be written.
+    """
+    if kind == "slim":
+        state = state_dict_from_slim(read_arrays(file), str(file))
+    else:
+        state = state_dict_from_caffe(read_caffemodel(file), str(file))
+    part = out.with_name(f".{out.name}.part")
+    try:
+        if out.exists():
+            raise ConfigError(f"{out} exists: remove it, or choose another place")
+        torch.save(state, part)
+        part.rename(out)
+    except (OSError, RuntimeError) as error:  # torch reports a folder that is missing as a RuntimeError
+        raise ConfigError(f"{out} cannot be written ({str(error).splitlines()[0]})") from None
+    print(f"{out}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values())} numbers")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

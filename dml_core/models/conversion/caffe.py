@@ -1,0 +1,102 @@
+"""Caffe's model files, and BVLC GoogLeNet's as a state dict of the backbone `googlenet_caffe`.
+
+A `.caffemodel` is a protocol buffer, `NetParameter` of Caffe's caffe.proto. Only the fields that hold weights are described here; the
+library skips the others.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dml_core.errors import ConfigError
+from dml_core.models.conversion.state_dict import check_fit, shapes_of
+
+_Field = descriptor_pb2.FieldDescriptorProto
+# Message -> field -> number, type, repeated. Files from before 2014's change of format have V1 layers, and blobs of exactly four axes.
+_MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
+    "BlobShape": {"dim": (1, _Field.TYPE_INT64, True)},
+    "BlobProto": {
+        "num": (1, _Field.TYPE_INT32, False),
+        "channels": (2, _Field.TYPE_INT32, False),
+        "height": (3, _Field.TYPE_INT32, False),
+        "width": (4, _Field.TYPE_INT32, False),
+        "data": (5, _Field.TYPE_FLOAT, True),
+        "shape": (7, "BlobShape", False),
+    },
+    "V1LayerParameter": {"name": (4, _Field.TYPE_STRING, False), "blobs": (6, "BlobProto", True)},
+    "LayerParameter": {"name": (1, _Field.TYPE_STRING, False), "blobs": (7, "BlobProto", True)},
+    "NetParameter": {"layers": (2, "V1LayerParameter", True), "layer": (100, "LayerParameter", True)},
+}
+
+
+def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:
+    """The blobs of each layer that has any, by the layer's name and in its order (weights, then biases).
+
+    Raises:
+        ConfigError: there is no such file, it is damaged, or it is no Caffe model.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+    net = _message_class("NetParameter")()
+    try:
+        net.ParseFromString(content)
+    except message.DecodeError:
+        raise ConfigError(f"{path} is not a Caffe model, or it is damaged (download it again)") from None
+    layers = [layer for layer in (*net.layers, *net.layer) if layer.blobs]
+    if not layers:
+        raise ConfigError(f"{path} has no layer with weights: it is not a Caffe model, or it is damaged (download it again)")
+    return {layer.name: [_array(blob, f"{path}: layer '{layer.name}'") for blob in layer.blobs] for layer in layers}
+
+
+def state_dict_from_caffe(layers: dict[str, list[NDArray[np.float32]]], source: str) -> dict[str, Tensor]:
+    """The backbone's state of BVLC GoogLeNet's layers, `<layer>.weight` (OIHW as in Caffe) and `<layer>.bias`; classifiers are left out.
+
+    Args:
+        layers: what `read_caffemodel` gives.
+        source: the file, as an error names it.
+
+    Raises:
+        ConfigError: layers or blobs are missing, or of another shape.
+    """
+    expected = shapes_of("googlenet_caffe")
+    state: dict[str, Tensor | None] = {}
+    for key, shape in expected.items():
+        layer, _, kind = key.rpartition(".")
+        blobs = layers.get(layer, [])[("weight", "bias").index(kind) :]
+        tensor = torch.from_numpy(blobs[0].copy()) if blobs else None
+        # the old format has a bias as (1, 1, 1, channels)
+        state[key] = tensor.flatten() if tensor is not None and len(shape) == 1 else tensor
+    check_fit(source, state, expected, {key: key for key in expected})
+    return {key: tensor for key, tensor in state.items() if tensor is not None}
+
+
+def _array(blob: Any, what: str) -> NDArray[np.float32]:
+    shape = list(blob.shape.dim) if blob.HasField("shape") else [blob.num, blob.channels, blob.height, blob.width]
+    values = np.array(blob.data, dtype=np.float32)
+    if min(shape, default=0) < 1 or int(np.prod(shape)) != values.size:
+        raise ConfigError(f"{what} has {values.size} numbers for the shape {tuple(shape)}: the file is damaged")
+    return values.reshape(shape)
+
+
+def _message_class(name: str) -> Any:
+    """The class of one message, made from the table above in a pool of descriptors that nothing else uses."""
+    file = descriptor_pb2.FileDescriptorProto(name="caffe_weights.proto", package="caffe", syntax="proto2")
+    for message_name, fields in _MESSAGES.items():
+        described = file.message_type.add(name=message_name)
+        for field_name, (number, kind, is_repeated) in fields.items():
+            field = described.field.add(name=field_name, number=number)
+            field.label = _Field.LABEL_REPEATED if is_repeated else _Field.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                field.type, field.type_name = _Field.TYPE_MESSAGE, f".caffe.{kind}"
+            else:
+                field.type = kind
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"caffe.{name}"))
