@@ -141,7 +141,7 @@ def test_thumbnails_come_with_embeddings_where_there_are_images_and_pixels(model
 
 def test_an_archive_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").symlink_to("/dev/null")
-    with pytest.raises(EvaluationError, match=r"a\.npz: cannot be read \(not a regular file"):
+    with pytest.raises(EvaluationError, match=r"a\.npz: cannot be read \([^\n]*not a regular file"):
         Embeddings(tmp_path / "a.npz")
 
 
