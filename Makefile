@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check audit mutants results ui stack clean lock
+.PHONY: help reproduce test test-quick proofs smoke check audit mutants mutants-sample results ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ smoke: .venv/.done ## run every row of all 40 tables through the whole chain on 
 mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identities: which changed lines no quick test notices; an hour
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 mutmut run --max-children 2
 	@mutmut results
+
+mutants-sample: .venv/.done ## mutation testing of a fixed sample, slow tests too: make mutants-sample FILES=tasks/use/card.py
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 nice -n 10 python tests/mutants.py $(FILES)
 
 check: .venv/.done ## lint, format, types and import rules
 	@ruff check .

@@ -1,9 +1,11 @@
 """The training loop in one process: repeatable, resumable bit for bit, and clear about what it cannot do."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -88,6 +90,7 @@ def test_no_epochs_keeps_the_initial_weights_and_still_leaves_a_checkpoint(packe
     checkpoint = load_checkpoint(tmp_path)
     assert checkpoint is not None
     assert same(untrained, checkpoint["system"])
+    assert checkpoint["num_epochs_done"] == 0
     assert read_history(tmp_path) == []
 
 
@@ -225,6 +228,22 @@ def test_a_part_of_the_loss_that_a_step_has_not_counts_as_zero(packed: Path, tmp
         fit(small_training(num_epochs=1), PackedDataset(packed, "train"), 0, folder, CPU, report=report, saving=saving)
         assert [row["part"] for row in read_history(folder)] == [0.0, 0.0, 0.0, 2.0, 2.0]
         assert means == [pytest.approx(0.8)]
+
+
+def test_progress_is_told_twice_a_second_and_at_the_epoch_s_end(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a clock that goes on by 1/8 s each time that it is looked at: once as the epoch begins, after each step, and for each rate."""
+    looks = itertools.count()
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(looks) / 8))
+    told: list[Progress] = []
+    train(small_training(num_epochs=1), packed, tmp_path, report=told.append)
+    losses = [row["loss"] for row in read_history(tmp_path)]
+    assert [(message.epoch, message.step, message.num_steps, message.epoch_ended) for message in told] == [
+        (0, 4, 5, False),
+        (0, 5, 5, True),
+    ]
+    assert [message.images_per_second for message in told] == [4 * 8 / (5 / 8), 36 / (7 / 8)], "36 images in batches of 8"
+    assert told[0].metrics["loss"] == pytest.approx(losses[3])
+    assert told[1].metrics["loss"] == pytest.approx(sum(losses) / 5)
 
 
 def test_a_checkpoint_that_is_due_at_an_epoch_s_end_is_written_once(packed: Path, tmp_path: Path) -> None:

@@ -131,6 +131,9 @@ def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> N
     assert "my-loss" in table.rows
     assert datasets_of(table) == tuple(PARAMS.comparison.datasets)
     assert [column.metric for column in table.flat_columns][:3] == ["recall@2", "map@r", "nmi"]
+    assert table.reference == "softmax"
+    path.write_text(yaml.safe_dump(merge(read_yaml(path), {"evaluation": {"clustering": False}}), sort_keys=False))
+    assert {column.metric for column in standing_table(load_params(path)).flat_columns} == {"recall@2", "map@r"}
 
 
 def test_the_standing_comparison_is_run_by_itself() -> None:

@@ -1,13 +1,16 @@
 """Smoke runs: small in images, classes, steps and weights; in all else the table's own."""
 
+from pathlib import Path
+
 import pytest
 
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
+from tasks.environment import Project
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of
-from tasks.tables.smoke import DIGITS, IMAGES, LAYOUTS, SMOKE, make_small, table_of
+from tasks.tables.smoke import DIGITS, IMAGES, LAYOUTS, SMOKE, draw_for_smoke, make_small, table_of
 
 TABLE = "softtriple/table1"
 
@@ -33,6 +36,15 @@ def test_the_drawn_images_let_every_class_be_sampled_and_searched() -> None:
         assert options.num_classes // 2 >= 2
         assert options.images_per_class >= 2
         assert options.num_classes // 2 * options.images_per_class - 1 >= 2
+
+
+def test_a_few_images_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
+    """Eight classes of four images, half of them to train on: below the project's state."""
+    found = [draw_for_smoke(Project(tmp_path, tmp_path / state, "", ""), "cub200") for state in ("a", "b", "a")]
+    assert [record.counts for record in found] == [{"train": 16, "test": 16}] * 3
+    assert len({record.digest for record in found}) == 1
+    assert found[1].folder == str(tmp_path / "b" / "smoke" / "cub200" / "packed")
+    assert found[1].name == "cub200-smoke"
 
 
 def test_a_dataset_that_is_not_drawn_is_refused() -> None:

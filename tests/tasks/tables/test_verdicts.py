@@ -60,6 +60,8 @@ def test_equal_values_of_few_queries_have_a_spread() -> None:
     assert judge(values, 60.0, 10.5, num_queries=20, whole=100).is_equal
     assert judge(values, 65.0, 1.0, num_queries=20, whole=100).judgement == "compatible", "one query more"
     assert judge([0.0] * 3, 0.0, 1.0, num_queries=20, whole=100).is_equal is False
+    # s is one query, 5 points: one more run lies within 60 ± 4.303 * 5 * sqrt(4 / 3) = 24.84
+    assert [judge(values, figure, 1.0, num_queries=20, whole=100).judgement for figure in (84.8, 84.9)] == ["compatible", "below"]
 
 
 def share_compatible(num_seeds: int, num_draws: int) -> float:

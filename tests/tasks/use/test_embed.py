@@ -170,6 +170,17 @@ def test_bad_images_end_it_with_a_list_or_are_left_out(model: TrainedModel, fold
     assert not (tmp_path / "out/bad.csv").exists()
 
 
+@pytest.mark.parametrize("num_bad", [10, 11])
+def test_ten_bad_images_are_named_and_of_more_the_line_says_so(model: TrainedModel, tmp_path: Path, num_bad: int) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(num_bad):
+        (tmp_path / f"in/{number:02d}.jpg").write_text("text")
+    with pytest.raises(DataError) as raised:
+        embed_images(model, find_images(str(tmp_path / "in")), tmp_path / "out")
+    assert str(raised.value).count(".jpg: ") == 10
+    assert ("; ...)" in str(raised.value)) == (num_bad == 11)
+
+
 def test_all_bad_is_never_an_empty_result(model: TrainedModel, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jpg").write_text("text")

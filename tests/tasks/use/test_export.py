@@ -40,6 +40,7 @@ def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Pat
 
 def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
+    out.mkdir()  # an empty folder is as good as none
     monkeypatch.setattr("tasks.use.export.time", SimpleNamespace(perf_counter=itertools.count().__next__))
     timed = export(project, "own/good/1", "onnx", "fp32", out)
     assert (timed.milliseconds, timed.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
@@ -60,6 +61,9 @@ def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_pat
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="mine: there already, and no exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "mine")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: there already, and no exported network"):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "file")
     monkeypatch.setattr("tasks.use.export.run_of", lambda project, identity: None)
     with pytest.raises(ConfigError, match=r"^own/good: the run and its test images are not here, "):
         export(project, "own/good", "onnx", "fp32", tmp_path / "out")

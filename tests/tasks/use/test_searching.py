@@ -131,6 +131,20 @@ def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_pat
         assert batch.items[0].thumbnail is None
 
 
+def test_thumbnails_come_with_embeddings_where_there_are_images_and_pixels(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    embed_to(model, find_images(str(images)), tmp_path / "e.npz")
+    for options, size in (((images, 12), (12, 12)), ((images, 0), None), ((images,), None), ((None, 12), None)):
+        [batch] = Embeddings(tmp_path / "e.npz", *options).batches()
+        found = {None if item.thumbnail is None else picture_size(item.thumbnail) for item in batch.items}
+        assert found == {size}, options
+
+
+def test_an_archive_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").symlink_to("/dev/null")
+    with pytest.raises(EvaluationError, match=r"a\.npz: cannot be read \([^\n]*not a regular file"):
+        Embeddings(tmp_path / "a.npz")
+
+
 def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a", "b"]))
     parquet.write_table(pa.table({"name": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "a.parquet")
