@@ -40,7 +40,7 @@ def assert_features(found, expected):
 
 
 def test_the_network_has_the_published_layers():
-    """57 convolutions; the names and shapes of their weights and biases are those of the published definition."""
+    """57 convolutions under the names, and of the shapes, of the published definition."""
     assert len(caffe_layers()) == 57
     expected = {}
     for layer, (weight, bias) in caffe_layers().items():
