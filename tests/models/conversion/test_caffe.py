@@ -68,7 +68,7 @@ def test_features_of_224_pixels_are_opencvs(tmp_path):
 
 
 def test_local_response_normalisation_is_caffes_formula():
-    """x / (1 + alpha / n * sum of squares over n = 5 channels)^beta, channels beyond the ends being 0; numbers of 100, so that it is seen."""
+    """x / (1 + alpha / n * sum of squares of 5 channels)^beta, those beyond the ends being 0; numbers of 100, so that it is seen."""
     net = GoogLeNetCaffe(BackboneConfig(name="googlenet_caffe"))
     assert (net.normalise.size, net.normalise.alpha, net.normalise.beta, net.normalise.k) == (5, 1e-4, 0.75, 1.0)
     maps = 100 * torch.randn(2, 7, 3, 3)
