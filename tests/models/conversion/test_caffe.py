@@ -40,14 +40,13 @@ def assert_features(found, expected):
 
 
 def test_the_network_has_the_published_layers():
-    """57 convolutions; the names and shapes of their weights and biases are those of the published definition."""
+    """57 convolutions under the names, and of the shapes, of the published definition."""
     assert len(caffe_layers()) == 57
+    expected = {}
+    for layer, (weight, bias) in caffe_layers().items():
+        expected |= {f"{layer}.weight": weight.shape, f"{layer}.bias": bias.shape}
     own = GoogLeNetCaffe(BackboneConfig(name="googlenet_caffe")).state_dict()
-    assert {key: tuple(value.shape) for key, value in own.items()} == {
-        f"{layer}.{kind}": values.shape
-        for layer, blobs in caffe_layers().items()
-        for kind, values in zip(("weight", "bias"), blobs, strict=True)
-    }
+    assert {key: tuple(value.shape) for key, value in own.items()} == expected
 
 
 @pytest.mark.parametrize("is_old", [True, False])
@@ -69,7 +68,7 @@ def test_features_of_224_pixels_are_opencvs(tmp_path):
 
 
 def test_local_response_normalisation_is_caffes_formula():
-    """x / (1 + alpha / n * sum of squares over n = 5 channels)^beta, 0 beyond the ends; alpha is 1e4 times as large, to be seen."""
+    """x / (1 + alpha / n * sum of squares of 5 channels)^beta, those beyond the ends being 0; numbers of 100, so that it is seen."""
     net = GoogLeNetCaffe(BackboneConfig(name="googlenet_caffe"))
     assert (net.normalise.size, net.normalise.alpha, net.normalise.beta, net.normalise.k) == (5, 1e-4, 0.75, 1.0)
     maps = 100 * torch.randn(2, 7, 3, 3)
