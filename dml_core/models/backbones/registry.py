@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from dml_core.config import unknown_name
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.published import PUBLISHED, fetch_published
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,8 +59,11 @@ def build_backbone(config: BackboneConfig) -> "nn.Module":
         ConfigError: unknown name, or weights that are missing, damaged or do not fit.
     """
     module = import_module(backbone_module(config.name))
-    if config.weights == "imagenet" and config.name in PUBLISHED:
-        config = config.model_copy(update={"weights": str(fetch_published(config.name))})
+    if config.weights == "imagenet":
+        from dml_core.models.backbones.published import PUBLISHED, fetch_published  # a network that is opened again needs none
+
+        if config.name in PUBLISHED:
+            config = config.model_copy(update={"weights": str(fetch_published(config.name))})
     builder = "TimmModel" if config.name.startswith(TIMM_PREFIX) else BACKBONES[config.name].partition(":")[2]
     network: nn.Module = getattr(module, builder)(config)
     return network

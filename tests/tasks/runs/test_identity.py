@@ -13,7 +13,7 @@ from tests.conftest import small_training
 
 DATASET = DatasetRecord(name="d", folder="/somewhere", digest="0123", counts={"train": 1}, source="s")
 SPEC = RunSpec(dataset="d", variant="v", seed=0, training=small_training("softtriple"), evaluation=EvaluationConfig())
-GOLDEN = ["58855b3db2912fbc2b2d583e4929f5ea", "b5b4e8540f0b8185284c1452a5e62c09", "697bb47b57753512c77747387080a2dc"]
+GOLDEN = ["469cf53608c04786f84409269b797d7f", "1e53b4907518c3c427d1a82006ec4738", "95f5cd9e744c14a2f82dcb18759d9164"]
 STEPS = (identity.train_identity, identity.embed_identity, identity.evaluate_identity)
 
 
