@@ -35,7 +35,7 @@ from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
 from tasks.runs.made import Code
 from tasks.runs.records import ComparisonReport
-from tasks.runs.specs import Params, RunSpec, changes_results, load_params, row_name, standing_runs
+from tasks.runs.specs import Params, RunSpec, changes_results, is_whole, load_params, row_name, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.enough import checked_resolve
 from tasks.tables.standing import VARIANT
@@ -75,6 +75,7 @@ def _flow_run_name() -> str:
         return f"changed datasets among {' and '.join(datasets)}"
     parts = [", ".join(asked[name]) for name in ("variants", "overrides") if asked.get(name)]
     seeds = [f"seeds {', '.join(map(str, asked['seeds']))}"] if asked.get("seeds") else []
+    parts += ["all variants and seeds"] if asked.get("whole") and not (parts or seeds) else []
     return ", ".join([f"comparison on {' and '.join(datasets)}", *parts, *seeds])
 
 
@@ -90,13 +91,14 @@ def reproduce(
     resolve: float | None = None,
     max_seeds: int | None = None,
     changed_only: bool = False,
+    whole: bool = False,
 ) -> list[Comparison]:
     """Run the standing comparison of `params.yaml`; steps that are done already are reused.
 
     Args:
         datasets: which of the comparison's datasets; the default ones when none is given.
-        variants: which variants; all when none is given.
-        seeds: which seeds; those of `params.yaml` when none is given.
+        variants: which variants; the default ones when none is given.
+        seeds: which seeds; the default ones when none is given.
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
@@ -105,10 +107,11 @@ def reproduce(
             points of the first Recall@K; reported beside the standing comparison, whose seeds are those of `params.yaml`.
         max_seeds: of `resolve`.
         changed_only: leave out the datasets that DVC finds as they were when they were prepared; what a schedule looks for changes by.
+        whole: all variants and seeds of `params.yaml` where none are given; what is reported in `results/`.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
-    runs = standing_runs(params, datasets, variants, seeds if resolve is None else [0], overrides or ())
+    runs = standing_runs(params, datasets, variants, seeds if resolve is None else [0], overrides or (), whole)
     if changed_only:
         changed = changed_datasets(project, params, list(runs))
         logger.info("changed since they were prepared: %s", ", ".join(changed) or "none")
@@ -128,12 +131,11 @@ def reproduce(
                 every, checked_resolve(resolve, max_seeds), partial(_looked_at, params), run, services.display.say, fail_fast
             )
         services.display.say("writing the report")
-    is_part = bool(variants or seeds or resolve or failures)
     by_dataset = {name: [outcome for outcome in outcomes if outcome.spec.dataset == name] for name in runs}
     failed = {name: [failure for failure in failures if failure.spec.dataset == name] for name in runs}
     if not any(changes_results(override) for override in overrides or ()):
         _keep(outcomes, failures, services)
-    comparisons = [_conclude(by_dataset[name], failed[name], services, is_part, params) for name in runs if by_dataset[name]]
+    comparisons = [_conclude(by_dataset[name], failed[name], services, params) for name in runs if by_dataset[name]]
     if failures:
         raise RunsFailedError(failures, max(len(every), len(outcomes) + len(failures)), comparisons)
     return comparisons
@@ -170,12 +172,13 @@ def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> P
     return project.state / "reports" / first.dataset / f"{row_name(named)[:40]}-{counted}-{identity}"
 
 
-def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, is_part: bool, params: Params) -> Comparison:
+def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, params: Params) -> Comparison:
     """Write the report: files, artifacts of the flow run, MLflow.
 
     Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, in a folder of its choice.
     """
     spec, project, reference = outcomes[0].spec, services.project, params.comparison.reference
+    is_part = bool(failures) or not is_whole(params, (outcome.spec for outcome in outcomes))
     folder = report_folder(project, [*(one.spec for one in outcomes), *(one.spec for one in failures)], is_part)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
     with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same choice now

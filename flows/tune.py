@@ -95,7 +95,7 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     check_on(search, params, Path(dataset.folder))
     name = search.identity(dataset)
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
-    scores = _Scores(search, dataset, services)
+    scores = Scores(search, dataset, services)
     with alone(project.state / "tuning" / "locks" / name):  # a second shell waits, and then finds every score finished
         found = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
     file = found_file(search, name, dataset, found, services.tags)
@@ -105,7 +105,7 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     return tuned
 
 
-class _Scores:
+class Scores:
     """Scores of trials, each from a run's chain.
 
     Args:

@@ -21,6 +21,11 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # that are conve
 class LossConfig(Config):
     """Base of every loss's options (margins, scales). What is known only at run time (classes, sizes) is no option."""
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Names of the options that change nothing while the others are as they are; a search leaves them out."""
+        return frozenset()
+
 
 class LossOutput(NamedTuple):
     """`total`, the scalar to minimise, and its named parts (detached scalars, for curves)."""

@@ -4,9 +4,9 @@ The head gives the embedding as the variant has it: l2-normalised (LN, HLN) or b
 the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M classes.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ class HeatedUpSoftmaxConfig(LossConfig):
 
     Attributes:
         alpha: reciprocal temperature at the start (published 16).
-        heated_alpha: reciprocal temperature when heated (published 4); None never heats (variants LN and BN).
+        heated_alpha: reciprocal temperature when heated (published 4), alpha at most; None never heats (variants LN and BN).
         heat_from: share of the epochs trained before heating (released code: 61 of 80; the paper: "until convergence").
         schedule: "step" changes alpha and learning rate at once; "gentle" moves both geometrically over the heated epochs (the paper
             tried a gentle increase and does not state its course: assumed).
@@ -43,6 +43,12 @@ class HeatedUpSoftmaxConfig(LossConfig):
     bias_inside_alpha: bool = True
     initial: Literal["uniform", "unit_norm"] = "uniform"
     better_init: bool = False
+
+    @model_validator(mode="after")
+    def _heats(self) -> Self:
+        if self.heated_alpha is not None and self.heated_alpha > self.alpha:
+            raise ValueError(f"heated_alpha {self.heated_alpha:g} is above alpha {self.alpha:g}: that cools; heating lowers alpha")
+        return self
 
 
 class HeatedUpSoftmax(Loss):

@@ -33,6 +33,11 @@ class MultiCentreConfig(LossConfig):
     margin: float = Field(default=0.01, ge=0.0, json_schema_extra=searched(0, 0.2))
     regulariser_weight: float = Field(default=0.2, ge=0.0, json_schema_extra=searched(0.01, 1, log=True))
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """A single centre has no pair to regularise."""
+        return frozenset({"regulariser_weight"}) if self.num_centres == 1 else frozenset()
+
 
 class MultiCentre(Loss):
     """Cross-entropy of similarities to classes of several centres, with a margin, plus eq. 9's regulariser."""

@@ -35,6 +35,13 @@ class SGSLConfig(LossConfig):
     label_smoothing: float = Field(default=0.4, ge=0.0, lt=1.0, json_schema_extra=searched(0, 0.6))
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Those of the stop-gradient term where it has no weight or never passes the gate."""
+        if self.weight == 0:
+            return frozenset({"gamma", "gate"})
+        return frozenset() if self.gate else frozenset({"gamma", "weight"})
+
 
 class SGSL(Loss):
     """Softmax on W f, plus softplus(LSE^gamma over j != y of cos(W_j, f), minus cos(W_y, f)) without a gradient to W."""

@@ -20,6 +20,11 @@ class SoftTripleConfig(MultiCentreConfig):
 
     gamma: float = Field(default=0.1, gt=0.0, json_schema_extra=searched(0.02, 0.5, log=True))
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """A single centre has all of the assignment."""
+        return super().without_effect | ({"gamma"} if self.num_centres == 1 else set())
+
 
 class SoftTriple(MultiCentre):
     """S'_ic = sum_k softmax_k(x.w_c^k / gamma) x.w_c^k in the loss of eq. 8."""

@@ -32,6 +32,13 @@ class TripletGlobalConfig(LossConfig):
     mean_weight: float = Field(default=0.8, ge=0.0, json_schema_extra=searched(0.1, 5, log=True))
     global_weight: float = Field(default=1.0, ge=0.0, json_schema_extra=searched(0.1, 10, log=True))
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Those of a term that has no weight."""
+        if self.global_weight == 0:
+            return frozenset({"mean_weight", "global_margin"})
+        return frozenset() if self.mean_weight else frozenset({"global_margin"})
+
 
 class TripletGlobal(Loss):
     """Mean of [d+ - d- + margin]_+, and var d+ + var d- + mean_weight [mean d+ - mean d- + global_margin]_+.

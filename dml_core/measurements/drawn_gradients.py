@@ -34,7 +34,7 @@ def gradient_norm(seed: int, alpha: float, nearest_class: int) -> float:
     weight_CD = functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator))
     noise_ND = functional.normalize(torch.randn(NUM_SAMPLES, DIM, generator=generator))
     embeddings_ND = functional.normalize(weight_CD[nearest_class] + noise_ND).requires_grad_()
-    loss = build_loss("heated_up_softmax", {"alpha": alpha, "bias": False}, NUM_CLASSES, DIM)
+    loss = build_loss("heated_up_softmax", {"alpha": alpha, "heated_alpha": None, "bias": False}, NUM_CLASSES, DIM)
     loss.get_parameter("classifier.weight").data = weight_CD
     total = loss(embeddings_ND, torch.zeros(NUM_SAMPLES, dtype=torch.int64)).total
     (gradient_ND,) = torch.autograd.grad(total * NUM_SAMPLES, embeddings_ND)

@@ -52,6 +52,9 @@ def reproduce(
     smoke: Annotated[bool, typer.Option("--smoke", help="Of tables: a few drawn images, one epoch; does the whole chain run?")] = False,
     one_row: Annotated[bool, typer.Option("--one-row", help="With --smoke: one run of each table.")] = False,
     code: CodeOption = "strict",
+    whole: Annotated[
+        bool, typer.Option("--all", help="Every variant and seed of params.yaml, reported in results/; without it, the default ones.")
+    ] = False,
 ) -> None:
     """Run the standing comparison, or tables of the papers.
 
@@ -66,6 +69,8 @@ def reproduce(
 
         if set_:
             raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
+        if whole:
+            raise ConfigError("--all goes with the standing comparison; a table runs all of its rows, --seeds says with how many seeds")
         choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
         return run_tables(tables, choice, force, fail_fast, code, until)
     if row or smoke or track or prepared_only or one_row or seeds not in (None, AUTO):
@@ -76,14 +81,14 @@ def reproduce(
         raise ConfigError("--seed names seeds and --seeds auto adds them until differences are sure enough: give one of them")
     project = open_project()
     _say("dml reproduce: checking parameters")
-    _check(project, dataset, variant, range(FIRST_SEEDS) if until else seed, set_)
+    _check(project, dataset, variant, range(FIRST_SEEDS) if until else seed, set_, whole)
     with prefect_starting():
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
     try:
-        asked = (None, None) if until is None else (until.points, until.most)
-        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code, *asked), project)
+        points, most = (None, None) if until is None else (until.points, until.most)
+        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code, points, most, whole=whole), project)
     except RunsFailedError as error:
         _print_comparisons(error.comparisons, project)
         raise
@@ -154,13 +159,14 @@ def _check(
     variants: "Sequence[str] | None",
     seeds: "Sequence[int] | None",
     overrides: "Sequence[str] | None",
+    whole: bool = False,
 ) -> None:
     """Refuse what can be known to be wrong before anything heavy is loaded or started, and say what is to come."""
     from tasks.checks import check_before, check_parts, check_places
     from tasks.runs.specs import load_params, standing_runs
 
     params = load_params(project.params_file, overrides or ())
-    runs = standing_runs(params, datasets, variants, seeds, overrides or ())
+    runs = standing_runs(params, datasets, variants, seeds, overrides or (), whole)
     packed = {name: check_before(project, params, runs[name]) for name in runs}
     for note in check_places(project):
         _say(f"note: {note}")

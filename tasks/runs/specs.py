@@ -7,6 +7,7 @@ dataset's part and then the variant's part laid over it; every value is written 
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from dml_core.training.epochs import Epoch
 from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
+BY_DEFAULT = "by_default"  # of a variant: whether `dml reproduce` runs it when none is named
 SEEDS = range(2**32)  # those that every generator of random numbers takes
 
 
@@ -110,14 +112,17 @@ class ComparisonSpec(Config):
         datasets: dataset -> its changes to the protocol; `tuned: true` lays over what `dml tune project/standing/<variant>` found for each
             variant there. Their order is the report's.
         default_datasets: what `dml reproduce` runs when none is named.
+        num_default_seeds: how many of the first seeds it runs when none is named; all where it is None.
         seeds: every variant runs once with each.
         reference: the variant with which reports compare the others; the best by the scores where none is named.
         protocol: the training settings that all runs share.
-        variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says.
+        variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says;
+            `by_default: false` where it runs only when it is named, or with `--all`.
         search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
     """
 
     default_datasets: tuple[str, ...]
+    num_default_seeds: int | None = Field(default=None, ge=1)
     seeds: tuple[Annotated[int, AfterValidator(_check_seed)], ...] = Field(min_length=1)
     reference: str | None = None
     protocol: dict[str, Any]
@@ -344,14 +349,30 @@ def standing_runs(
     variants: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     overrides: Sequence[str] = (),
+    whole: bool = False,
 ) -> dict[str, list[RunSpec]]:
-    """Dataset -> the comparison's runs on it; on the default datasets where none is given.
+    """Dataset -> the comparison's runs on it; the default datasets, variants and seeds where none are given.
+
+    Args:
+        params, overrides: as `comparison_runs` has them.
+        datasets, variants, seeds: which runs.
+        whole: all variants and seeds where none are given.
 
     Raises:
         ConfigError: as `comparison_runs`; or a dataset is given twice.
     """
+    comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
-    return {name: comparison_runs(params, name, variants, seeds, overrides) for name in datasets or params.comparison.default_datasets}
+    if not whole:
+        variants = variants or [name for name, changes in comparison.variants.items() if changes.get(BY_DEFAULT, True)]
+        seeds = seeds or comparison.seeds[: comparison.num_default_seeds]
+    return {name: comparison_runs(params, name, variants, seeds, overrides) for name in datasets or comparison.default_datasets}
+
+
+def is_whole(params: Params, runs: Iterable[RunSpec]) -> bool:
+    """Whether these are all runs of the standing comparison on their dataset."""
+    comparison = params.comparison
+    return {(spec.variant, spec.seed) for spec in runs} == set(product(comparison.variants, comparison.seeds))
 
 
 def comparison_runs(
@@ -405,9 +426,10 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     comparison, where = params.comparison, f"params.yaml: comparison: {dataset} / {variant}"
     of_dataset, of_variant = comparison.datasets[dataset], comparison.variants[variant]
     asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
-    if not isinstance(asks_tuned, bool):
-        raise ConfigError(f"{where}: tuned: is true or false, found {asks_tuned!r}")
-    settings = merge(merge(comparison.protocol, of_dataset), of_variant)
+    for name, value in ((TUNED, asks_tuned), (BY_DEFAULT, of_variant.get(BY_DEFAULT, True))):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{where}: {name}: is true or false, found {value!r}")
+    settings = merge(merge(comparison.protocol, of_dataset), {key: value for key, value in of_variant.items() if key != BY_DEFAULT})
     settings.pop(TUNED, None)
     if tuned and asks_tuned:
         with located(where):

@@ -45,7 +45,7 @@ class Search:
     Attributes:
         table, row: whose settings; column: the dataset as the table names it.
         dataset: the project's.
-        training: the row's own settings, without what says which classes train and which weights are kept.
+        training: the row's own settings, without what says which classes train, which weights are kept and what is scored on the way.
         space: what is searched of them.
         evaluation: how a fold is scored.
         metric: the higher, the better.
@@ -220,7 +220,7 @@ def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, co
         raise ConfigError(
             f"dataset '{dataset}' is split by image: its training classes are its test classes, and a search may not see those"
         )
-    training = own.training.model_copy(update={"validation": None, "keep_epochs": ()})
+    training = own.training.model_copy(update={"validation": None, "keep_epochs": (), "recall_every_epochs": None})
     with located(f"{table_name}/{row} on {column}"):
         space = row_space(training, table.search, table.rows[row].search, lambda: loss_learns(training))
     evaluation = EvaluationConfig(

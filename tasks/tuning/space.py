@@ -27,26 +27,35 @@ def row_space(
 
     Args:
         training: the row's own settings.
-        of_table: ranges of the table's file; one of an option that the row's loss has not is left out.
+        of_table: ranges of the table's file; those of options that the row's loss does not have, and of settings without effect in the
+            row, are left out.
         of_row: ranges of the row; they replace the table's and the loss's own.
         loss_learns: whether the row's loss has parameters, for ranges of their learning rate; asked only where there is one.
 
     Raises:
-        ConfigError: a path that may not be searched or that the row has no value at, or a range with an end that no run could have.
+        ConfigError: a path that may not be searched, that the row has no value at or that has no effect in it, or a range with an end that
+            no run could have.
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
-    options = loss_options(training)
-    given = {path: search for path, search in of_table.items() if not path.startswith(OPTIONS) or path.removeprefix(OPTIONS) in options}
+    options, idle = loss_options(training), without_effect(training)
+    given = {
+        path: search
+        for path, search in of_table.items()
+        if path not in idle and (not path.startswith(OPTIONS) or path.removeprefix(OPTIONS) in options)
+    }
     space: Space = {}
     for path, search in {**given, **of_row}.items():
         with located(f"search: {path}"):
             if path.startswith(LOSS_GROUP) and not loss_learns():
                 continue
             _check_path(path)
-            space[path] = _holding(search, own_value(training, path))
+            own = own_value(training, path)
+            if path in idle:
+                raise ConfigError("has no effect with the row's other settings; leave it out of the search")
+            space[path] = _holding(search, own)
     found = {f"{OPTIONS}{name}": search for name, search in _declared(training).items()}
-    space = dict(sorted({**found, **space}.items()))
+    space = dict(sorted(({path: search for path, search in found.items() if path not in idle} | space).items()))
     for path, search in space.items():
         with located(f"search: {path}"):
             for value in _ends(search):
@@ -85,6 +94,14 @@ def loss_options(training: TrainingConfig) -> dict[str, Any]:
     if loss.name.startswith(PML_PREFIX):
         return flatten(loss.options)
     return flatten(parse_loss_options(loss.name, loss.options).model_dump(mode="json"))
+
+
+def without_effect(training: TrainingConfig) -> set[str]:
+    """Dotted paths of the settings that change nothing while the row's others are as they are."""
+    of_sampler = {f"sampler.{name}" for name in training.sampler.without_effect}
+    if training.loss.name.startswith(PML_PREFIX):
+        return of_sampler
+    return of_sampler | {f"{OPTIONS}{name}" for name in parse_loss_options(training.loss.name, training.loss.options).without_effect}
 
 
 def published_options(training: TrainingConfig, space: Space) -> Params:

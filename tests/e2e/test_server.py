@@ -142,7 +142,8 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
     assert set(deployments) == {"nightly", "dataset-change", "on-demand", "single-run", "table", "weekly"}
     assert [entry["schedule"]["cron"] for entry in deployments["nightly"]["schedules"]] == ["0 2 * * *"]
     form = deployments["on-demand"]["parameter_openapi_schema"]["properties"]
-    assert set(form) == {"datasets", "variants", "seeds", "resolve", "max_seeds", "force", "fail_fast", "overrides", "code", "changed_only"}
+    choices = {"datasets", "variants", "seeds", "resolve", "max_seeds", "force", "fail_fast", "overrides", "code", "changed_only", "whole"}
+    assert set(form) == choices
     assert form["force"]["type"] == "boolean"
     assert form["variants"]["anyOf"][0]["items"]["enum"] == ["untrained"]
     single = deployments["single-run"]["parameter_openapi_schema"]["properties"]

@@ -52,9 +52,9 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
     return Services(tmp_path)
 
 
-def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None, is_part: bool = True) -> Comparison:
+def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None) -> Comparison:
     params = load_params(ROOT / "params.yaml", outcomes[0].spec.overrides)
-    return reproduce._conclude(outcomes, failures or [], services, is_part, params)
+    return reproduce._conclude(outcomes, failures or [], services, params)
 
 
 def test_every_choice_of_runs_has_a_folder_and_the_same_choice_the_same_one(tmp_path: Path) -> None:

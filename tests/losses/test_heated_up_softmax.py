@@ -6,7 +6,9 @@ from loss_cases import build
 from torch.nn import functional
 
 from dml_core.config import parse
+from dml_core.errors import ConfigError
 from dml_core.losses.contract import Needs
+from dml_core.losses.registry import parse_loss_options
 from dml_core.models.heads import HeadConfig, build_head
 
 
@@ -103,3 +105,9 @@ def test_where_the_classifier_starts(name, initial, norm, has_bias):
     classifier = build((name, {"initial": initial}), num_classes=98, dim=64).classifier
     assert classifier.weight.norm(dim=1).mean().item() == pytest.approx(norm, abs=0.03)
     assert bool(classifier.bias.any()) == has_bias
+
+
+def test_heating_never_raises_alpha() -> None:
+    with pytest.raises(ConfigError, match="heated_alpha 17 is above alpha 16: that cools"):
+        parse_loss_options("heated_up_softmax", {"alpha": 16, "heated_alpha": 17})
+    assert parse_loss_options("heated_up_softmax", {"alpha": 16, "heated_alpha": 16}).alpha == 16

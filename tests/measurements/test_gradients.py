@@ -43,7 +43,7 @@ def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "alpha", "options"),
-    [("heated_up_softmax", alpha, {"alpha": alpha, "bias": False}) for alpha in (0.25, 4.0, 64.0)]
+    [("heated_up_softmax", alpha, {"alpha": alpha, "heated_alpha": None, "bias": False}) for alpha in (0.25, 4.0, 64.0)]
     + [("softmax", 1.0, {}), ("sgsl", 1.0, {"weight": 0, "label_smoothing": 0})],
 )
 def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, Any]) -> None:

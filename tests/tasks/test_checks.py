@@ -21,7 +21,7 @@ from tests.conftest import ROOT, SYNTHETIC_OPTIONS
 
 PARAMS = read_yaml(ROOT / "params.yaml")
 SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes, 36 test images
-    "datasets": {"synthetic": {"options": SYNTHETIC_OPTIONS}},
+    "datasets": {"synthetic": {"options": {**SYNTHETIC_OPTIONS, "seed": 0}}},
     "comparison": {
         "protocol": {"sampler": {"num_classes_per_batch": 4, "num_samples_per_class": 2}},
         "datasets": {"synthetic": {"tuned": False, "validation": None}},

@@ -40,6 +40,11 @@ class SamplerConfig(Config):
     num_samples_per_class: int = Field(default=8, ge=2)
     class_frequency: Literal["equal", "by_size"] = "equal"
 
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """Names of the options that another kind of sampler reads."""
+        return frozenset({"batch_size"} if self.kind == "k_by_n" else {"num_classes_per_batch", "num_samples_per_class"})
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.class_frequency != "equal" and self.kind != "k_by_n":

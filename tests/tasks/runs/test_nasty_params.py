@@ -34,7 +34,7 @@ def changed(old: str, new: str) -> bytes:
     return GOOD.replace(old, new, 1).encode("utf-8", "surrogatepass")
 
 
-SEEDS, EPOCHS, WIDTH = "seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "num_epochs: 12", "width: 16"
+SEEDS, EPOCHS, WIDTH = "seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "num_epochs: 48", "width: 16"
 RAW, REFERENCE, VARIANT = "raw: data/raw/drawn-80", "reference: softmax", "    softmax: {"
 # What is wrong -> the file; each is refused.
 FILES: dict[str, bytes] = {

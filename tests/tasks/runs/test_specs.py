@@ -8,7 +8,7 @@ import yaml
 from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError
 from tasks.checks import check_parts
-from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, load_params
+from tasks.runs.specs import ScaleSpec, comparison_runs, comparison_title, is_whole, load_params, standing_runs
 from tests.conftest import ROOT
 
 PARAMS = merge(read_yaml(ROOT / "params.yaml"), {"comparison": {"datasets": {"synthetic": {"tuned": False}}}})
@@ -44,6 +44,23 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
     assert sorted((run.variant, run.seed) for run in runs) == [("softmax", 7), ("softtriple", 7)]
 
 
+def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) -> None:
+    others = {name: {"by_default": False} for name in PARAMS["comparison"]["variants"] if name != "softmax"}
+    params = load(tmp_path, comparison={"variants": others, "num_default_seeds": 1, "seeds": [4, 0, 2]})
+    every = {(variant, seed) for variant in params.comparison.variants for seed in (4, 0, 2)}
+    for asked, expected in (
+        ({}, {("softmax", 4)}),
+        ({"whole": True}, every),
+        ({"variants": ["sgsl"]}, {("sgsl", 4)}),
+        ({"variants": ["sgsl"], "whole": True}, {("sgsl", 4), ("sgsl", 0), ("sgsl", 2)}),
+        ({"seeds": [7]}, {("softmax", 7)}),
+    ):
+        runs = standing_runs(params, **asked)["synthetic"]
+        assert {(spec.variant, spec.seed) for spec in runs} == expected
+        assert is_whole(params, runs) == (expected == every)
+    assert not is_whole(params, standing_runs(params, whole=True)["synthetic"][1:])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -54,6 +71,8 @@ def test_variants_and_seeds_narrow(tmp_path: Path) -> None:
         ({"datasets": {"synthetic": {"reader": "cub20"}}}, "datasets.synthetic"),
         ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
         ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
+        ({"comparison": {"variants": {"softmax": {"by_default": "no"}}}}, " / softmax: by_default: is true or false, found 'no'"),
+        ({"comparison": {"num_default_seeds": 0}}, "num_default_seeds"),
         ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
         ({"comparison": {"reference": "softmx"}}, "comparison.reference: unknown variant 'softmx'; did you mean 'softmax'?"),
         ({"comparison": {"protocol": {"num_epoch": 1}}}, "did you mean 'num_epochs'?"),

@@ -113,3 +113,16 @@ def test_laid_over_settings_are_the_rows_with_these_alone() -> None:
     assert nested(params)["loss"] == {"options": {"scale": 31.0}}
     with pytest.raises(ConfigError, match="scale"):
         lay_over(SOFTTRIPLE, {"loss.options.scale": -1.0})
+
+
+def test_settings_without_effect_are_left_out_of_a_tables_ranges_and_refused_in_a_rows() -> None:
+    batches = {path: Search(choices=(4, 8)) for path in ("sampler.batch_size", "sampler.num_classes_per_batch")}
+    pairs = small_training("contrastive", sampler={"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2})
+    assert set(space_of(SOFTTRIPLE, batches)) - set(space_of(SOFTTRIPLE)) == {"sampler.batch_size"}
+    assert set(space_of(pairs, batches)) - set(space_of(pairs)) == {"sampler.num_classes_per_batch"}
+    with pytest.raises(ConfigError, match=r"search: sampler.batch_size: has no effect with the row's other settings"):
+        space_of(pairs, {}, {"sampler.batch_size": Search(choices=(4, 8))})
+    one_centre = SOFTTRIPLE.model_copy(update={"loss": SOFTTRIPLE.loss.model_copy(update={"options": {"num_centres": 1}})})
+    assert set(space_of(one_centre)) == {"loss.options.margin", "loss.options.scale"}
+    with pytest.raises(ConfigError, match=r"search: loss.options.gamma: has no effect"):
+        space_of(one_centre, {}, {"loss.options.gamma": Search(low=0.1, high=1.0)})
