@@ -27,7 +27,7 @@ from tasks.runs.made import forget_made, steps_before
 from tasks.runs.records import DatasetRecord, RunReport
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
-from tasks.sealed import DamagedError, read_sealed
+from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import LOCKS, Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
@@ -106,7 +106,10 @@ def delete(project: Project, found: Found) -> int:
             if not step.folder.is_dir() or _touched(step.folder) != step.touched:
                 continue  # removed or used since it was found
             # First what says that the step is finished: cut short here, it runs anew.
-            (finished_records() / step.identity).unlink(missing_ok=True)
+            record = finished_records() / step.identity
+            if record.is_dir():
+                move_damaged(record)
+            record.unlink(missing_ok=True)
             shutil.rmtree(step.folder)
         except OSError as error:
             raise StoreError(f"{step.folder}: cannot be removed ({error.strerror or error})") from None

@@ -34,6 +34,12 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
+def folder(path: Path) -> None:
+    """A folder in its place."""
+    path.unlink()
+    path.mkdir()
+
+
 def as_format(sealed: str, number: int) -> str:
     """A sealed file as another version of the program would write it: whole, of another format."""
     record = json.loads(sealed)["record"]

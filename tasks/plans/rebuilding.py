@@ -98,7 +98,6 @@ def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunS
             if not isinstance(kept, ScoreRecord):
                 continue
             scores = read_scores(kept, Store(project.store, project.state / "cache").pull(kept.key))
-            training = read_finished(finished_records(), "train", trained)
         except DmlError:
             continue
         return MeasuredRun(
@@ -114,10 +113,19 @@ def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunS
             figures=kept.key,
             training=spec.training.model_dump(mode="json"),
             evaluation=spec.evaluation.model_dump(mode="json"),
-            seconds=None if training is None else training.facts.get("seconds"),
+            seconds=_training_seconds(trained),
             older_code=older_code,
         )
     return None
+
+
+def _training_seconds(trained: str) -> float | None:
+    """How long a run trained; None if its record is missing or damaged, which changes no score."""
+    try:
+        record = read_finished(finished_records(), "train", trained)
+    except DmlError:
+        return None
+    return None if record is None else record.facts.get("seconds")
 
 
 def _identities(project: Project, spec: RunSpec, record: DatasetRecord) -> Iterator[tuple[str, str, tuple[str, ...]]]:

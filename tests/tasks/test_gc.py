@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from mlflow import MlflowClient
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.files import set_aside
-from tasks.environment import Project, find_project
+from tasks.environment import Project, find_project, finished_records
 from tasks.gc import Found, delete, find_unused
 from tasks.locks import FileLock, running
 from tasks.plans.here import Here
@@ -25,7 +26,7 @@ from tasks.tables.file import load_table
 from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
 from tasks.tracking.published import OUTBOX
 from tests.conftest import ROOT
-from tests.damage import DAMAGE, as_format
+from tests.damage import DAMAGE, as_format, folder
 
 LONG_AGO = 1_600_000_000.0
 
@@ -165,6 +166,17 @@ def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
     assert not record.exists()
     assert set(steps_before(project.state)) == {"r2-embed", "r2-evaluate"}
     assert unused(project) == set()
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE.values(), folder])
+def test_a_damaged_record_of_an_unused_step_stops_nothing(project: Project, damage: Callable[[Path], None]) -> None:
+    record = finished_records() / "r1-evaluate"
+    record.parent.mkdir(parents=True)
+    record.write_text("a record")
+    damage(record)
+    delete(project, find_unused(project, 7.0))
+    assert not record.exists()
+    assert not (Path(project.store) / "evaluate" / "r1-evaluate").exists()
 
 
 @pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])

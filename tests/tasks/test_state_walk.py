@@ -52,7 +52,7 @@ from tasks.tables.shown import comparable
 from tasks.tables.standing import VARIANT, standing_table
 from tasks.tracking.outbox import keep_report, read_report
 from tests.conftest import small_training
-from tests.damage import contents, cut, empty, flip
+from tests.damage import contents, cut, empty, flip, folder
 
 PROTOCOL = small_training().model_dump(mode="json", exclude_defaults=True)
 NUM_EPOCHS = (3, 2)  # of the two variants, by which their settings differ
@@ -66,7 +66,7 @@ def params_text(dataset: str, variants: Sequence[str]) -> str:
 
 
 KINDS = {"train": CheckpointRecord, "embed": EmbeddingRecord, "evaluate": ScoreRecord}
-DAMAGES = {"flip": flip, "cut": cut, "empty": empty}
+DAMAGES = {"flip": flip, "cut": cut, "empty": empty, "folder": folder}
 
 
 def score_of(scored: str) -> float:
@@ -208,7 +208,7 @@ class Walk(RuleBasedStateMachine):
         self.params = load_params(self.project.params_file)
 
     @precondition(lambda self: any(self.files()))
-    @rule(data=st.data(), how=st.sampled_from([*DAMAGES, "folder"]))
+    @rule(data=st.data(), how=st.sampled_from([*DAMAGES]))
     def damage(self, data: st.DataObject, how: str) -> None:
         """A file of the state."""
         path = self.files()[data.draw(st.integers(0, len(self.files()) - 1))]
@@ -217,11 +217,7 @@ class Walk(RuleBasedStateMachine):
         if path.parent.name == "outbox":
             self.waiting.pop(path.stem, None)
             self.damaged_reports.add(path.stem)
-        if how == "folder":
-            path.unlink()
-            path.mkdir()
-        else:
-            DAMAGES[how](path)
+        DAMAGES[how](path)
 
     def files(self) -> list[Path]:
         """Files that are not locks, temporary, empty or set aside."""

@@ -126,6 +126,19 @@ def test_scores_that_do_not_fit_their_record_are_not_rebuilt(project: Project) -
     assert [run.seed for run in load_result(project, TABLE).runs] == [0, 0]
 
 
+@pytest.mark.parametrize("how", [how for how in DAMAGE if how != "remove"])
+def test_a_damaged_record_of_the_training_costs_its_seconds_alone(project: Project, how: str) -> None:
+    before = finished_table(project, Choice(seeds=(0,)))
+    here = look(project)
+    for (_, dataset), specs in asked_runs([TABLE], Choice(seeds=(0,))).runs.items():
+        record = here.dataset(dataset, load_table(TABLE))
+        for spec in specs:
+            DAMAGE[how](finished_records() / train_step(spec.model_copy(update={"dataset": record.name}), record).identity)
+    result_path(project, TABLE).write_bytes(b"")
+    assert [run.seconds for run in before.runs] == [12.5, 12.5]
+    assert load_result(project, TABLE).runs == tuple(run.model_copy(update={"seconds": None}) for run in before.runs)
+
+
 def test_runs_of_older_code_and_of_other_variants_are_rebuilt_and_marked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     before = [
         *finished_table(project, Choice(variant="as_released")).runs,
