@@ -135,11 +135,31 @@ def test_mlflow_has_the_runs_under_the_search(project: Project, tuned: tuple[str
     assert list((project.root / "state/mlartifacts").rglob("softtriple@synthetic.yaml"))
 
 
+def without_results(project: Project, root: Path) -> Project:
+    """A copy of the project in which nothing was run or tuned."""
+    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state", "tiny"), symlinks=True)
+    return Project(root, project.environment | {"PYTHONPATH": str(root)})
+
+
+def test_two_at_once_are_one_search(project: Project, tuned: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Each prints every trial, and no run is trained or recorded twice."""
+    other = without_results(project, tmp_path / "other")
+    processes = [other.start(*COMMAND) for _ in range(2)]
+    printed = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    for text in printed:
+        assert len(set(re.findall(r"^trial \d+", text, re.MULTILINE))) == len(tuned[1]["tried"])
+    assert read_yaml(other.root / TUNED) == tuned[1]
+    num_scores = [len(list((root / "state/store/evaluate").glob("*/metrics.json"))) for root in (other.root, project.root)]
+    with closing(sqlite3.connect(other.root / "state" / "mlflow.db")) as database:
+        identities = [value for (value,) in database.execute("SELECT value FROM tags WHERE key = 'dml.identity'")]
+    assert num_scores[0] == num_scores[1] == len(identities) == len(set(identities))
+
+
 def test_killed_and_resumed_it_is_the_same_search(project: Project, tuned: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     _, undisturbed = tuned
-    root = tmp_path / "other"
-    shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state", "tiny"), symlinks=True)
-    other = Project(root, project.environment | {"PYTHONPATH": str(root)})
+    other = without_results(project, tmp_path / "other")
+    root = other.root
     process = other.start(*COMMAND)
     assert process.stdout is not None
     for line in process.stdout:

@@ -169,7 +169,7 @@ ELSEWHERE = {
     "sync": "test_two_promotions_and_two_deliveries_at_once",
     "reproduce": "tests/e2e/test_table_faults.py: two shells that share runs",
     "run": "tests/flows/test_damaged_runs.py: two flows at once train once",
-    "tune": "no test starts two: a lock by the search's identity is held around all trials (flows/tune.py)",
+    "tune": "tests/e2e/test_tune.py: two at once are one search",
     "stack up": "tests/e2e/test_stack.py: a second up changes nothing; one lock is held by up and down",
     "stack down": "tests/e2e/test_stack.py",
     "serve": "writes logs alone",
