@@ -16,6 +16,7 @@ from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, wr
 
 MAX_COLUMNS = 4
 PANEL_INCHES = (2.3, 1.75)
+LEGEND_INCHES = 0.25  # below the figure's top
 LINES = {"test": ("test images", COLOURS[0], "-"), "train": ("training images", COLOURS[1], "--")}
 
 Curves = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
@@ -38,7 +39,7 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
         raise EvaluationError("a figure of Recall@1 over epochs needs one system or more with a curve")
     num_columns = min(len(names), MAX_COLUMNS)
     num_rows = -(-len(names) // num_columns)
-    figure = new_figure(max(PANEL_INCHES[0] * num_columns + 0.5, 5.6), PANEL_INCHES[1] * num_rows + 0.9)
+    figure = new_figure(max(PANEL_INCHES[0] * num_columns + 0.5, 5.6), PANEL_INCHES[1] * num_rows + 1.1)
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).ravel()
     for axes, name in zip(all_axes, names, strict=False):
         for other in names:
@@ -55,10 +56,12 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
         axes.remove()
     for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:
         axes.tick_params(labelbottom=True)
-    figure.suptitle(plain_text(title), fontsize=11)
+    figure.suptitle(f"{plain_text(title)}\n ", fontsize=11)  # the second line is the legend's
     figure.supxlabel("epochs; line: mean over seeds, band: all seeds, grey: test images of the other systems", fontsize=8, color=NEUTRAL)
     figure.supylabel("Recall@1, per cent", fontsize=8, color=NEUTRAL)
-    all_axes[0].legend(loc="upper left", fontsize=7, frameon=False)
+    lines, labels = all_axes[0].get_legend_handles_labels()
+    below_title = 1 - LEGEND_INCHES / figure.get_figheight()
+    figure.legend(lines, labels, loc="upper center", bbox_to_anchor=(0.5, below_title), ncols=2, fontsize=8, frameon=False, borderpad=0)
     return write_png(figure, path)
 
 
