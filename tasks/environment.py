@@ -130,7 +130,11 @@ def open_project() -> Project:
 
 
 def shown(address: str) -> str:
-    """An address as it may be printed or kept: without user, password, query and fragment."""
+    """An address as it may be printed or kept: without user, password, query and fragment; a path is whole, whatever its letters."""
+    if address.startswith("/"):
+        return address
+    if ":///" in address:
+        return address.partition("?")[0]
     if "://" not in address:
         return address.rpartition("@")[2].partition("?")[0]
     parts = urlsplit(address)

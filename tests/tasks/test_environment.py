@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dml_core.errors import ConfigError, StoreError
 from tasks.environment import (
@@ -27,6 +29,13 @@ def test_an_address_is_shown_without_its_user_and_query() -> None:
     assert shown("s3://bucket/prefix") == "s3://bucket/prefix"
     assert shown("sqlite:////srv/state/mlflow.db") == "sqlite:////srv/state/mlflow.db"
     assert shown("h:6379") == "h:6379"
+
+
+@given(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="?")).map("/home/".__add__))
+def test_a_path_is_shown_whole(path: str) -> None:
+    assert shown(path) == path
+    assert shown(f"sqlite:///{path}") == f"sqlite:///{path}"
+    assert shown(f"sqlite:///{path}?key=word") == f"sqlite:///{path}"
 
 
 def test_a_text_of_others_is_shown_without_the_secrets_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
