@@ -4,6 +4,7 @@ A panel has all other systems' test curves in grey behind its own, so that the o
 curve of the training images is still rising at the end, a system has not been trained to its end.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -41,13 +42,15 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
     num_rows = -(-len(names) // num_columns)
     figure = new_figure(max(PANEL_INCHES[0] * num_columns + 0.5, 5.6), PANEL_INCHES[1] * num_rows + 1.1)
     all_axes = figure.subplots(num_rows, num_columns, squeeze=False, sharex=True, sharey=True).ravel()
+    scores = [score for name in names for curve in curves[name].values() for seeds in curve.values() for score in seeds]
+    lowest = 10 * max(0, math.ceil(10 * min(scores)) - 1)
     for axes, name in zip(all_axes, names, strict=False):
         for other in names:
             _draw(axes, curves[other].get("test", {}), color=NEUTRAL, alpha=0.35, linewidth=0.7)
         for role, (label, colour, style) in LINES.items():
             _draw(axes, curves[name].get(role, {}), band=True, color=colour, linestyle=style, linewidth=1.8, label=label)
         axes.set_title(plain_text(name), fontsize=9)
-        axes.set_ylim(0, 100)
+        axes.set_ylim(lowest, 100)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(labelsize=8, length=2)
         axes.grid(alpha=0.25, linewidth=0.6)
