@@ -202,4 +202,5 @@ def test_a_server_of_another_kind_is_one_line_on_every_way(tmp_path: Path) -> No
             said = str(error)
         assert said, name
         assert "\n" not in said, name
+        assert "no answer" not in said, name
     server.shutdown()
