@@ -18,7 +18,7 @@ class Search(Config):
         low, high: both ends, included.
         log: the range is even in the logarithm, as learning rates are.
         integer: whole numbers only.
-        choices: these values, in the place of a range.
+        choices: these values, instead of a range.
     """
 
     low: float | None = None

@@ -103,7 +103,7 @@ def reproduce(
         fail_fast: stop when a run fails; otherwise the others go on.
         overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
-        resolve: in the place of seeds: as many as bring half of the 95 % interval of each variant's difference to the best to so many
+        resolve: instead of seeds: as many as bring half of the 95 % interval of each variant's difference to the best to so many
             points of the first Recall@K; reported beside the standing comparison, whose seeds are those of `params.yaml`.
         max_seeds: of `resolve`.
         changed_only: leave out the datasets that DVC finds as they were when they were prepared; what a schedule looks for changes by.

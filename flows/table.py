@@ -80,7 +80,7 @@ def table(
         force: run every step again.
         fail_fast: stop when a run fails; otherwise the others go on.
         code: "strict" to run again what changed code made, "keep" to reuse and mark it.
-        resolve: in the place of seeds: as many as bring half of the 95 % interval of each row's difference to the reference to so many
+        resolve: instead of seeds: as many as bring half of the 95 % interval of each row's difference to the reference to so many
             points, by the first metric of each dataset.
         max_seeds: of `resolve`.
     """

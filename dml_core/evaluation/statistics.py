@@ -48,7 +48,7 @@ def paired_difference(
 
     A share of few queries takes few values, so that few differences may be the same by accident: their spread has a floor
     (`least_deviation`) where the scores are shares of queries. Differences without a floor that do not vary have the sign test's p value,
-    2 / 2^S, in the place of 0.
+    2 / 2^S, instead of 0.
 
     Args:
         values_S: one for each seed, at least two.

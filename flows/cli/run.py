@@ -125,29 +125,6 @@ def run(
     _print_mlflow(project)
 
 
-@app.command(hidden=True)
-def claims() -> None:
-    """The papers' claims are a table."""
-    _is_a_table("dml claims", "project/claims -r 6")
-
-
-@app.command(hidden=True)
-def results() -> None:
-    """The results on Fashion-MNIST are a table."""
-    _is_a_table("dml results", "project/fashion_mnist -r 3")
-
-
-def _is_a_table(verb: str, table: str) -> None:
-    """Say what to type in the place of a verb that is gone.
-
-    Raises:
-        ConfigError: always.
-    """
-    from dml_core.errors import ConfigError
-
-    raise ConfigError(f"{verb} is a table now, run as any other: dml reproduce {table}")
-
-
 def _say(text: str) -> None:
     """A line on standard error, at once."""
     typer.echo(text, err=True)

@@ -53,7 +53,7 @@ def up(project: Project, say: Say, own_s3: str | None = None) -> Stack:
     Args:
         project: whose stack it is.
         say: told of each service that was started.
-        own_s3: the address of an S3 server of one's own, in the place of the stack's.
+        own_s3: the address of an S3 server of one's own, instead of the stack's.
 
     Raises:
         StackError: a service ends or does not answer in time; its log is named. What runs is left for a look.

@@ -66,13 +66,13 @@ class Row(Config):
         independent_source: of those: where they stand (commit or table), and with which network, dimensions and protocol.
         protocol: whose protocol trains it; the table's paper where none is named.
         variants: of that protocol; the first is the row's default. `tuned` is the first with what `dml tune` found laid over.
-        loss: in the place of the protocol's loss, whole: `name` and `options`.
+        loss: instead of the protocol's loss, whole: `name` and `options`.
         training: changes to the protocol for this row; datasets: for one dataset of it.
         by_variant: variant -> changes that it alone has, laid over those: what a row with a loss of its own takes from each reading.
         tolerance: of the verdict; the table's, or that of metric and dataset, where none is given.
         epochs: whose weights are scored of each run; the protocol's where none are given.
         measurements: of this row's runs, beside the table's.
-        role: the images that are scored and measured, in the place of the table's.
+        role: the images that are scored and measured, instead of the table's.
         search: what `dml tune` tries of this row's settings, laid over the table's: dotted name -> range.
         lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
         note: what a reader has to know of this row.
@@ -191,8 +191,8 @@ class TableFile(Config):
         states: what the paper says of it, in our words; a figure's claim.
         columns: from left to right.
         rows: name -> row, from above.
-        tolerance: of verdicts, where a row has none, in the place of those of metric and dataset (`tolerances.yaml`).
-        tolerances: of single metrics, in the place of the table's.
+        tolerance: of verdicts, where a row has none, instead of those of metric and dataset (`tolerances.yaml`).
+        tolerances: of single metrics, instead of the table's.
         evaluation: changes to how the protocol scores, as the k-means of one table.
         measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
         claims: judged where their runs are there.

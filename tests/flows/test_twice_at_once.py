@@ -176,8 +176,7 @@ ELSEWHERE = {
     "ui": "is MLflow's server",
 }
 READING = {
-    "claims", "compare", "data check", "data list", "doctor", "index show", "models list", "plan", "results", "stack logs", "stack status",
-    "tables list",
+    "compare", "data check", "data list", "doctor", "index show", "models list", "plan", "stack logs", "stack status", "tables list",
 }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from tests.conftest import ROOT
 
 # What each verb is called with by the tests that run all of them: arguments with which it gets past its usage.
 ARGUMENTS = {
-    "claims": [],
     "compare": [],
     "data add": ["own", "images"],
     "data check": ["own"],
@@ -37,7 +36,6 @@ ARGUMENTS = {
     "plan": ["softtriple/table1"],
     "report": ["softtriple/table1"],
     "reproduce": ["-d", "own"],
-    "results": [],
     "run": ["own", "good"],
     "search": ["index", "images"],
     "serve": ["index"],

@@ -82,7 +82,7 @@ class Images:
 
 
 def write_look(project: Project, chosen: Chosen, reference: str | None, folder: Path, method: Method, say: Say) -> Path:
-    """Write the pages of what was chosen, in the place of those that were there, and return the first.
+    """Write the pages of what was chosen, instead of those that were there, and return the first.
 
     Args:
         project: whose store.
