@@ -37,7 +37,8 @@ def _dataset(column: ShownColumn) -> str:
 def count_lines(table: ShownTable) -> list[str]:
     """What was measured on the paper's own datasets, and on stand-ins; of the project's own tables one line."""
     own = "" if table.page is None else " on the paper's own data"
-    lines = [f"Measured{own}: {table.own_data.rows} of the {table.num_to_run} rows that are to be run{_judged(table.own_data, has_prints=table.page is not None)}"]
+    judged = _judged(table.own_data, has_prints=table.page is not None)
+    lines = [f"Measured{own}: {table.own_data.rows} of the {table.num_to_run} rows that are to be run{judged}"]
     if table.stand_ins:
         names = ", ".join(f"{dataset} for {paper}" for dataset, paper in table.stand_ins.items())
         lines.append(f"On stand-ins ({names}), which are not the paper's: {table.stand_in.rows} rows{_judged(table.stand_in)}")
@@ -52,7 +53,10 @@ def _judged(found: Counted, has_prints: bool = True) -> str:
         has_prints: the table has printed figures to judge; the project's own tables have none.
     """
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items())
-    claims = ", ".join(f"{count} {judgement if judgement != 'holds' or count == 1 else 'hold'}" for judgement, count in found.claims.items())
+    plural = {"holds": "hold"}
+    claims = ", ".join(
+        f"{count} {judgement if count == 1 else plural.get(judgement, judgement)}" for judgement, count in found.claims.items()
+    )
     on_prints = f" Verdicts on printed figures: {verdicts or 'none yet'}." if has_prints else ""
     return f".{on_prints}" + (f" Claims: {claims}." if claims else "")
 
