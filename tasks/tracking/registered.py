@@ -24,6 +24,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREA
 from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
 from dml_core.trained import DESCRIPTION_FILE, WEIGHTS_FILE, write_folder
+from tasks.environment import shown
 from tasks.locks import alone
 from tasks.tracking.models import find_model
 from tasks.tracking.published import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
@@ -147,7 +148,7 @@ class Registry:
         try:
             return Path(mlflow.artifacts.download_artifacts(address, dst_path=to))
         except (MlflowException, OSError) as error:
-            raise TrackingError(f"MLflow at {self.uri}: {otherwise} ({str(error).splitlines()[0]})") from None
+            raise TrackingError(f"MLflow at {shown(self.uri)}: {otherwise} ({str(error).splitlines()[0]})") from None
 
     # ------------------------------------------------------------ runs
 

@@ -1,7 +1,9 @@
 """Reading what MLflow holds: every page of a search, not only the first."""
 
 import sqlite3
+import threading
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +92,28 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
     path.write_bytes(b"no database" * 100)
     with pytest.raises(TrackingError, match=r"^MLflow's database .*mlflow.db cannot be read: [^\n]+$"):
         published_runs(f"sqlite:///{path}", "d", "c")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that answers every call with an error and a body that looks like an answer."""
+
+    def do_POST(self) -> None:
+        """Error 500."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(500)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+def test_an_error_of_the_server_is_no_empty_answer() -> None:
+    server = HTTPServer(("127.0.0.1", 0), Refusing)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with pytest.raises(TrackingError, match=r"^MLflow at http://127\.0\.0\.1:\d+ cannot be used: 500 Server Error[^\n]+$"):
+            published_runs(f"http://127.0.0.1:{server.server_port}", "d", "c")
+    finally:
+        server.shutdown()
+        server.server_close()
