@@ -193,7 +193,7 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
     server.stop_worker()
     assert run["auto_scheduled"], "the scheduler made this run, nobody else"
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
-    assert run["name"] == "comparison on synthetic"
+    assert run["name"] == "comparison on synthetic, all variants and seeds"
     assert (server.project.root / "results/synthetic/report.md").is_file()
     client = MlflowClient(f"sqlite:///{server.project.root / 'state/mlflow.db'}")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]

@@ -55,29 +55,35 @@ def expected(folder: Path, query: int) -> list[str]:
     return [f"query: {name[query]}, image {query}", *neighbours]
 
 
+def shows(tab: Any, folder: Path, query: int) -> bool:
+    """Whether the page shows a query and its neighbours; following a link takes the browser a moment."""
+    wanted = expected(folder, query)
+    tab.wait_for_selector(f'#found .pic[aria-label="{wanted[0]}"]')
+    return labels_of(tab, "#found .pic") == wanted
+
+
 def test_a_chosen_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
-    pictures = "#found .pic"
-    assert labels_of(tab, pictures) == expected(single, 0)
+    assert shows(tab, single, 0)
     tab.fill("#class", "kind 3")
     tab.press("#class", "Enter")
-    assert labels_of(tab, pictures) == expected(single, 36)
+    assert shows(tab, single, 36)
     tab.click("#members button:nth-child(5)")
-    assert labels_of(tab, pictures) == expected(single, 40)
+    assert shows(tab, single, 40)
     assert tab.input_value("#number") == "40"
     assert tab.url.endswith("#image=40")
     tab.fill("#number", "71")
     tab.click("#choose button[type=submit]")
-    assert labels_of(tab, pictures) == expected(single, 71)
+    assert shows(tab, single, 71)
     tab.focus("#next")
     tab.keyboard.press("Enter")
-    assert labels_of(tab, pictures) == expected(single, 72)
+    assert shows(tab, single, 72)
     tab.focus("#members button:nth-child(2)")
     tab.keyboard.press("Space")
-    assert labels_of(tab, pictures) == expected(single, 73)
+    assert shows(tab, single, 73)
     neighbour = script(single / "run.js")["neighbours"][73 * 8]
     tab.click("#found .shot:nth-child(2) a")
-    assert labels_of(tab, pictures) == expected(single, neighbour)
+    assert shows(tab, single, neighbour)
     tab.fill("#number", "5000")
     tab.press("#number", "Enter")
     assert "numbers go from 0 to 107" in tab.text_content("#said")
@@ -92,11 +98,11 @@ def test_worst_queries_lead_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     link = tab.locator("#worst a").first
     number = int(str(link.get_attribute("href")).partition("=")[2])
     link.click()
-    assert labels_of(tab, "#found .pic") == expected(single, number)
+    assert shows(tab, single, number)
     tab.wait_for_selector("#drawn .scatterlayer .point")
     assert tab.locator("#drawn .scatterlayer .point").count() == 108
     tab.evaluate("document.getElementById('drawn').emit('plotly_click', {points: [{customdata: 17}]})")
-    assert labels_of(tab, "#found .pic") == expected(single, 17)
+    assert shows(tab, single, 17)
     edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong are told by more than colour
     assert set(tab.eval_on_selector_all(".wrong .pic", edges)) == {"dashed"}
     tab.evaluate(f"choose({script(single / 'run.js')['firstRanks'].index(1)})")
