@@ -58,7 +58,7 @@ def expected(folder: Path, query: int) -> list[str]:
 def shows(tab: Any, folder: Path, query: int) -> bool:
     """Whether the page shows a query and its neighbours; following a link takes the browser a moment."""
     wanted = expected(folder, query)
-    tab.wait_for_selector(f'#found .pic[aria-label="{wanted[0]}"]')
+    tab.wait_for_function("label => document.querySelector('#found .pic').getAttribute('aria-label') === label", arg=wanted[0])
     return labels_of(tab, "#found .pic") == wanted
 
 
