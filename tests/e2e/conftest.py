@@ -94,8 +94,9 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
         else:
             shutil.copy(source, target)
     params = merge(read_yaml(root / "params.yaml"), SMALL)
-    params["comparison"]["variants"] = {name: params["comparison"]["variants"][name] for name in variants}
-    params["comparison"]["reference"] = None  # it may not be among them
+    comparison = params["comparison"]
+    comparison["variants"] = {name: merge(comparison["variants"][name], {"by_default": True}) for name in variants}
+    comparison |= {"reference": None, "num_default_seeds": None}  # the reference may not be among them
     params["datasets"] = {name: params["datasets"][name] for name in ("synthetic", "fashion-mnist")}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
