@@ -18,7 +18,7 @@ from dml_core.files import SEAL, sealed
 from tasks.environment import Project
 from tasks.runs.embeddings import load_embeddings
 from tasks.storage import Store
-from tasks.use.models import find_run, resolve_model, trained_runs
+from tasks.use.models import find_run, resolve_model, run_of, trained_runs
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,13 @@ def test_rows_are_those_that_the_run_left(project: Project, dataset: PackedDatas
         np.testing.assert_allclose(found, rows, atol=1e-5)
         assert (model.identity, model.num_dimensions, found.dtype) == (run.trained, 16, np.float32)
         assert model.title == f"own / {run.spec.variant} / seed {run.spec.seed}"
+
+
+def test_a_run_is_found_by_the_identity_of_its_training(project: Project) -> None:
+    runs = list(trained_runs(project))
+    assert len({run.trained for run in runs}) == len(runs) > 1
+    assert [run_of(project, run.trained) for run in runs] == runs
+    assert run_of(project, "0" * 32) is None
 
 
 def test_an_image_is_the_same_in_every_form(project: Project, dataset: PackedDataset, tmp_path: Path) -> None:
