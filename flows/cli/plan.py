@@ -39,10 +39,12 @@ def plan(
     from tasks.plans.plan import plan_tables, together
     from tasks.plans.resources import resources_of
     from tasks.runs.specs import load_params
-    from tasks.tables.file import chosen_tables
+    from tasks.tables.file import chosen_tables, load_table
+    from tasks.tables.runs import at_scale
 
-    here = Here(project, load_params(project.params_file))
-    plans = plan_tables(here, chosen_tables(tables), choice_of(row, dataset, variant, track, seed, seeds))
+    names = chosen_tables(tables)
+    here = Here(project, at_scale(load_params(project.params_file), map(load_table, names)))
+    plans = plan_tables(here, names, choice_of(row, dataset, variant, track, seed, seeds))
     runs = [run for plan in plans for run in plan.runs]
     estimate = together(here, [run.estimate for run in runs])
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))

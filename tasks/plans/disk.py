@@ -1,4 +1,4 @@
-"""How much disk tables need before anything was run: a dataset's archive, unpacked and packed, and the networks that are trained."""
+"""How much disk tables need before anything was run: a dataset's archive, unpacked, packed and in DVC's cache, and what trainings leave."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ class DiskNeed:
 def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     """What a dataset that is not prepared will take. Packed images have the bytes of the files, and JPEGs do not shrink in an archive.
 
+    DVC keeps a copy of what is packed in its cache; a file system that can share blocks (not ext4) stores both once.
+
     Args:
         reader: the dataset's reader, a published dataset's; of others nothing is known.
         raw: its raw folder; None where params.yaml does not have it.
@@ -39,12 +41,12 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     of_archives = sum(size for path, size in sizes.items() if path.name in names)
     unpacked = sum(sizes.values()) - of_archives
     if unpacked > of_archives // 2:  # annotations alone are not
-        return DiskNeed(f"{reader} packed", unpacked)
+        return DiskNeed(f"{reader} packed, and DVC's copy", 2 * unpacked)
     if of_archives:
-        return DiskNeed(f"{reader} unpacked and packed", 2 * of_archives)
+        return DiskNeed(f"{reader} unpacked, packed, and DVC's copy", 3 * of_archives)
     published = [archive.num_bytes for archive in kind.archives]
     known = [size for size in published if size is not None]
-    return DiskNeed(f"{reader} as archive, unpacked and packed", 3 * sum(known) if len(known) == len(published) else None)
+    return DiskNeed(f"{reader} as archive, unpacked, packed, and DVC's copy", 4 * sum(known) if len(known) == len(published) else None)
 
 
 def total_bytes(needs: Iterable[DiskNeed]) -> int:

@@ -47,8 +47,8 @@ class Memory:
 
     @property
     def trained(self) -> int:
-        """What a finished training leaves on the disk: its checkpoint (weights and optimiser's state), and the network in MLflow."""
-        return 2 * self.weights + self.optimiser
+        """What a finished training leaves on the disk: its checkpoint (weights, optimiser's state), in MLflow a copy and the network."""
+        return 2 * (self.weights + self.optimiser) + self.weights
 
 
 def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:
@@ -80,6 +80,17 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     kept = network.parameters + network.buffers + loss.parameters + loss.buffers
     weights = kept * (1 if config.average is None else 2)
     return Memory(batch, weights, trained, trained * num_states(config.optimiser), activations)
+
+
+def embedding_bytes(config: TrainingConfig, num_images: int, num_classes: int) -> int:
+    """Bytes of the embeddings of so many images, in float32.
+
+    Args:
+        config: of the network that embeds them.
+        num_images: that are embedded.
+        num_classes: of the training part.
+    """
+    return 4 * num_images * _embedding_dim(config.model.model_dump_json(), num_classes)
 
 
 def num_states(optimiser: OptimiserConfig) -> int:
@@ -155,12 +166,19 @@ def _network_bytes(model: str, size: int, num_images: int) -> tuple[int, _Bytes]
 
 
 def _loss_bytes(config: TrainingConfig, num_classes: int) -> _Bytes:
+    embedding_dim = _embedding_dim(config.model.model_dump_json(), num_classes)
+    with torch.device("meta"):
+        loss = build_loss(config.loss.name, config.loss.options, num_classes, embedding_dim)
+    return _bytes_of(loss)
+
+
+@cache
+def _embedding_dim(model: str, num_classes: int) -> int:
     from dml_core.models.heads import build_head
 
+    config = ModelConfig.model_validate_json(model)
     with torch.device("meta"):
-        head = build_head(config.model.head, _num_features(config.model.backbone.model_dump_json()), num_classes)
-        loss = build_loss(config.loss.name, config.loss.options, num_classes, int(head.output_dim))
-    return _bytes_of(loss)
+        return int(build_head(config.head, _num_features(config.backbone.model_dump_json()), num_classes).output_dim)
 
 
 @cache

@@ -79,9 +79,12 @@ def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = 
 
 
 def together(here: Here, estimates: Sequence[Estimate]) -> Estimate:
-    """How long several take: so many at a time as are trained at a time."""
+    """How long several take: so many at a time as are trained at a time, and never less than the longest."""
     summed = total(estimates)
-    return Estimate(None if summed.seconds is None else summed.seconds / here.placement.num_groups, summed.basis)
+    if summed.seconds is None:
+        return summed
+    longest = max((estimate.seconds or 0.0 for estimate in estimates), default=0.0)
+    return Estimate(max(summed.seconds / here.placement.num_groups, longest), summed.basis)
 
 
 def _planned(here: Here, table: TableFile, dataset: str, spec: RunSpec, seen: set[str]) -> PlannedRun:

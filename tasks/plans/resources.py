@@ -14,7 +14,8 @@ from dml_core.errors import DataError
 from tasks.plans.disk import DiskNeed, dataset_disk, total_bytes
 from tasks.plans.here import NOT_PREPARED, Here
 from tasks.plans.plan import PlannedRun, TablePlan
-from tasks.runs.rates import input_size
+from tasks.runs.rates import input_size, num_images
+from tasks.runs.records import DatasetRecord
 from tasks.tables.file import load_table
 from tasks.tables.runs import named_dataset
 
@@ -84,15 +85,15 @@ def resources_of(here: Here, plans: Sequence[TablePlan]) -> Resources:
     disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(here, name, run)) is not None))
     memories = _memories(here, to_train)
     if memories:
-        num_bytes = sum(memory.trained for memory, _ in memories)
-        disk.append(DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)}", num_bytes))
+        num_bytes = sum(memory.trained + _embedding_bytes(here, table, run) for memory, table, run in memories)
+        disk.append(DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes))
     largest = max(memories, key=lambda found: found[0].total, default=None)
     device = here.placement.device
     return Resources(
         tuple(disk),
         shutil.disk_usage(here.project.root).free,
         None if largest is None else largest[0],
-        "" if largest is None else _in_words(*largest),
+        "" if largest is None else _in_words(largest[0], largest[2]),
         None if largest is None else _memory_here(device, here.placement.num_groups * here.placement.num_workers),
         device,
     )
@@ -111,7 +112,7 @@ def _dataset_need(here: Here, table: str, run: PlannedRun) -> DiskNeed | None:
     return dataset_disk(run.dataset, None if own is None else here.project.root / here.params.datasets[own].raw)
 
 
-def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", PlannedRun]]:
+def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", str, PlannedRun]]:
     """Of each run whose memory can be computed; runs that differ in their seed alone are computed once."""
     known: dict[tuple[str, str], Memory | None] = {}
     found = []
@@ -121,7 +122,7 @@ def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tu
             known[of] = _memory(here, table, run)
         memory = known[of]
         if memory is not None:
-            found.append((memory, run))
+            found.append((memory, table, run))
     return found
 
 
@@ -131,16 +132,25 @@ def _memory(here: Here, table: str, run: PlannedRun) -> "Memory | None":
     record = here.dataset(run.dataset, load_table(table))
     if not record.counts or not run.spec.training.num_epochs:
         return None
-    num_classes = _num_classes(run.dataset, record.digest, record.folder)
+    num_classes = _num_classes(run.dataset, record)
     placement = here.placement
     spec = run.spec
     return training_memory(spec.training, input_size(spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
 
 
-def _num_classes(dataset: str, digest: str, folder: str) -> int:
-    if not digest.startswith(NOT_PREPARED):
+def _embedding_bytes(here: Here, table: str, run: PlannedRun) -> int:
+    """Of the tested images' embeddings in the store, and of their copy in MLflow."""
+    from tasks.plans.memory import embedding_bytes
+
+    record = here.dataset(run.dataset, load_table(table))
+    return 2 * embedding_bytes(run.spec.training, num_images("embed", record.counts), _num_classes(run.dataset, record))
+
+
+def _num_classes(dataset: str, record: DatasetRecord) -> int:
+    """Those of a dataset's training part."""
+    if not record.digest.startswith(NOT_PREPARED):
         try:
-            return read_info(Path(folder)).roles["train"].num_classes
+            return read_info(Path(record.folder)).roles["train"].num_classes
         except DataError:
             return ENOUGH_CLASSES
     kind = dataset_class(dataset)

@@ -1,7 +1,9 @@
 """What tables would run: what is done is reused, what two rows share is trained once, and what is missing is named with what to do."""
 
 import hashlib
+import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +16,12 @@ from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.bn_inception import IMAGENET_ADDRESS
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
 from dml_core.models.backbones.registry import TRAINED_WITH
+from flows.cli import main
 from tasks.environment import Project
+from tasks.plans.cost import Estimate
 from tasks.plans.needs import check_tables, dataset_need, weights_need
-from tasks.plans.plan import PlannedRun, plan_tables
+from tasks.plans.plan import PlannedRun, plan_tables, together
+from tasks.runs.rates import RATES_FILE
 from tasks.runs.specs import load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
@@ -48,6 +53,34 @@ def test_what_is_done_is_reused_and_what_is_shared_is_trained_once(project: Proj
     assert set(again.steps.values()) == {"reused"}
     assert again.estimate.seconds == 0
     assert plan_tables(here, ["softtriple/table1"], Choice(seeds=(1,)))[0].runs[1].trains
+
+
+def test_runs_beside_each_other_take_no_less_than_the_longest(project: Project) -> None:
+    here = look(project)
+    here.placement = replace(here.placement, num_groups=4)
+    short, long = Estimate(20.0, "measured"), Estimate(80.0, "measured")
+    assert together(here, [long]).seconds == 80, "one run does not end sooner beside three idle devices"
+    assert together(here, [long, short]).seconds == 80
+    assert together(here, [long] * 8).seconds == 160
+    assert together(here, [long, Estimate(None, "not measured here")]).seconds is None
+
+
+def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that are timed alone the times add up, however many devices there are."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    rate = {"backbone": "vgg16", "crop_size": 224, "device": "cpu", "num_workers": 1, "images_per_second": 10.0}
+    lines = [json.dumps({"step": step, **rate}) for step in ("train", "embed")]
+    project.state.mkdir(exist_ok=True)
+    (project.state / RATES_FILE).write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["dml", "plan", "discriminative/table7", "--dataset", "cars196", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    seconds = [run["seconds"] for run in found["tables"][0]["runs"]]
+    assert len(seconds) > 1
+    assert sum(seconds) > 0
+    assert found["seconds"] == found["tables"][0]["seconds"] == pytest.approx(sum(seconds))
 
 
 def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:

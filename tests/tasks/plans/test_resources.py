@@ -19,27 +19,30 @@ from tests.tasks.plans.conftest import DRAWN, look
 CUB_ARCHIVE = 1_150_585_339
 
 
-def test_a_dataset_takes_its_archive_and_its_images_twice(tmp_path: Path) -> None:
-    assert dataset_disk("cub200", None) == DiskNeed("cub200 as archive, unpacked and packed", 3 * CUB_ARCHIVE)
-    assert dataset_disk("sop", None) == DiskNeed("sop as archive, unpacked and packed", None)
+def test_a_dataset_takes_its_archive_and_its_images_three_times(tmp_path: Path) -> None:
+    assert dataset_disk("cub200", None) == DiskNeed("cub200 as archive, unpacked, packed, and DVC's copy", 4 * CUB_ARCHIVE)
+    assert dataset_disk("sop", None) == DiskNeed("sop as archive, unpacked, packed, and DVC's copy", None)
     assert dataset_disk("folder", tmp_path) is None
     (tmp_path / "CUB_200_2011.tgz").write_bytes(bytes(5000))
-    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 unpacked and packed", 10_000)
+    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 unpacked, packed, and DVC's copy", 15_000)
     materialise("synthetic", DRAWN, tmp_path / "drawn")
     size = sum(path.stat().st_size for path in (tmp_path / "drawn").rglob("*") if path.is_file())
-    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 packed", size)
+    assert dataset_disk("cub200", tmp_path) == DiskNeed("cub200 packed, and DVC's copy", 2 * size)
 
 
 def test_a_plan_of_a_table_counts_each_run_and_each_dataset_once(project: Project) -> None:
     here = look(project)
     one, five = (resources_of(here, plan_tables(here, ["softtriple/table1"], Choice(seeds=seeds))) for seeds in ((0,), (0, 1, 2, 3, 4)))
-    assert [need.what for need in one.disk] == ["2 trained networks"], "cub200 is prepared"
-    assert five.disk == (DiskNeed("10 trained networks", 5 * (one.disk[0].num_bytes or 0)),)
+    assert [need.what for need in one.disk] == ["2 trained networks with embeddings"], "cub200 is prepared"
+    assert five.disk == (DiskNeed("10 trained networks with embeddings", 5 * (one.disk[0].num_bytes or 0)),)
     assert one.memory == five.memory
     assert one.memory is not None
     assert one.memory.num_images == 12, "the drawn dataset has no more, the batch would be 32"
     others = resources_of(here, plan_tables(here, ["softtriple/table3", "softtriple/table4", "softtriple/table5"], Choice()))
-    assert [need.what for need in others.disk[:-1]] == ["cars196 as archive, unpacked and packed", "sop as archive, unpacked and packed"]
+    assert [need.what for need in others.disk[:-1]] == [
+        "cars196 as archive, unpacked, packed, and DVC's copy",
+        "sop as archive, unpacked, packed, and DVC's copy",
+    ]
     assert others.memory is not None
     assert others.memory.num_images == 32
     assert others.memory_of == "bn_inception, 32 images of 224 pixels at a time"
@@ -72,8 +75,16 @@ def test_dml_plan_prints_it(project: Project, capsys: pytest.CaptureFixture[str]
         return capsys.readouterr().out
 
     printed = plan("softtriple/table5")
-    assert "disk: not known of sop as archive, unpacked and packed: the publisher states no size\n" in printed
+    assert "disk: not known of sop as archive, unpacked, packed, and DVC's copy: the publisher states no size\n" in printed
     assert "memory: about " in printed
     found = json.loads(plan("softtriple/table5", "--json"))
-    assert found["disk_unknown"] == ["sop as archive, unpacked and packed"]
+    assert found["disk_unknown"] == ["sop as archive, unpacked, packed, and DVC's copy"]
     assert found["memory_bytes"] > 10**9
+
+
+def test_a_finished_run_leaves_its_checkpoint_twice_its_network_and_its_embeddings_twice(project: Project) -> None:
+    """Of the 12 tested images 64 numbers each: the store and MLflow have checkpoint and embeddings, MLflow the network too."""
+    found = resources_of(look(project), plan_tables(look(project), ["softtriple/table1"], Choice(rows=("softtriple",))))
+    assert found.memory is not None
+    weights, optimiser = found.memory.weights, found.memory.optimiser
+    assert [need.num_bytes for need in found.disk] == [3 * weights + 2 * optimiser + 2 * 12 * 64 * 4]
