@@ -25,7 +25,7 @@ proofs: .venv/.done ## what takes minutes each: all tables, every way of damage,
 	@$(PYTEST) -m proof
 
 test-quick: .venv/.done ## run the tests that need no server, no Ray and no whole run
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not proof"
 
 smoke: .venv/.done ## run every row of all 40 tables through the whole chain on a few drawn images; half an hour
 	@dml reproduce '*/*' --smoke
