@@ -104,7 +104,7 @@ def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project
     """A story of its own."""
     project.run("dml", "reproduce", "--variant", "untrained")
     of_test = project.run("dml", "compare", "synthetic")
-    project.change(comparison={"protocol": {"validation": {"share": 0.5}}}, evaluation={"role": "validation"})
+    project.change(comparison={"datasets": {"synthetic": {"validation": {"share": 0.5}}}}, evaluation={"role": "validation"})
     assert steps_run(project.run("dml", "reproduce", "--variant", "untrained")) == {"train": 1, "embed": 1, "evaluate": 1}
     assert "comparison on synthetic, validation classes" in project.run("dml", "compare", "synthetic")
     project.change(evaluation={"role": "test"})
