@@ -30,7 +30,7 @@ CALIBRATION_BATCH = 16
 
 
 class Graph(nn.Module):
-    """The exported module, from pixels to embeddings in either precision.
+    """The exported module, from uint8 pixels to float32 embeddings, for any precision of the network.
 
     Args:
         network: ready to embed; converted in place to the precision.

@@ -314,8 +314,8 @@ def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], 
 def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float, float]]:
     """Return Hsu's intervals of each system minus the best of the others.
 
-    All intervals hold if the bounds of the truly best system minus each other one hold; each of these K - 1 is one-sided at LEVEL / (K -
-    1), so all hold at once with probability 1 - LEVEL.
+    All intervals hold if the bounds of the truly best system minus each other one hold. Each of these K - 1 bounds has the one-sided level
+    LEVEL / (K - 1), so all hold at once with probability 1 - LEVEL.
     """
     systems = [name for name in means if any(name in (pair.system, pair.other) for pair in compared)]
     level = 2 * LEVEL / max(len(systems) - 1, 1)  # two-sided, so half of it is the one-sided level

@@ -173,10 +173,10 @@ def rounding_error(
 ) -> NDArray[np.float64]:
     """Return a bound on the error of a pair's nearness in float32 or float64, for any order of the sums. The squared distance has twice it.
 
-    Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products has an error of at most D u / (1 - D
-    u) times the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most
-    |a| |b|, or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53;
-    the directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51.
+    Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products errs by at most D u / (1 - D u) times
+    the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most |a| |b|,
+    or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53; the
+    directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51.
 
     Args:
         metric: cosine (of vectors of norm 1) or euclidean.

@@ -1,7 +1,7 @@
 """Difference of two systems generalised to other classes of the same kind as the test classes.
 
-Intervals over seeds hold only for these test classes. Here both seeds and classes are samples: the difference of seed s on class c is m +
-a_s + b_c + e_sc, all independent.
+Intervals over seeds hold only for these test classes. Here both seeds and classes are samples.
+The difference of seed s on class c is m + a_s + b_c + e_sc, all independent.
 
 Shapes: S seeds, C classes.
 """

@@ -74,8 +74,8 @@ def paired_difference(
 def least_deviation(difference: float, num_queries: int) -> float:
     """Return the smallest possible standard deviation of a difference of two shares of the same queries.
 
-    The two disagree on at least |d| of the queries, and on at least one. The difference of a query is then 1, 0 or -1, with variance |d| -
-    d^2 (McNemar 1947); the share's variance is 1/Q of it.
+    They disagree on at least |d| of the queries and on at least one. A query's difference is then 1, 0 or -1, with variance |d| - d^2
+    (McNemar 1947); the share's variance is 1/Q of it.
 
     Args:
         difference: d, of the two shares, from -1 to 1.
@@ -116,9 +116,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def power(difference: float, deviation: float, num_seeds: int, level: float = 0.05) -> float:
     """Return the power of the paired t test over `num_seeds` for a true mean difference.
 
-    With z standard normal, V the sample variance divided by the true one, and c the test's threshold, the power is the probability that (z
-    + shift)^2 > c^2 V. It is integrated over z for few seeds and over V for many, where it is smooth; SciPy's distribution function of the
-    noncentral t (1.17) is wrong for few seeds and large shifts.
+    With z standard normal, V the sample variance divided by the true one, and c the test's threshold,
+    the power is P((z + shift)^2 > c^2 V). It is integrated over z for few seeds and over V for many, where it is smooth; SciPy's
+    distribution function of the noncentral t (1.17) is wrong for few seeds and large shifts.
 
     Args:
         difference: the true mean, above 0.
@@ -145,7 +145,7 @@ def _nodes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def smallest_difference(deviation: float, num_seeds: int, wanted_power: float = 0.8, level: float = 0.05) -> float:
-    """Return the smallest true mean difference detected with the wanted power by so many seeds, in the unit of `deviation`."""
+    """Return the smallest true mean difference that `num_seeds` seeds detect with the wanted power, in the unit of `deviation`."""
     return deviation * _smallest_effect(num_seeds, wanted_power, level)
 
 
@@ -254,7 +254,7 @@ def variance_parts(hits_SQ: NDArray[np.float64], codes_Q: NDArray[np.int64], num
             same order for all.
         codes_Q: the query's class.
         num_replicates: replicates of the bootstrap.
-        seed: seed of its draws.
+        seed: seed of the bootstrap.
 
     Raises:
         ValueError: fewer than two seeds or two classes.

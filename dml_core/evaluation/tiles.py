@@ -147,7 +147,7 @@ def _half_squares(side: Side) -> Tensor:
 
 
 def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
-    """Return entries above `upper` and from `lower` to `upper`, one pair of bounds for each row (`axis` 0) or column (1) of the tile."""
+    """Count entries above `upper` and find those from `lower` to `upper`, with bounds for each row (`axis` 0) or column (1) of the tile."""
     return _compare_on_cpu(near_IJ, upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
 
 

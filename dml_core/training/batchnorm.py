@@ -32,7 +32,7 @@ def check_batches(model: nn.Module, num_images: int) -> None:
     """Reject batches of one image if a BatchNorm of the network normalises by the batch in training; leaves the network in training mode.
 
     Raises:
-        ConfigError: naming the first such layer.
+        ConfigError: there is such a layer; the message names the first.
     """
     for name, module in model.train().named_modules():
         if num_images == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:

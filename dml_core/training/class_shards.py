@@ -18,7 +18,7 @@ from dml_core.training.parallel import TrainingSystem
 
 
 def check_shardable(name: str, loss: Loss, num_workers: int) -> None:
-    """Reject a loss whose classes cannot be sharded over so many workers.
+    """Reject a loss whose classes cannot be sharded over `num_workers` workers.
 
     Raises:
         ConfigError: the loss does not support it, or there are fewer classes than workers.

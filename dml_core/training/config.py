@@ -48,7 +48,7 @@ class TrainingConfig(Config):
             This does not change the last epoch's weights.
         keep_every_epochs: epochs between checks for a new best; the last is always checked.
         recall_every_epochs: epochs between measurements of Recall@1 on training and test images, for curves; the last is always measured.
-            Nothing is chosen by it. None measures none.
+            They select nothing. None disables them.
     """
 
     model: ModelConfig

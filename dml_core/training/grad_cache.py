@@ -92,7 +92,7 @@ def check_independent(model: nn.Module) -> None:
     BatchNorm over small chunks would change the network without any warning.
 
     Raises:
-        ConfigError: naming the first such layer.
+        ConfigError: there is such a layer; the message names the first.
     """
     for name, module in model.train().named_modules():
         if isinstance(module, _BatchNorm) and module.training:

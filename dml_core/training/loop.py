@@ -1,9 +1,9 @@
 """The training loop: one run on one or several workers, bit-identical after resuming on the CPU. Uses process groups, never Ray.
 
 A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from (seed,
-epoch, step, sample, its earlier occurrences), so neither the number of workers nor an interruption changes the training data. The network's
-own draws (dropout, stochastic depth) derive from (seed, epoch, step, worker). An error on one worker ends all (`Failures`). Sections: the
-run and its parts, the epoch, history and checkpoints, the epochs that are kept.
+epoch, step, sample, number of its earlier occurrences), so neither the number of workers nor an interruption changes the training data. The
+network's own draws (dropout, stochastic depth) derive from (seed, epoch, step, worker). An error on one worker ends all (`Failures`).
+Sections: the run and its parts, the epoch, history and checkpoints, the epochs that are kept.
 """
 
 import contextlib
@@ -361,7 +361,7 @@ def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Itera
         [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
         for all_rows in (batches, count_copies(batches))
     )
-    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # one copy, so that no step waits for one
+    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once, so that no step waits for a copy
     labels_of = torch.split(labels, list(map(len, batches)))
     loaded = load(run.loader, shards[first:], TrainView(run.config.transform, run.seed, epoch), run.failures, copies[first:])
     yield from zip(loaded, labels_of[first:], all_sizes[first:], strict=True)

@@ -48,7 +48,7 @@ class TensorFlowAdam(torch.optim.Adam):
 
 
 def _groups(config: OptimiserConfig, name: str, module: nn.Module) -> list[dict[str, Any]]:
-    """Return the torch groups of one of ours, with and without decay; empty ones are omitted."""
+    """Return torch's parameter groups of one module, with and without decay; empty groups are omitted."""
     own = config.groups.get(name, GroupConfig())  # type: ignore[call-overload]
     rate = config.learning_rate if own.learning_rate is None else own.learning_rate
     decay = config.weight_decay if own.weight_decay is None else own.weight_decay
