@@ -1,9 +1,9 @@
-"""Frozen, typed configuration: an unknown key is an error that names the nearest known one.
+"""Frozen, typed configuration; the error for an unknown key suggests the nearest known one.
 
-Every part of the project owns a small subclass of `Config`. YAML is read by `read_yaml`, which reads numbers as YAML 1.2 does
-(`1e-4` is a number, not a string), refuses a key that is written twice, and limits size, depth and integers, so that no file can take
-long or much memory. `parse` turns a mapping into a `Config` and pydantic's report into one `ConfigError` line. Names become parts of paths,
-of DVC's stages and of MLflow's filters: a setting that is a name has the type `Name`.
+Each part of the project defines a small subclass of `Config`. `read_yaml` reads numbers as YAML 1.2 does (`1e-4` is a number, not a
+string), rejects duplicate keys, and limits size, depth and integers, so that no file can take long or much memory. `parse` turns a mapping
+into a `Config` and pydantic's report into a `ConfigError` of one line. Names become parts of paths, of DVC's stages and of MLflow's
+filters: a setting that is a name has the type `Name`.
 """
 
 import difflib
@@ -23,17 +23,17 @@ from dml_core.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 MAX_FILE_BYTES = 1_000_000
-MAX_VALUES = 10_000  # of a file, aliases counted as often as they are used
+MAX_VALUES = 10_000  # in a file; an alias counts each time it is used
 MAX_DEPTH = 50
-MAX_TEXT = 200  # letters of a value that an error shows
+MAX_TEXT = 200  # characters of a value shown in an error
 _INT64 = range(-(2**63), 2**63)
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be one: letters, digits, - and _, a letter or digit first, at most 100.
+    """Return the name if it is valid: letters, digits, - and _, a letter or digit first, at most 100 characters.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the name is not valid.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}", name):
         raise ValueError(f"{name[:MAX_TEXT]!r} is not a name; use letters, digits, - and _, a letter or digit first, at most 100")
@@ -44,16 +44,16 @@ Name = Annotated[str, AfterValidator(check_name)]
 
 
 class Config(BaseModel):
-    """Base of all configuration: immutable, strict about types (an int is taken for a float, a string is not), no unknown keys."""
+    """Base of all configuration: immutable, without unknown keys, strict about types (an int is accepted as a float, a string is not)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def parse(config_type: type[ConfigT], values: Any, where: str) -> ConfigT:
-    """Build `config_type` from plain YAML values; `where` is what the error calls the place (a file, a key path).
+    """Build `config_type` from plain YAML values; errors begin with `where` (a file, a key path).
 
     Raises:
-        ConfigError: one line with the first problem, its key path, and the nearest known key where a key is unknown.
+        ConfigError: one line with the first problem, its key path and, for an unknown key, the nearest known one.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: expected a mapping of settings, found {type(values).__name__}")
@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read one YAML mapping.
 
     Raises:
-        ConfigError: the file is missing, is not YAML, is not a mapping, or writes a key twice.
+        ConfigError: the file is missing, not YAML or not a mapping, or has a duplicate key.
     """
     try:
         if path.exists() and not path.is_file():
@@ -88,10 +88,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """One YAML value, read as `read_yaml` does.
+    """Read one YAML value by the rules of `read_yaml`.
 
     Raises:
-        ConfigError: not YAML, or more or deeper than a settings file can be.
+        ConfigError: the text is not YAML, or exceeds the limits on size and depth.
     """
     try:
         return yaml.load(text, Loader=_StrictLoader)
@@ -101,7 +101,7 @@ def read_value(text: str, where: str) -> Any:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Say `where` in front of a ConfigError that is raised inside."""
+    """Prefix a ConfigError raised inside with `where`."""
     try:
         yield
     except ConfigError as error:
@@ -109,17 +109,17 @@ def located(where: str) -> Iterator[None]:
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ConfigError:
-    """The error for a name that a registry does not hold, with the nearest one that it does."""
+    """Return the error for a name missing from a registry, with the nearest known name."""
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return ConfigError(f"unknown {kind} '{name}'{hint} (known: {', '.join(sorted(known))})")
 
 
 def refuse_repeats(what: str, values: Iterable[object]) -> None:
-    """Refuse a value that is given twice: results that are counted twice look like independent ones.
+    """Reject duplicate values: results counted twice would look independent.
 
     Raises:
-        ConfigError: a value is repeated; the line names the first.
+        ConfigError: a value is repeated; the message names the first.
     """
     seen: set[object] = set()
     for value in values:
@@ -129,7 +129,7 @@ def refuse_repeats(what: str, values: Iterable[object]) -> None:
 
 
 def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `override` laid over it, mapping by mapping; any other value replaces."""
+    """Return `base` overridden by `override`, mapping by mapping; any other value replaces the one in `base`."""
     merged = dict(base)
     for key, value in override.items():
         both_mappings = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
@@ -138,7 +138,7 @@ def merge(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one flat mapping with dotted keys, in order."""
+    """Return nested mappings as one flat mapping with dotted keys, in order."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         path = f"{prefix}{key}"
@@ -147,7 +147,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that reads floats as YAML 1.2 does, refuses duplicate keys, and bounds what a text can become."""
+    """SafeLoader that reads floats as YAML 1.2 does, rejects duplicate keys, and limits the number and depth of values."""
 
     num_composed = depth = 0
 
@@ -171,7 +171,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep=deep)
-        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError):  # PyYAML's own for 2026-13-45, !!bool x
+        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError):  # raised by PyYAML for 2026-13-45 or !!bool x
             raise yaml.YAMLError(f"'{str(node.value)[:MAX_TEXT]}' is not a {node.tag.rpartition(':')[2]}{node.start_mark}") from None
         if isinstance(value, int) and value not in _INT64:
             raise yaml.YAMLError(f"an integer of more than 64 bits{node.start_mark}")
@@ -186,7 +186,7 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _num_values(node: yaml.Node, known: dict[int, float]) -> float:
-    """Values that a node stands for, an alias as often as it is used; infinite where it contains itself."""
+    """Return the number of values in a node, counting an alias each time it is used; infinite if the node contains itself."""
     if id(node) not in known:
         known[id(node)] = math.inf
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
@@ -203,7 +203,7 @@ _StrictLoader.add_implicit_resolver(
 
 
 def _tuples_for_lists(value: Any) -> Any:
-    """YAML has lists where frozen configuration has tuples; strict pydantic would refuse them."""
+    """Replace lists by tuples: frozen configuration has tuples, and strict pydantic rejects YAML's lists."""
     if isinstance(value, Mapping):
         return {key: _tuples_for_lists(item) for key, item in value.items()}
     return tuple(_tuples_for_lists(item) for item in value) if isinstance(value, (list, tuple)) else value
@@ -226,7 +226,7 @@ def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:
 
 
 def _known_keys(config_type: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
-    """The keys of the configuration found by walking `path`; the walk skips keys of free mappings and tags of unions."""
+    """Return the keys of the configuration at `path`, skipping keys of free mappings and tags of unions."""
     found = config_type
     for part in path:
         field = found.model_fields.get(str(part))

@@ -1,13 +1,13 @@
-"""What a person got wrong, said in one line: what, where, and what to do. The command line prints it and exits with 2."""
+"""Errors that a user can fix. The command line prints the message and exits with 2."""
 
 
 class DmlError(Exception):
-    """Base of every error that a person can mend. Its text is one line: what is wrong, where, and what to do.
+    """Base of every error that a user can fix. Its message is one line: the problem, the place, and what to do.
 
-    Names and texts of others are in it, so every letter that is not printable is escaped, and line ends become spaces.
+    Messages contain names and texts from outside, so non-printable characters are escaped and line ends become spaces.
 
     Attributes:
-        unforeseen: whether it tells of a fault of this program; the command then exits with 1.
+        unforeseen: True if the error is a fault of this program; the command then exits with 1.
     """
 
     unforeseen = False
@@ -31,7 +31,7 @@ class DataError(DmlError):
 
 
 class TrainingError(DmlError):
-    """A training run that cannot start or cannot go on (a loss that is not finite, too few resources)."""
+    """A training run that cannot start or continue (a non-finite loss, too few resources)."""
 
 
 class EvaluationError(DmlError):
@@ -43,10 +43,10 @@ class StoreError(DmlError):
 
 
 class SavedNetworkError(StoreError):
-    """A network that this program has saved and that does not open again as it was."""
+    """A network saved by this program that cannot be loaded again or gives other embeddings than before."""
 
     unforeseen = True
 
 
 class TrackingError(DmlError):
-    """A tracking server that cannot be used for what was asked of it."""
+    """A tracking server that cannot be used as requested."""

@@ -1,8 +1,8 @@
-"""Networks as graphs: `torch.export`'s and ONNX's, which other programs run without this package: how one is written, and opened here.
+"""Export networks as graphs of `torch.export` or ONNX, which other programs run without this package, and open them.
 
-A graph takes test views, uint8 (N, H, W, 3), RGB, any N, and gives embeddings, float32 (N, D): scaling and the order of channels and axes
-are in it. Decoding, resizing and cropping are outside: the antialiased resize of uint8 pixels has no exact counterpart in ONNX, and images
-of a batch have one size only after it.
+A graph maps test views, uint8 (N, H, W, 3), RGB, any N, to embeddings, float32 (N, D); it includes scaling and the order of channels and
+axes. It excludes decoding, resizing and cropping: the antialiased resize of uint8 pixels has no exact counterpart in ONNX, and the images
+of a batch have the same size only after it.
 """
 
 import logging
@@ -30,23 +30,23 @@ CALIBRATION_BATCH = 16
 
 
 class Graph(nn.Module):
-    """What is exported: pixels to embeddings, whatever the network computes in.
+    """The exported module, from uint8 pixels to float32 embeddings, for any precision of the network.
 
     Args:
-        network: ready to embed; it is changed to the precision.
-        transform: whose scaling it was trained with.
-        precision: "fp16" computes and keeps its weights in half precision; scaling is always in single.
+        network: ready to embed; converted in place to the precision.
+        transform: the network's views, for their scaling.
+        precision: "fp16" keeps weights and computes in half precision; scaling is always in single precision.
     """
 
     def __init__(self, network: Embedder, transform: TransformConfig, precision: Precision) -> None:
         super().__init__()
         self.network = network.half() if precision == "fp16" else network
         self.scaling = transform.scaling
-        scale(torch.zeros((1, 3, 1, 1), dtype=torch.uint8), self.scaling)  # it keeps its constants, and must not keep those of a tracer
+        scale(torch.zeros((1, 3, 1, 1), dtype=torch.uint8), self.scaling)  # caches constants before a tracer can create them
         self.dtype = torch.float16 if precision == "fp16" else torch.float32
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Embeddings (N, D) of uint8 (N, H, W, 3)."""
+        """Return the embeddings (N, D) of uint8 pixels (N, H, W, 3)."""
         images = scale(pixels.permute(0, 3, 1, 2), self.scaling)
         return self.network.embed(images.to(self.dtype)).float()
 
@@ -57,14 +57,14 @@ def write_graph(
     """Write a network as a graph.
 
     Args:
-        folder: where.
-        network: ready to embed, on the CPU; it is used up.
-        transform: of its views.
-        graph: which format, precision and file name.
-        calibration: test views of training images, uint8 (3, H, W), by which int8 finds the ranges of what flows through the network.
+        folder: output folder.
+        network: ready to embed, on the CPU; do not use it afterwards.
+        transform: the network's views.
+        graph: format, precision and file name.
+        calibration: test views of training images, uint8 (3, H, W), for estimating the ranges of activations for int8.
 
     Raises:
-        ConfigError: int8 for a format that has none here.
+        ConfigError: the format does not support int8.
     """
     if graph.precision == "int8" and graph.format != "onnx":
         raise ConfigError("--precision int8 is of ONNX: torch has its quantiser in a package of its own; use --format onnx")
@@ -83,21 +83,21 @@ def write_graph(
 
 
 def open_graph(folder: Path, graph: GraphFile) -> Forward:
-    """The exported network of a folder, as a function of test views, uint8 (N, 3, H, W).
+    """Return the exported network of a folder as a function of test views, uint8 (N, 3, H, W).
 
     Raises:
-        StoreError: its file is missing or damaged.
+        StoreError: the file is missing or damaged.
     """
     path = folder / graph.name
     try:
         run = _open_onnx(path) if graph.format == "onnx" else _open_program(path)
-    except Exception as error:  # noqa: BLE001 - whatever the two libraries have against the file
+    except Exception as error:  # noqa: BLE001 - either library may raise anything
         raise StoreError(f"{path}: not the exported network ({str(error).splitlines()[0]}); export it again") from None
     return lambda pixels: run(pixels.permute(0, 2, 3, 1).contiguous())
 
 
 def _program(graph: Graph, transform: TransformConfig) -> Any:
-    """The traced graph: of any number of images, of the size of the views where all views have one."""
+    """Return the traced graph, for any number of images; the image size is fixed if all views have the same size."""
     fixed = (transform.crop_size, transform.crop_size) if transform.crop_size else transform.test_resize
     height, width = fixed if isinstance(fixed, tuple) else (96, 128)
     assert height is not None
@@ -135,7 +135,7 @@ def _open_program(path: Path) -> Any:
 
 
 def _quantise(path: Path, views: Sequence[Tensor]) -> None:
-    """Weights and what flows between layers to 8 bits, in place: weights by channel, ranges as they are on the views."""
+    """Quantise weights and activations to 8 bits, in place: weights per channel, activation ranges from the views."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -166,7 +166,7 @@ def _quantise(path: Path, views: Sequence[Tensor]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporters say of themselves."""
+    """Suppress warnings and log messages of the exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Files read and written safely: only regular files are read, a new file takes its place whole, and JSON proves itself by its hash."""
+"""Safe file access: only regular files are read, new files replace old ones atomically, JSON carries its own hash."""
 
 import errno
 import hashlib
@@ -21,10 +21,10 @@ SET_ASIDE = ".damaged-"
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no regular file: opening a named pipe waits for ever, and a device never ends.
+    """Reject anything but a regular file: opening a named pipe blocks forever, and reading a device never ends.
 
     Raises:
-        OSError: it is missing, or something else.
+        OSError: the file is missing or not regular.
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
@@ -33,26 +33,26 @@ def check_regular(path: Path) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """The bytes of a regular file.
+    """Return the bytes of a regular file.
 
     Raises:
-        OSError: it is missing, cannot be read, or is no regular file.
+        OSError: the file is missing, unreadable or not regular.
     """
     check_regular(path)
     return path.read_bytes()
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, open for reading and writing, that replaces `path` at the end: flushed to disk, with the permissions of the umask.
+    """Yield a new file, open for reading and writing, that replaces `path` at the end: flushed to disk, with the permissions of the umask.
 
-    After an error `path` is unchanged and nothing is left beside it.
+    After an error `path` is unchanged and the new file is removed.
     """
     beside = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
@@ -68,10 +68,10 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def replace_folder(new: Path, folder: Path) -> None:
-    """Rename the folder `new` to `folder`; one that is there is removed. Of two processes that do so at once, the later one's stays.
+    """Rename the folder `new` to `folder`, replacing an existing one. If two processes do this at once, the later one wins.
 
     Raises:
-        OSError: it cannot be renamed, or a file is in its place.
+        OSError: the renaming failed, or `folder` is a file.
     """
     while True:
         try:
@@ -80,7 +80,7 @@ def replace_folder(new: Path, folder: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             old = folder.with_name(f".{folder.name}.{uuid4().hex}")
-            with suppress(FileNotFoundError):  # the other process moves it away too
+            with suppress(FileNotFoundError):  # the other process has moved it already
                 folder.rename(old)
             shutil.rmtree(old, ignore_errors=True)
         else:
@@ -88,16 +88,16 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 def set_aside(path: Path, hidden: bool = False) -> Path:
-    """Rename a file, link or folder to `<name>.damaged-<N>`, N counting from 1, and return the new path; earlier ones stay.
+    """Rename a file, link or folder to `<name>.damaged-<N>`, N counting from 1, and return the new path; earlier ones are kept.
 
-    Two processes that may do so at once hold a lock.
+    Processes that may do this at the same time must hold a lock.
 
     Args:
-        path: what is damaged.
-        hidden: the new name begins with a dot.
+        path: the damaged file, link or folder.
+        hidden: let the new name begin with a dot.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: `path` cannot be renamed.
     """
     name = f"{'.' if hidden else ''}{path.name}{SET_ASIDE}"
     aside = next(aside for number in count(1) if not os.path.lexists(aside := path.with_name(f"{name}{number}")))
@@ -105,21 +105,21 @@ def set_aside(path: Path, hidden: bool = False) -> Path:
 
 
 def sealed(values: Mapping[str, Any]) -> str:
-    """Plain values, `format` among them, as JSON text that carries the hash of its values."""
+    """Return plain values, including `format`, as JSON text with their hash."""
     return json.dumps({**values, SEAL: _seal(values)}, indent=1) + "\n"
 
 
 def unsealed(data: bytes, path: Path, newest: int, remedy: str) -> dict[str, Any]:
-    """The values of JSON text that `sealed` wrote, or of an older format, which had no hash.
+    """Return the values of JSON text written by `sealed`, or by an older format without a hash.
 
     Args:
         data: the text.
-        path: what an error calls it.
-        newest: the highest format that the caller reads.
-        remedy: what to do about damage.
+        path: name used in errors.
+        newest: highest format that the caller reads.
+        remedy: advice to print if the text is damaged.
 
     Raises:
-        StoreError: damaged, or of a newer format.
+        StoreError: the text is damaged or of a newer format.
     """
     try:
         values = json.loads(data)

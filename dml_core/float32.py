@@ -1,4 +1,4 @@
-"""Arithmetic in whole float32 on GPUs that would shorten it: by default torch's convolutions round their inputs to TF32's 10 bits there."""
+"""Full float32 arithmetic on GPUs: by default torch's convolutions round their inputs to TF32's 10 bits there."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ R = TypeVar("R")
 
 
 _lock = threading.Lock()
-_before: tuple[str, str, str]  # while anybody computes without TF32: what the process had set
-_inside = 0  # how many do, in any thread
+_before: tuple[str, str, str]  # the process's own settings, saved while any thread is inside `without_tf32`
+_inside = 0  # number of callers inside, over all threads
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute float32 without TF32, in every thread; what the process had set before comes back when the last one is through."""
+    """Compute float32 without TF32, in every thread; restore the process's settings when the last caller leaves."""
     global _before, _inside
     with _lock:
         if _inside == 0:
@@ -39,12 +39,12 @@ def without_tf32() -> Iterator[None]:
 
 
 def _settings() -> tuple[Any, Any, Any]:
-    """Torch's newer settings; the older ones cannot be read in every process that has used the newer."""
+    """Return torch's newer settings; the older ones cannot be read in every process that has used the newer."""
     return torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul  # type: ignore[attr-defined]
 
 
 def _set(conv: str, rnn: str, matmul: str) -> None:
-    """The older settings are written too: torch reads them as it exports a network, and refuses where they say something else."""
+    """Write the older settings too: torch reads them when exporting a network, and raises an error if they disagree."""
     torch.backends.cudnn.allow_tf32 = conv == rnn == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = matmul == "tf32"
     for setting, precision in zip(_settings(), (conv, rnn, matmul), strict=True):
@@ -52,7 +52,7 @@ def _set(conv: str, rnn: str, matmul: str) -> None:
 
 
 def in_its_precision(train: Callable[Concatenate[TrainingConfig, P], R]) -> Callable[Concatenate[TrainingConfig, P], R]:
-    """A function that trains, without TF32 where its configuration says `precision: float32`."""
+    """Decorate a training function to run without TF32 if its configuration has `precision: float32`."""
 
     @wraps(train)
     def trains(config: TrainingConfig, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Initial weights that torch has not: TensorFlow's variance scaling, which the released heated-up softmax begins with."""
+"""Initial weights missing from torch: TensorFlow's variance scaling, used by the released heated-up softmax."""
 
 import math
 
@@ -8,27 +8,27 @@ from torch import Tensor, nn
 from dml_core.unit_length import unit_length
 
 CUT = 2.0  # standard deviations
-STD_OF_CUT = 0.87962566103423978  # of a unit normal without what lies beyond CUT
+STD_OF_CUT = 0.87962566103423978  # of a standard normal truncated at CUT
 
 
 @torch.no_grad()
 def truncated_normal_(weight: Tensor, gain: float) -> Tensor:
-    """Fill (outputs, inputs, ...) with a normal cut at two deviations, of standard deviation gain / sqrt(inputs to one output).
+    """Fill (outputs, inputs, ...) from a normal truncated at two deviations, with standard deviation gain / sqrt(inputs per output).
 
-    A gain of sqrt(2) is TF-slim's default (He et al., 2015); of 1 TensorFlow's own, which gives rows a norm near 1.
+    A gain of sqrt(2) is TF-slim's default (He et al., 2015); a gain of 1 is TensorFlow's default, which gives rows a norm near 1.
     """
     std = gain / math.sqrt(weight[0].numel()) / STD_OF_CUT
     return nn.init.trunc_normal_(weight, std=std, a=-CUT * std, b=CUT * std)
 
 
 def start_as_slim(layer: nn.Linear | nn.Conv2d) -> None:
-    """TF-slim's initial weights (He et al.), biases 0."""
+    """Set TF-slim's initial weights (He et al.), with zero biases."""
     truncated_normal_(layer.weight, gain=math.sqrt(2))
     _zero_bias(layer)
 
 
 def start_at_unit_norm(classifier: nn.Linear) -> None:
-    """TensorFlow's own initial weights, a norm near 1 for every class, biases 0."""
+    """Set TensorFlow's default initial weights, with a norm near 1 for every class and zero biases."""
     truncated_normal_(classifier.weight, gain=1.0)
     _zero_bias(classifier)
 

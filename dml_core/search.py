@@ -1,4 +1,4 @@
-"""What a search may try of one setting: a range or a few choices. Losses declare theirs beside the option, tables in their files."""
+"""Search space of one setting: a range or choices. Losses declare theirs next to the option, tables in their files."""
 
 import math
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ _KEY = "search"  # in a field's JSON schema
 
 
 class Search(Config):
-    """The values that are tried of one setting.
+    """Values to try for one setting.
 
     Attributes:
         low, high: both ends, included.
-        log: the range is even in the logarithm, as learning rates are.
-        integer: whole numbers only.
-        choices: these values, instead of a range.
+        log: sample evenly in the logarithm, as for learning rates.
+        integer: integers only.
+        choices: these values instead of a range.
     """
 
     low: float | None = None
@@ -44,19 +44,19 @@ class Search(Config):
         return self
 
     def holding(self, value: float) -> "Search":
-        """The range, made wide enough for a value: a search begins at the settings as they are, wherever those lie."""
+        """Return the range, widened to include `value`: a search starts from the current settings, even outside the declared range."""
         if self.low is None or self.high is None or self.low <= value <= self.high:
             return self
         return self.model_copy(update={"low": min(self.low, float(value)), "high": max(self.high, float(value))})
 
 
 def searched(low: float, high: float, log: bool = False, integer: bool = False) -> dict[str, Any]:
-    """Of an option's `Field`, as `json_schema_extra`: that it is worth searching, and where."""
+    """Return the `json_schema_extra` of an option's `Field` that declares its search range."""
     return {_KEY: Search(low=float(low), high=float(high), log=log, integer=integer).model_dump()}
 
 
 def declared_searches(config: BaseModel) -> Mapping[str, Search]:
-    """The options of a configuration that declare a range and have a number now; not one that is off: None, or 0 of a logarithmic range."""
+    """Return the searches of options that declare a range and have a number now; not of those that are off: None, or 0 in a log range."""
     found: dict[str, Search] = {}
     for name, field in type(config).model_fields.items():
         extra = field.json_schema_extra

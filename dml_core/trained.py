@@ -1,8 +1,8 @@
-"""A trained network, outside of any run: images in, embeddings out, as the run's own evaluation gives them.
+"""A trained network outside of any run: images in, embeddings out, as in the run's own evaluation.
 
-A folder holds it as `network.json` (what it is) and `network.pt` (its weights, a plain state dict): MLflow's models have such a folder,
-`tasks.use` makes one of a run's checkpoint, and `dml models export` writes one whose network is a graph that needs none of this package
-(`dml_core.exported`). Reading it executes nothing that is in it.
+A folder holds the description `network.json` and the weights `network.pt`, a plain state dict. MLflow's models contain such a folder,
+`tasks.use` makes one from a run's checkpoint, and `dml models export` writes one whose network is a graph that does not need this package
+(`dml_core.exported`). Reading a folder never executes code from it.
 
 Shapes: N images, D embedding dimensions, H and W in pixels.
 """
@@ -33,9 +33,9 @@ from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
-FORMAT = 2  # of the description; format 1 had no format number, no hash, and left out what is None
+FORMAT = 2  # of the description; format 1 had no format number and no hash, and omitted None values
 REMEDY = "make the folder again"
-Metric = Literal["cosine", "euclidean"]  # as `EvaluationConfig` has it, whose code MLflow's copy does without
+Metric = Literal["cosine", "euclidean"]  # same values as in `EvaluationConfig`, whose code is not in MLflow's copy
 Precision = Literal["fp32", "fp16", "int8"]
 AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8] | Tensor
 Forward = Callable[[Tensor], NDArray[np.float32]]
@@ -45,9 +45,9 @@ class GraphFile(Config):
     """The file of an exported network.
 
     Attributes:
-        format: what runs it.
-        name: the file, beside the description.
-        precision: of its weights and arithmetic.
+        format: runtime of the graph.
+        name: file name, in the description's folder.
+        precision: precision of weights and arithmetic.
     """
 
     format: Literal["onnx", "torch-export"]
@@ -56,18 +56,18 @@ class GraphFile(Config):
 
 
 class NetworkDescription(Config):
-    """What a trained network is: all that its rows depend on but its weights.
+    """Description of a trained network: everything that determines its embeddings, except the weights.
 
     Attributes:
-        model: the network; its weights are in the file beside this.
-        transform: the protocol's views, of which the test view is taken.
-        num_classes: of the training set: some heads have a layer of that size.
+        model: the network; its weights are in a separate file.
+        transform: the protocol's views, of which the test view is used.
+        num_classes: number of training classes; some heads have a layer of that size.
         embedding_dim: D.
-        identity: of the step that trained it; none in what was written before it was kept.
-        metric: by which its run compares embeddings.
-        title: what a person calls it.
-        graph: of an exported network, where it is; None for a state dict.
-        file_sha256: of the file with the weights or the graph; none in what was written before it was kept.
+        identity: identity of the training step; None in older descriptions.
+        metric: metric with which the run compares embeddings.
+        title: display name.
+        graph: file of an exported network; None for a state dict.
+        file_sha256: hash of the weights or graph file; None in older descriptions.
     """
 
     model: ModelConfig
@@ -82,17 +82,17 @@ class NetworkDescription(Config):
 
     @property
     def file(self) -> str:
-        """The file beside the description."""
+        """Name of the file with the weights or the graph, in the description's folder."""
         return WEIGHTS_FILE if self.graph is None else self.graph.name
 
 
 class TrainedModel:
-    """A trained network with the decoding and preprocessing that it was evaluated with.
+    """A trained network with the decoding and preprocessing of its evaluation.
 
     Args:
-        description: what it is.
-        identity: of the step that trained it, hexadecimal; what an index carries.
-        forward: test views, uint8 (N, 3, H, W), to embeddings (N, D).
+        description: the network's description.
+        identity: identity of the training step, hexadecimal; indexes store it.
+        forward: maps test views, uint8 (N, 3, H, W), to embeddings (N, D).
     """
 
     def __init__(self, description: NetworkDescription, identity: str, forward: Forward) -> None:
@@ -102,38 +102,38 @@ class TrainedModel:
 
     @property
     def num_dimensions(self) -> int:
-        """D."""
+        """Embedding dimension D."""
         return self.description.embedding_dim
 
     @property
     def metric(self) -> Metric:
-        """By which its run compares embeddings."""
+        """Metric with which the run compares embeddings."""
         return self.description.metric
 
     @property
     def title(self) -> str:
-        """What a person calls it."""
+        """Display name."""
         return self.description.title
 
     def embed(
         self, images: AnyImage | Iterable[AnyImage], batch_size: int = 64, boxes: Iterable[Box | None] | None = None
     ) -> NDArray[np.float32]:
-        """Embeddings (N, D) in the order of the images, as the run's own evaluation gives them.
+        """Return embeddings (N, D) in the order of the images, as in the run's own evaluation.
 
         Args:
-            images: one image or any number of them (a list, a generator, an array or tensor of four axes). Each is a path, the bytes of an
-                encoded file, a Pillow image, RGB pixels as an array, uint8 (H, W, 3), or as a tensor, uint8 (3, H, W). A photograph is
-                turned upright by its EXIF orientation.
-            batch_size: images that go through the network at a time; memory grows with it, rows do not change but for their last bits.
-            boxes: (left, top, right, bottom) in pixels of each upright image, or None, for a network that was trained on what is in the
-                box. An image without one is taken whole.
+            images: one or more images (a list, a generator, an array or tensor of four axes). Each is a path, the bytes of an encoded file,
+                a Pillow image, or RGB pixels as an array, uint8 (H, W, 3), or a tensor, uint8 (3, H, W). Photographs are rotated by their
+                EXIF orientation.
+            batch_size: images per forward pass; affects memory, and embeddings only in their last bits.
+            boxes: (left, top, right, bottom) in pixels of each rotated image, or None, for a network trained on the contents of boxes. An
+                image without a box is used whole.
 
         Returns:
-            float32 (N, D); one image has N = 1.
+            float32 (N, D); N = 1 for one image.
 
         Raises:
-            DataError: one is not an image, or there are more or fewer boxes than images; the line says which.
-            ConfigError: a batch size below 1.
+            DataError: an input is not an image, or the numbers of boxes and images differ; the message names the image.
+            ConfigError: the batch size is below 1.
         """
         if batch_size < 1:
             raise ConfigError(f"batch_size {batch_size}: expected 1 or more")
@@ -142,22 +142,22 @@ class TrainedModel:
         return np.concatenate(rows) if rows else np.empty((0, self.num_dimensions), np.float32)
 
     def view(self, image: AnyImage, box: Box | None = None, name: str = "image") -> Tensor:
-        """The test view of one image, uint8 (3, H, W): decoded, cut to its box, resized and cropped as in the run.
+        """Return the test view of one image, uint8 (3, H, W): decoded, cut to its box, resized and cropped as in the run.
 
         Args:
-            image: as `embed` takes it.
-            box: of the image.
-            name: what an error calls an image that has no path.
+            image: as in `embed`.
+            box: the image's box.
+            name: name used in errors for an image without a path.
 
         Raises:
-            DataError: not an image, or not a box.
+            DataError: the image or the box is invalid.
         """
         if box is not None and not (len(box) == 4 and all(map(math.isfinite, box))):
             raise DataError(f"{name}: box {box} is not (left, top, right, bottom) in pixels")
         return test_pixels(_decoded(image, name), self.description.transform, box)
 
     def embed_views(self, views: Sequence[Tensor]) -> NDArray[np.float32]:
-        """Embeddings (N, D) of test views; those of one size go through the network together."""
+        """Return the embeddings (N, D) of test views; views of the same size share a forward pass."""
         rows = np.empty((len(views), self.num_dimensions), np.float32)
         by_size: dict[torch.Size, list[int]] = {}
         for place, view in enumerate(views):
@@ -171,12 +171,12 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     """Open a trained network.
 
     Args:
-        source: the folder of a network, as MLflow's model has it, `tasks.use` makes it of a run, and `dml models export` writes it.
-        device: where it runs; a GPU where there is one, unless something is said. Exported networks run on the CPU.
+        source: folder of a network, as in an MLflow model, or made from a run by `tasks.use`, or written by `dml models export`.
+        device: where to run; by default the GPU if there is one. Exported networks run on the CPU.
 
     Raises:
-        ConfigError: no network there, or no such device.
-        StoreError: the network is damaged, or of a newer format.
+        ConfigError: no network is there, or no such device exists.
+        StoreError: the network is damaged or of a newer format.
     """
     folder = _network_folder(Path(source))
     description = read_description(folder)
@@ -202,26 +202,26 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
 
 
 def load_network(folder: Path, description: NetworkDescription) -> Embedder:
-    """The network of a folder with weights, on the CPU, ready to embed.
+    """Load the network of a folder with weights, on the CPU, ready to embed.
 
     Raises:
-        StoreError: its weights are missing, damaged, or another network's.
+        StoreError: the weights are missing, damaged or of another network.
     """
     _check(folder, description)
     network = Embedder(description.model, description.num_classes)
     try:
         network.load_state_dict(torch.load(folder / WEIGHTS_FILE, map_location="cpu", weights_only=True))
-    except Exception as error:  # noqa: BLE001 - whatever torch has against the bytes
+    except Exception as error:  # noqa: BLE001 - torch may raise anything for bad bytes
         raise StoreError(f"{folder / WEIGHTS_FILE}: not the network's weights ({str(error).splitlines()[0]}); {REMEDY}") from None
     return network.eval()
 
 
 def read_description(folder: Path) -> NetworkDescription:
-    """What the network of a folder is.
+    """Read the description of a folder's network.
 
     Raises:
-        StoreError: the description is damaged, or of a newer format.
-        ConfigError: it is of no such network.
+        StoreError: the description is damaged or of a newer format.
+        ConfigError: it does not describe a valid network.
     """
     path = folder / DESCRIPTION_FILE
     try:
@@ -235,7 +235,7 @@ def read_description(folder: Path) -> NetworkDescription:
 
 
 def _of_format_1(values: dict[str, Any]) -> dict[str, Any]:
-    """What is absent was None: of the settings with another default that is a head's `embedding_dim` alone."""
+    """Restore the None that format 1 omitted: only a head's `embedding_dim` has another default."""
     match values:
         case {"model": {"head": dict(head)}}:
             head.setdefault("embedding_dim", None)
@@ -251,19 +251,19 @@ def save_network(
     metric: Metric = "cosine",
     title: str = "",
 ) -> NetworkDescription:
-    """Write a trained network as a folder, whole or not at all; returns its description.
+    """Write a trained network as a folder, atomically, and return its description.
 
     Args:
-        folder: to be made; one that is there is left as it is where it is the same network.
+        folder: to be created; an existing one is replaced.
         training: the run's training configuration as plain values.
-        num_classes: of the training set.
-        system_state: a checkpoint's state dict of model and loss; the loss's part is left behind.
-        identity: of the step that trained it.
-        metric: by which its run compares embeddings.
-        title: what a person calls it.
+        num_classes: number of training classes.
+        system_state: a checkpoint's state dict of model and loss; the loss's part is not saved.
+        identity: identity of the training step.
+        metric: metric with which the run compares embeddings.
+        title: display name.
     """
     model = json.loads(json.dumps(training["model"]))
-    model["backbone"]["weights"] = "none"  # they are in the state
+    model["backbone"]["weights"] = "none"  # the state contains them
     config = parse(ModelConfig, model, "model")
     network = Embedder(config, num_classes)
     state = {name.removeprefix("model."): value for name, value in system_state.items() if name.startswith("model.")}
@@ -287,16 +287,16 @@ def save_network(
 
 
 def write_description(folder: Path, description: NetworkDescription) -> None:
-    """Write `network.json`, with the hash of the file that it describes, which is there already."""
+    """Write `network.json` with the hash of the weights or graph file, which must exist already."""
     description = description.model_copy(update={"file_sha256": file_sha256(folder / description.file)})
     (folder / DESCRIPTION_FILE).write_text(sealed({"format": FORMAT, **description.model_dump(mode="json")}))
 
 
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have a folder written beside its place and renamed: it is there whole or not at all. One that is there already is replaced.
+    """Write a folder next to its destination and rename it, so that it appears whole or not at all. An existing folder is replaced.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +310,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def _network_folder(source: Path) -> Path:
-    """The folder with the description: the one named, that of the file named, or the one in which MLflow keeps a model's artifacts."""
+    """Return the folder with the description: `source`, that of the file `source`, or the one where MLflow keeps a model's artifacts."""
     places = (source, source.parent) if source.is_file() else (source, source / "artifacts" / "network", source / "network")
     for folder in places:
         if (folder / DESCRIPTION_FILE).is_file():
@@ -326,7 +326,7 @@ def _check(folder: Path, description: NetworkDescription) -> None:
     """Compare the file of a network with its hash.
 
     Raises:
-        StoreError: it is gone or damaged.
+        StoreError: the file is missing or damaged.
     """
     path = folder / description.file
     try:
@@ -341,7 +341,7 @@ def _check(folder: Path, description: NetworkDescription) -> None:
 
 
 def _file_identity(path: Path) -> str:
-    """Of a network that was written before identities were kept: that of its weights."""
+    """Return the hash of the weights, as identity of a network written before identities were saved."""
     return file_sha256(path)[:32]
 
 
@@ -357,10 +357,10 @@ def _batches(views: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | None] | None) -> Iterator[tuple[AnyImage, Box | None]]:
-    """Each image with its box.
+    """Yield each image with its box.
 
     Raises:
-        DataError: neither an image nor several, or another number of boxes.
+        DataError: `images` is not an image or several, or the number of boxes differs.
     """
     of_one = isinstance(images, Path | str | bytes | bytearray | Image.Image) or (
         isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4
@@ -380,10 +380,10 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
 
 
 def _decoded(image: AnyImage, name: str) -> Tensor:
-    """uint8 (3, H, W), RGB, upright, by the decoder that the run's images went through.
+    """Decode an image to uint8 (3, H, W), RGB, upright, with the decoder of the run's images.
 
     Raises:
-        DataError: not an image.
+        DataError: the input is not an image.
     """
     if isinstance(image, str | Path):
         name = str(image)

@@ -1,16 +1,16 @@
-"""Vectors of length 1: the one place where losses, heads and centres are normalised."""
+"""Normalisation to unit length, shared by losses, heads and centres."""
 
 import torch
 from torch import Tensor
 
-SMALLEST_NORM = 1e-6  # of what has a direction; a shorter row, whose gradient would be up to 1e12 times too large, stays as it is
+SMALLEST_NORM = 1e-6  # a shorter row stays unchanged: it has no direction, and its gradient would be up to 1e12 times too large
 
 
 def unit_length(rows: Tensor, dim: int = -1) -> Tensor:
-    """Return rows divided by their norms along `dim`; one shorter than SMALLEST_NORM unchanged, with an unchanged gradient.
+    """Return rows divided by their norms along `dim`; rows shorter than SMALLEST_NORM and their gradients are unchanged.
 
-    The gradient of a unit vector grows with 1 / norm and has no value at 0. A row without a direction gets the gradient of the identity,
-    so that a dead row harms neither the other rows nor an optimiser's moments.
+    The gradient of a unit vector grows with 1 / norm and is undefined at 0. A row below the threshold gets the gradient of the identity, so
+    that a dead row harms neither the other rows nor an optimiser's moments.
     """
     norms = torch.linalg.vector_norm(rows, dim=dim, keepdim=True)
     return rows / torch.where(norms < SMALLEST_NORM, 1.0, norms)

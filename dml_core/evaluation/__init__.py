@@ -1,4 +1,4 @@
-"""Metrics of the field as pure functions of arrays. `evaluate` is imported on first use, so that settings can be read without FAISS."""
+"""Metrics of deep metric learning as pure functions of arrays. `evaluate` is imported on first use: reading settings needs no FAISS."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Recall@K through an approximate FAISS index, with what the approximation costs: for galleries that exact search cannot serve.
+"""Recall@K through an approximate FAISS index, with its loss in recall, for galleries too large for exact search.
 
-The report says so: `is_approximate` is 1, and `index_recall@k` is the share of the exact nearest k that the index found, over a
-sample of the queries, ties at the k-th distance counting as found. MAP@R and the other metrics of whole rankings are not estimated.
+The report marks this: `is_approximate` is 1, and `index_recall@k` is the share of the exact nearest k that the index found, over a sample
+of the queries; ties at the k-th distance count as found. MAP@R and other metrics of whole rankings are not estimated.
 
 Shapes: N gallery items, Q queries, S sampled queries, D dimensions, k neighbours.
 """
@@ -32,20 +32,20 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_cod
 from dml_core.evaluation.neighbours import nearest
 
 NUM_TRAINING_POINTS_PER_LIST = 64
-NUM_CODES = 256  # of each byte of a compressed vector; FAISS trains them on as many items at least
+NUM_CODES = 256  # of each byte of a compressed vector; FAISS trains them on at least as many items
 
 
 class ApproximateConfig(Config):
-    """Which index, and how much of it is searched.
+    """Settings of the approximate index and its search.
 
     Attributes:
-        index: "ivf_flat" (whole vectors in lists), "ivf_pq" (compressed ones) or "hnsw" (a graph of whole vectors).
-        num_lists: inverted lists; fewer where the gallery has not enough items to train them.
+        index: "ivf_flat" (whole vectors in lists), "ivf_pq" (compressed vectors in lists) or "hnsw" (a graph of whole vectors).
+        num_lists: number of inverted lists; fewer if the gallery has too few items to train them.
         num_probes: lists searched for each query.
         num_code_bytes: bytes of a compressed vector; must divide the dimensions.
-        num_links: of each item of the graph.
-        num_visited: items of the graph kept in view while a query is searched.
-        num_sampled_queries: queries that are searched exactly too.
+        num_links: links of each item of the graph.
+        num_visited: candidate items of the graph kept during a search.
+        num_sampled_queries: number of queries that are also searched exactly.
     """
 
     index: Literal["ivf_flat", "ivf_pq", "hnsw"]
@@ -63,16 +63,16 @@ def evaluate_approximately(
     approximation: ApproximateConfig,
     queries: Sequence[EmbeddingShard] | None = None,
 ) -> dict[str, float | int]:
-    """Recall@K by an index, with the index's own recall; queries without a positive are left out.
+    """Return Recall@K with an index, and the index's own recall; queries without a positive are excluded.
 
     Args:
-        gallery: its shards, of which one is in memory at a time, besides the index.
+        gallery: its shards; one at a time is in memory, besides the index.
         config: the K and the metric.
-        approximation: the index.
-        queries: their shards; None if the gallery's items are the queries, each left out of its own gallery by index.
+        approximation: settings of the index.
+        queries: their shards; None if the gallery's items are the queries, each excluded from its own gallery by index.
 
     Raises:
-        EvaluationError: what cannot be scored, or an index that does not fit the embeddings.
+        EvaluationError: the embeddings cannot be scored, or the index does not fit them.
     """
     is_self = queries is None
     query_shards = gallery if queries is None else queries
@@ -105,7 +105,7 @@ def evaluate_approximately(
 
 
 def _numbered(shards: Sequence[EmbeddingShard]) -> Iterator[tuple[EmbeddingShard, int]]:
-    """Each shard and the index of its first item."""
+    """Return each shard with the index of its first item."""
     firsts = np.cumsum([0, *(len(np.asarray(shard.labels)) for shard in shards)]).tolist()
     return zip(shards, firsts, strict=False)
 
@@ -113,7 +113,7 @@ def _numbered(shards: Sequence[EmbeddingShard]) -> Iterator[tuple[EmbeddingShard
 def build(
     gallery: Sequence[EmbeddingShard], num_items: int, origin_D: NDArray[np.float64], metric: Metric, approximation: ApproximateConfig
 ) -> Any:
-    """The index, trained on an evenly spaced part of the gallery and filled shard by shard."""
+    """Build the index, trained on an evenly spaced part of the gallery and filled shard by shard."""
     if approximation.index == "hnsw":
         index = faiss.IndexHNSWFlat(len(origin_D), approximation.num_links)
         index.hnsw.efSearch = approximation.num_visited
@@ -141,7 +141,7 @@ def search_others(
     self_index_Q: NDArray[np.int64] | None,
     k: int,
 ) -> NDArray[np.int64]:
-    """The k items that `search` finds for each query, (Q, k), -1 where fewer; not itself, where queries are the items `self_index_Q`."""
+    """Return the k items that `search` finds for each query, (Q, k), padded with -1; queries that are items `self_index_Q` are excluded."""
     if self_index_Q is None:
         return search(rows_QD, k)[1]
     found_Qm = search(rows_QD, k + 1)[1]
@@ -164,7 +164,7 @@ def _inverted_lists(num_dimensions: int, num_items: int, approximation: Approxim
 
 
 def _without_warnings(index: Any) -> Any:
-    """Return the index, which does not print that its centres have few training points: `index_recall` measures what it misses."""
+    """Return the index, with FAISS's warning about few training points off: `index_recall` measures the loss."""
     index.cp.min_points_per_centroid = 1
     return index
 
@@ -172,13 +172,13 @@ def _without_warnings(index: Any) -> Any:
 def index_recall(
     gallery: Sequence[EmbeddingShard], asked: Points, self_index_S: NDArray[np.int64] | None, found: Mapping[int, NDArray[np.int64]]
 ) -> dict[str, float]:
-    """Share of the exact nearest n that are among those found, for each n.
+    """Return the share of the exact nearest n that the index found, for each n.
 
     Args:
         gallery: all items.
         asked: the sampled queries.
-        self_index_S: which items they are themselves, where they are.
-        found: n -> what was found for it, (S, n), narrower where there are not as many items, -1 for none.
+        self_index_S: gallery indices of the queries, or None.
+        found: n -> items found for it, (S, n), narrower if there are fewer items, padded with -1.
     """
     widths = [found_Sn.shape[1] for found_Sn in found.values()]
     found_Sm = np.concatenate(list(found.values()), axis=1)

@@ -1,9 +1,9 @@
 """Clustering metrics: k-means, then NMI, AMI and pairwise F1 against the labels.
 
-As many clusters as classes. NMI is I(labels; clusters) divided by the mean of the two entropies, arithmetic (`nmi`, today's default) or
-geometric (`nmi_geometric`, which the heated-up softmax paper's scikit-learn 0.19 computed); AMI corrects it for chance, with the
-arithmetic mean (Vinh et al. 2010). F1 is over pairs: of all pairs in one cluster, precision is the share of one class, and conversely
-for recall (Manning et al. 2008, section 16.3).
+The number of clusters is that of the classes. NMI is I(labels; clusters) divided by the mean of the two entropies, arithmetic (`nmi`,
+today's default) or geometric (`nmi_geometric`, computed by scikit-learn 0.19 for the heated-up softmax paper); AMI corrects it for chance,
+with the arithmetic mean (Vinh et al. 2010). F1 is over pairs: precision is the share of same-class pairs among the pairs of one cluster,
+and conversely for recall (Manning et al. 2008, section 16.3).
 
 Shapes: N samples, D dimensions, K clusters.
 """
@@ -25,10 +25,10 @@ from dml_core.evaluation.seeding import first_clusters
 
 
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
-    """Cluster of each point, (N,), and the inertia (sum of squared distances to the own centre).
+    """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
-    Lloyd's iterations from `seeding.first_clusters`; of several runs the one with the lowest inertia. The same on every run of one machine,
-    and run r of a seed is the same however many runs there are.
+    Runs Lloyd's iterations from `seeding.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine, and run r
+    of a seed does not depend on the number of runs.
     """
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)
@@ -39,15 +39,15 @@ def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -
 def lloyd(
     points_ND: NDArray[np.float32], first_K: NDArray[np.int64], clusters_N: NDArray[np.int64], num_iterations: int
 ) -> tuple[NDArray[np.int64], float]:
-    """Clusters (N,) and inertia after at most `num_iterations`; it ends once no point changes its cluster.
+    """Return clusters (N,) and inertia after at most `num_iterations`; stops when no point changes its cluster.
 
-    A cluster whose points stay the same has the same centre, so a point of it need only be held against the centres that moved. After
-    the first iterations few do. A cluster without points gets the one that lies farthest from its own centre.
+    A cluster with unchanged points keeps its centre, so its points are compared only with the centres that moved, which are few after the
+    first iterations. An empty cluster gets the point farthest from its own centre.
 
     Args:
-        points_ND: what is clustered.
-        first_K: the points that are the first centres.
-        clusters_N: the cluster of each point to start with, each with a point.
+        points_ND: the points to cluster.
+        first_K: indices of the points used as first centres.
+        clusters_N: initial cluster of each point; no cluster is empty.
         num_iterations: each moves the centres to the means of their points, then points to their nearest centres.
     """
     centres_KD, clusters_N = points_ND[first_K], clusters_N.copy()
@@ -77,7 +77,7 @@ def lloyd(
 def _move_to_means(
     centres_KD: NDArray[np.float32], moved_M: NDArray[np.int64], points_ND: NDArray[np.float32], clusters_N: NDArray[np.int64]
 ) -> None:
-    """These centres to the means of their points; one without points stays where it is."""
+    """Move the centres of the moved clusters to the means of their points; a centre without points stays."""
     of_moved = np.flatnonzero(np.isin(clusters_N, moved_M))
     clusters, index, sizes = np.unique(clusters_N[of_moved], return_inverse=True, return_counts=True)
     membership = csr_array((np.ones(len(of_moved), dtype=np.float32), (index, np.arange(len(of_moved)))))
@@ -85,7 +85,7 @@ def _move_to_means(
 
 
 def clustering_metrics(codes_N: NDArray[np.int64], clusters_N: NDArray[np.int64]) -> dict[str, float]:
-    """NMI (two averages), AMI and pairwise F1 of a clustering."""
+    """Return NMI (two averages), AMI and pairwise F1 of a clustering."""
     return {
         "nmi": float(normalized_mutual_info_score(codes_N, clusters_N)),
         "nmi_geometric": float(normalized_mutual_info_score(codes_N, clusters_N, average_method="geometric")),
@@ -95,22 +95,22 @@ def clustering_metrics(codes_N: NDArray[np.int64], clusters_N: NDArray[np.int64]
 
 
 def adjusted_mutual_information(codes_N: NDArray[Any], clusters_N: NDArray[Any]) -> float:
-    """(MI - E[MI]) / (mean entropy - E[MI]); 1 for a perfect clustering, 0 on average for a random one of the same sizes.
+    """Return (MI - E[MI]) / (mean entropy - E[MI]); 1 for a perfect clustering, 0 on average for a random one of the same sizes.
 
-    scikit-learn's takes the better part of a minute on 11,000 classes because it visits every pair of a class and a cluster; the
-    expectation depends on their sizes alone, and of these few differ.
+    scikit-learn takes most of a minute for 11,000 classes because it visits every pair of a class and a cluster; the expectation depends
+    only on their sizes, few of which differ.
     """
     class_sizes, cluster_sizes = (np.unique(labels, return_counts=True)[1] for labels in (codes_N, clusters_N))
     if len(class_sizes) == len(cluster_sizes) and len(class_sizes) in (1, len(codes_N)):
         return 1.0
     expected = _expected_mutual_information(class_sizes, cluster_sizes)
     mean_entropy = (entropy(class_sizes) + entropy(cluster_sizes)) / 2
-    left = max(mean_entropy - expected, np.finfo(np.float64).eps)  # only rounding could leave nothing: the partitions that do are above
+    left = max(mean_entropy - expected, np.finfo(np.float64).eps)  # 0 only by rounding: partitions with exactly 0 returned above
     return float((mutual_info_score(codes_N, clusters_N) - expected) / left)
 
 
 def _expected_mutual_information(class_sizes: NDArray[np.int64], cluster_sizes: NDArray[np.int64]) -> float:
-    """Of all pairs of partitions with these sizes (Vinh et al. 2010, eq. 24a): overlaps are hypergeometric."""
+    """Return the expectation over all pairs of partitions with these sizes (Vinh et al. 2010, eq. 24a): overlaps are hypergeometric."""
     total = int(class_sizes.sum())
     log_factorial = gammaln(np.arange(total + 1) + 1.0)
     expected = 0.0
@@ -125,7 +125,7 @@ def _expected_mutual_information(class_sizes: NDArray[np.int64], cluster_sizes: 
 
 
 def pairwise_f1(codes_N: NDArray[Any], clusters_N: NDArray[Any]) -> float:
-    """F1 over pairs of samples; 1 where neither labels nor clusters put any two samples together."""
+    """Return F1 over pairs of samples; 1 if neither labels nor clusters join any two samples."""
     (_, false_positives), (false_negatives, true_positives) = pair_confusion_matrix(codes_N, clusters_N).tolist()
     wrong = false_positives + false_negatives
     return 2 * true_positives / (2 * true_positives + wrong) if true_positives + wrong else 1.0

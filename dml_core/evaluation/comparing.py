@@ -1,13 +1,13 @@
-"""A table of systems by seeds, read as a whole: which may be the best, and which differ.
+"""Statistical comparison of a table of systems by seeds: which may be the best, and which differ.
 
-Systems that share seeds are compared seed by seed (`statistics.paired_difference`), from MIN_SEEDS shared seeds on. One correction serves
-everywhere, Bonferroni's: each family of tests and intervals keeps its level of 0.05 as a whole.
+Systems that share at least MIN_SEEDS seeds are compared seed by seed (`statistics.paired_difference`). All comparisons use Bonferroni's
+correction: each family of tests and intervals has a familywise level of 0.05.
 
-- The set of the best (Hsu 1984, multiple comparisons with the best) holds the system with the highest true mean in 95 of 100 tables. A
+- The set of the best (Hsu 1984, multiple comparisons with the best) contains the system with the highest true mean in 95 of 100 tables. A
   system leaves it when another one is higher by a one-sided test at 0.05 / (K - 1). The intervals of the difference to the best are
   simultaneous with it.
-- Differences to a reference that was named beforehand: two-sided over the other systems.
-- Differences of any two systems: two-sided over all pairs, so that it does not matter which were looked at.
+- Differences to a reference named beforehand: two-sided over the other systems.
+- Differences of any two systems: two-sided over all pairs, so any of them may be inspected.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +31,22 @@ from dml_core.evaluation.statistics import (
 
 LEVEL = 0.05
 POWER = 0.8
-MOST_NAMES = 3  # that a sentence lists; more are counted
+MOST_NAMES = 3  # names listed in a sentence; more are counted
 HIGHER_IS_BETTER = ("precision@1", "map@r", "r_precision", "mrr", "nmi", "nmi_geometric", "ami", "f1")
 Scores = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One system less another, over the seeds that both have; of fewer than MIN_SEEDS shared seeds there are no figures.
+    """Difference of two systems over their shared seeds; no figures with fewer than MIN_SEEDS shared seeds.
 
     Attributes:
-        system, other: names.
-        seeds: those that both have.
-        difference: the mean, in the table's unit.
-        half_width: half of its interval, simultaneous with those of the family that the pair is in.
+        system, other: names; the difference is system minus other.
+        seeds: shared seeds.
+        difference: mean difference, in the table's unit.
+        half_width: half of its confidence interval, simultaneous over the pair's family.
         deviation: standard deviation of the differences.
-        p_value: of the paired t test, as it is; p_adjusted: times the number of tests in the family.
+        p_value: uncorrected p value of the paired t test; p_adjusted: multiplied by the number of tests in the family.
         posterior: probabilities that the system is better than the other by more than a point, within a point of it, and worse.
     """
 
@@ -62,12 +62,12 @@ class Pair:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the two differ by the corrected test."""
+        """True if the two differ significantly by the corrected test."""
         return self.p_adjusted is not None and self.p_adjusted < LEVEL
 
     @property
     def reversed(self) -> "Pair":
-        """The other less the system."""
+        """The other minus the system."""
         return replace(
             self,
             system=self.other,
@@ -79,7 +79,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Needed:
-    """How many seeds would show a difference of `points` between a system and the reference; None where it is thousands, or not known."""
+    """Seeds needed to detect a difference of `points` between a system and the reference; None if above `MOST_SEEDS` or unknown."""
 
     system: str
     seeds: int | None
@@ -87,24 +87,23 @@ class Needed:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Systems by one metric on one dataset.
+    """Comparison of systems by one metric on one dataset.
 
     Attributes:
-        dataset, metric: of the scores.
-        means: of each system over its own seeds, the best first.
-        reference: the system that the others are compared with; the best where none was named.
-        is_named: whether it was, in a settings file.
+        dataset, metric: dataset and metric of the scores.
+        means: mean of each system over its own seeds, best first.
+        reference: system that the others are compared with; the best if none was named.
+        is_named: True if a settings file named the reference.
         pairs: every two systems, the higher mean first; corrected over all of them.
-        against: every other system less the reference, the highest mean first; corrected over these where it was named, else over
-            all pairs.
-        to_best: of each compared system the interval of its true mean less the highest of the others' (Hsu); simultaneous.
-        smallest: the smallest true difference of two systems that the table shows with a chance of POWER, the median over pairs; None
-            where nothing is compared.
-        points: the difference that `needed` and posteriors are about; None in units where there is no such thing.
-        needed: for every system of `against`, at the corrected level and a chance of POWER.
-        decimals: of figures in words.
-        num_classes: that the scores are of, where it is known.
-        sentence: all of it in words.
+        against: every other system minus the reference, highest mean first; corrected over these if the reference was named, else over all
+            pairs.
+        to_best: interval of each compared system's true mean minus the highest of the others' (Hsu); simultaneous.
+        smallest: smallest true difference of two systems detected with power POWER, the median over pairs; None if nothing is compared.
+        points: difference used by `needed` and posteriors; None for units without points.
+        needed: for every system of `against`, at the corrected level with power POWER.
+        decimals: decimals of figures in the sentence.
+        num_classes: number of classes scored, if known.
+        sentence: the comparison in words.
     """
 
     dataset: str
@@ -124,17 +123,17 @@ class Comparison:
 
     @property
     def best(self) -> str:
-        """The system with the highest mean; of equals the first."""
+        """System with the highest mean; the first of equals."""
         return next(iter(self.means))
 
     @property
     def best_set(self) -> frozenset[str]:
-        """The confidence set of the best system; empty where nothing could be compared."""
+        """Confidence set of the best system; empty if nothing could be compared."""
         return frozenset(system for system, (_, high) in self.to_best.items() if high > 0)
 
     @property
     def limits(self) -> str | None:
-        """What the table could have shown, in a sentence."""
+        """Sentence about the smallest difference that the comparison detects."""
         if self.smallest is None:
             return None
         pairs = f"over all {len(self.pairs)} pairs" if len(self.pairs) > 1 else "one pair"
@@ -142,16 +141,16 @@ class Comparison:
 
     @property
     def heading(self) -> str:
-        """Of what `beside` says of each system."""
+        """Heading of the column of `beside`."""
         return f"difference to {self.reference} (95 %, simultaneous)" if self.is_named else "difference to the best (95 %, simultaneous)"
 
     @property
     def bold_says(self) -> str:
-        """What bold systems are."""
+        """Legend of the systems in bold."""
         return "Bold: the 95 % confidence set of the best."
 
     def beside(self, system: str) -> str:
-        """The difference to the reference, or to the best of the others, with its simultaneous interval."""
+        """Return the difference to the reference, or to the best of the others, with its simultaneous interval."""
         if self.is_named:
             if system == self.reference:
                 return "reference"
@@ -163,45 +162,45 @@ class Comparison:
         return f"{self.figure(low)} to {self.figure(high)}"
 
     def said(self, pair: Pair) -> str:
-        """A difference with its sign and its interval; a dash where there is none."""
+        """Return a difference with its sign and its interval; a dash if there is none."""
         if pair.difference is None or pair.half_width is None:
             return "-"
         return f"{self.figure(pair.difference)} ± {pair.half_width:.{self.decimals}f}"
 
     def figure(self, difference: float) -> str:
-        """A difference with its sign."""
+        """Return a difference with its sign."""
         return f"{round(difference, self.decimals) + 0.0:+.{self.decimals}f}"
 
     @property
     def matrix(self) -> list[tuple[str, list[Pair | None]]]:
-        """Each system less each system, the best first; None for itself."""
+        """Each system minus each system, best first; None on the diagonal."""
         return [(system, [None if system == other else self.pair(system, other) for other in self.means]) for system in self.means]
 
     def pair(self, system: str, other: str) -> Pair:
-        """The system less the other, from `pairs`."""
+        """Return the system minus the other, from `pairs`."""
         found = next(pair for pair in self.pairs if {pair.system, pair.other} == {system, other})
         return found if found.system == system else found.reversed
 
 
 def has_best(metric: str) -> bool:
-    """Whether more of a metric is better, so that there is a best system by it."""
+    """Return whether higher values of a metric are better, so that a best system exists."""
     return recall_k(metric) is not None or metric in HIGHER_IS_BETTER
 
 
 def is_share_of_queries(metric: str) -> bool:
-    """Whether a metric is the share of queries that found something, so that its spread has a floor."""
+    """Return whether a metric is a share of queries, whose spread has a floor."""
     return recall_k(metric) is not None or metric == "precision@1"
 
 
 class Tested(TypedDict):
-    """How many queries with a positive and how many classes scores are of, where it is known."""
+    """Numbers of queries with a positive and of classes scored, if known."""
 
     num_queries: int | None
     num_classes: int | None
 
 
 def tested_on(metrics: Mapping[str, float]) -> Tested:
-    """What a run's scores are of, as `compare` takes it."""
+    """Return the numbers of queries and classes of a run's scores, as arguments of `compare`."""
     queries, classes = metrics.get("num_queries"), metrics.get("num_query_classes")
     return {
         "num_queries": None if queries is None else int(queries - metrics.get("num_queries_without_positive", 0)),
@@ -210,7 +209,7 @@ def tested_on(metrics: Mapping[str, float]) -> Tested:
 
 
 def metric_title(metric: str) -> str:
-    """A metric as a sentence calls it."""
+    """Return a metric's name for use in sentences."""
     k = recall_k(metric)
     return f"R@{k}" if k is not None else metric.upper() if metric in ("map@r", "mrr", "nmi", "ami", "f1") else metric.replace("_", " ")
 
@@ -228,12 +227,12 @@ def compare(
     """Compare systems on one dataset; None for fewer than two.
 
     Args:
-        dataset, metric: of the scores; more of the metric is better.
-        scores: system -> seed -> score, all in the unit that is shown.
-        reference: a system that was named beforehand.
-        points: one per cent point in that unit: 1 for per cent, 0.01 for shares; None where there is no such thing.
-        decimals: of figures in words.
-        num_queries, num_classes: that the scores are of, where they are known.
+        dataset, metric: dataset and metric of the scores; higher is better.
+        scores: system -> seed -> score, all in the displayed unit.
+        reference: a system named beforehand.
+        points: one percentage point in that unit: 1 for per cent, 0.01 for shares; None for units without points.
+        decimals: decimals of figures in the sentence.
+        num_queries, num_classes: numbers of queries and classes scored, if known.
     """
     systems = [name for name, by_seed in scores.items() if by_seed]
     if len(systems) < 2:
@@ -264,7 +263,7 @@ def compare(
 
 
 def differences(scores: Scores, reference: str | None, points: float | None = None, num_queries: int | None = None) -> list[Pair]:
-    """`Comparison.against` alone: every system less the reference, or the best where none is named, with simultaneous intervals."""
+    """Return only `Comparison.against`: every system minus the reference, or the best if none is named, with simultaneous intervals."""
     means = _sorted_means(scores)
     if len(means) < 2:
         return []
@@ -280,7 +279,7 @@ def _sorted_means(scores: Scores) -> dict[str, float]:
 
 
 def _pair(scores: Scores, system: str, other: str, points: float | None, num_queries: int | None) -> Pair:
-    """Not corrected yet."""
+    """Return the uncorrected difference of two systems."""
     seeds = tuple(sorted(scores[system].keys() & scores[other].keys()))
     if len(seeds) < MIN_SEEDS:
         return Pair(system, other, seeds)
@@ -291,7 +290,7 @@ def _pair(scores: Scores, system: str, other: str, points: float | None, num_que
 
 
 def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
-    """With Bonferroni's correction over those that were compared."""
+    """Apply Bonferroni's correction over the pairs that were compared."""
     num_tests = sum(pair.p_value is not None for pair in pairs)
     return [
         pair
@@ -306,27 +305,27 @@ def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], is_named: bool) -> list[Pair]:
-    """Every system less the reference, corrected among themselves where it was named, else as the pairs are."""
+    """Return every system minus the reference, corrected over these if it was named, else as in `pairs`."""
     found = {pair.system if pair.other == reference else pair.other: pair for pair in pairs if reference in (pair.system, pair.other)}
     less = [pair if pair.other == reference else pair.reversed for pair in (found[name] for name in means if name != reference)]
     return _corrected(less) if is_named else less
 
 
 def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float, float]]:
-    """Hsu's intervals of each system less the best of the others.
+    """Return Hsu's intervals of each system minus the best of the others.
 
-    Where the bounds of the truly best system less each other one hold, all intervals hold; each of these K - 1 is one-sided at
-    LEVEL / (K - 1), so that they do at once in 1 - LEVEL.
+    All intervals hold if the bounds of the truly best system minus each other one hold. Each of these K - 1 bounds has the one-sided level
+    LEVEL / (K - 1), so all hold at once with probability 1 - LEVEL.
     """
     systems = [name for name in means if any(name in (pair.system, pair.other) for pair in compared)]
-    level = 2 * LEVEL / max(len(systems) - 1, 1)  # two-sided: the half at one side is the one-sided level
+    level = 2 * LEVEL / max(len(systems) - 1, 1)  # two-sided, so half of it is the one-sided level
     bounds: dict[str, dict[str, tuple[float, float]]] = {name: {} for name in systems}
     for pair in compared:
         assert pair.difference is not None
         assert pair.deviation is not None
         half = half_width_of(pair.deviation, len(pair.seeds), level)
         if pair.deviation == 0 and pair.p_value is not None and pair.p_value >= level:
-            half = abs(pair.difference) + SAME  # too few seeds to believe in a spread of 0
+            half = abs(pair.difference) + SAME  # too few seeds to trust a spread of 0
         bounds[pair.system][pair.other] = pair.difference - half, pair.difference + half
         bounds[pair.other][pair.system] = -pair.difference - half, -pair.difference + half
     highs = {name: max(0.0, min(high for _, high in bounds[name].values())) for name in systems}
@@ -369,7 +368,7 @@ def _sentence(found: Comparison, scores: Scores) -> str:
 
 
 def _who_may_be_best(found: Comparison) -> str:
-    """The set of the best, which may leave out systems of which no difference is significant: they are worse or equal."""
+    """Describe the confidence set of the best. It may exclude systems without a significant difference, which are worse or equal."""
     others = [name for name in found.means if name in found.best_set and name != found.best]
     if not others:
         return f"{found.best} is the best (95 % confidence)."
@@ -381,7 +380,7 @@ def _who_may_be_best(found: Comparison) -> str:
 
 
 def _worse(found: Comparison, worse: Sequence[Pair]) -> str:
-    """The nearest with its difference; the others are counted."""
+    """Name the nearest system with its difference, and count the others."""
     nearest, others = worse[0], len(worse) - 1
     said = f"{nearest.other} ({found.said(nearest.reversed)})"
     return f"{said} and {others} other{'s' if others > 1 else ''}" if others else said
@@ -403,7 +402,7 @@ def _seeds(scores: Scores) -> str:
 
 
 def _names(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Names in a row, or how many there are."""
+    """Join names, or count them if there are too many."""
     if len(names) > most:
         return f"{len(names)} others"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,11 +1,11 @@
-"""Intervals of a mean over queries, over classes and over seeds, and the bootstrap that splits a variance.
+"""Confidence intervals of a mean over queries, classes and seeds, and the bootstrap used to split a variance.
 
-Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which leaves each unit out once.
-The interval is Student's t on the logit, with one degree of freedom less than there are units. A bootstrap's percentiles are too narrow
-for few units: with 4 classes its 95 % intervals hold the truth 8 times in 10 (tests/evaluation/test_coverage.py). Over seeds the interval
-is Student's t.
+Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which omits each unit once. The
+interval is Student's t on the logit, with one degree of freedom less than units. A bootstrap's percentile intervals are too narrow for few
+units: with 4 classes its 95 % intervals contain the truth 8 times in 10 (tests/evaluation/test_coverage.py). Over seeds the interval is
+Student's t.
 
-Shapes: Q queries or other units that are drawn, B replicates, M metrics, U units.
+Shapes: Q queries or other resampled units, B replicates, M metrics, U units.
 """
 
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit, stdtrit  # scipy.stats takes a second to import
 
-SAME = 1e-12  # a standard error of a fraction that is only rounding
+SAME = 1e-12  # a fraction's standard error below this is only rounding
 
 
 def bootstrap_means(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int, seed: int) -> NDArray[np.float64]:
-    """Means (B, M) over resampled units: samples with one code are drawn together.
+    """Return means (B, M) over resampled units: samples with one code are drawn together.
 
     Args:
         values_QM: the metrics of each query.
-        codes_Q: the query's class, to draw classes; a code of its own for each, to draw queries.
+        codes_Q: the query's class, to draw classes; a separate code for each query, to draw queries.
         num_replicates: B.
-        seed: of the draws.
+        seed: seed of the draws.
     """
     generator = np.random.default_rng(seed)
     sums_UM, sizes_U = _of_units(values_QM, codes_Q)
@@ -39,14 +39,14 @@ def bootstrap_means(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], 
 def interval_over_units(
     fractions_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], confidence: float = 0.95
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lower and the upper end (M,) of the interval of each metric's mean over queries, had other units been drawn.
+    """Return the lower and upper ends (M,) of each metric's interval for the mean over queries, with the units as a random sample.
 
-    Both are NaN where nothing tells how units vary: there is one unit, or all of them have the same mean.
+    Both are NaN if the units' variation is unknown: there is one unit, or all have the same mean.
 
     Args:
         fractions_QM: the metrics of each query, from 0 to 1.
-        codes_Q: the query's class, for an interval over classes; a code of its own for each, for one over queries.
-        confidence: share of such intervals that hold the true mean.
+        codes_Q: the query's class, for an interval over classes; a separate code for each query, for one over queries.
+        confidence: coverage of the interval.
     """
     means_M, (sums_UM, sizes_U) = fractions_QM.mean(axis=0), _of_units(fractions_QM, codes_Q)
     num_units = len(sizes_U)
@@ -66,7 +66,7 @@ def _of_units(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64]) -> tup
 
 
 def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Mean of a metric over runs and the half width of its interval; NaN for the width of a single run, which tells nothing of spread."""
+    """Return a metric's mean over runs and the half-width of its interval; the width is NaN for one run, whose spread is unknown."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, np.nan
@@ -88,6 +88,6 @@ class Summary:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Mean and 95 % interval of one metric over seeds."""
+    """Return the mean and 95 % interval of one metric over seeds."""
     mean, half_width = mean_over_seeds(values)
     return Summary(mean, half_width if len(values) > 1 else None, len(values))

@@ -13,11 +13,11 @@ Device = Literal["cpu", "cuda"]
 
 
 class KMeansConfig(Config):
-    """k-means as it is run for NMI, AMI and F1.
+    """Settings of k-means for NMI, AMI and F1.
 
     Attributes:
         num_iterations: Lloyd iterations of each run.
-        num_runs: runs from different first centres; the one with the lowest inertia counts.
+        num_runs: runs from different first centres; the one with the lowest inertia is used.
     """
 
     num_iterations: Positive = 25
@@ -28,27 +28,27 @@ class IntervalConfig(Config):
     """Intervals over queries and over classes.
 
     Attributes:
-        confidence: share of such intervals that hold the true mean.
+        confidence: coverage of the intervals.
     """
 
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
 class EvaluationConfig(Config):
-    """What is measured and how.
+    """Settings of the evaluation.
 
     Attributes:
-        role: "test" scores the dataset's test classes (query against gallery where it has those), "validation" the training classes
-            that the run held out, for choosing settings without a look at the test classes, "train" the images that it trained on, which
-            says what the network has learned and not how well it finds unseen classes.
-        epoch: whose weights are scored: those of the last epoch, or of one that the run keeps beside it (`training.keep_epochs`).
+        role: "test" scores the dataset's test classes (query against gallery if it has those); "validation" the training classes held out
+            by the run, for choosing settings without the test classes; "train" the training images, which shows what the network has
+            learned but not how well it retrieves unseen classes.
+        epoch: epoch whose weights are scored: the last, or one that the run also keeps (`training.keep_epochs`).
         recall_at: the K of Recall@K.
-        metric: "cosine" (angles) or "euclidean" (distances between the embeddings as they are).
+        metric: "cosine" (angles) or "euclidean" (distances of unchanged embeddings).
         clustering: run k-means and report NMI, AMI and F1.
-        kmeans: its settings.
-        intervals: intervals over queries and over classes; none where it is left out.
-        max_block_bytes: memory that one block of similarities and the state of one group of queries may take, each.
-        device: where the similarities are computed; a device that is absent is an error.
+        kmeans: settings of k-means.
+        intervals: intervals over queries and over classes; none by default.
+        max_block_bytes: memory limit of one block of similarities and of the state of one group of queries, each.
+        device: where similarities are computed; a missing device is an error.
     """
 
     role: Literal["test", "validation", "train"] = "test"

@@ -1,4 +1,4 @@
-"""Every metric of a set of embeddings, as one flat mapping of fractions and counts.
+"""All metrics of a set of embeddings, as one flat mapping of fractions and counts.
 
 The rules (self, ties, queries without a positive, averages) are stated in `retrieval`, `clustering` and docs/evaluation.md.
 
@@ -27,7 +27,7 @@ __all__ = ["EmbeddingShard", "EvaluationConfig", "evaluate", "evaluate_shards", 
 
 
 class ClassRecall(NamedTuple):
-    """Recall@1 of one class, and of how many queries with a positive."""
+    """Recall@1 of one class, and its number of queries with a positive."""
 
     recall: float
     num_queries: int
@@ -42,21 +42,21 @@ def evaluate(
     seed: int = 0,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
-    """All metrics that `config` asks for.
+    """Return all metrics that `config` requests.
 
-    Clustering, separability and class distances are over all samples: gallery and queries together.
+    Clustering, separability and class distances use all samples: gallery and queries together.
 
     Args:
-        embeddings: (N, D) floats: the gallery, and the queries too where none are given (each left out of its own gallery by index).
+        embeddings: (N, D) floats: the gallery, and also the queries if none are given (each excluded from its own gallery by index).
         labels: (N,) integers or strings.
-        config: what is measured.
+        config: settings of the evaluation.
         query_embeddings: (Q, D), given together with `query_labels` for the query/gallery protocol.
         query_labels: (Q,).
-        seed: of k-means.
+        seed: seed of k-means.
         by_class: filled with Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
-        EvaluationError: embeddings or labels that cannot be scored, no query with a positive, or a device that is absent.
+        EvaluationError: embeddings or labels cannot be scored, no query has a positive, or a device is missing.
     """
     gallery_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels)
@@ -81,13 +81,13 @@ def evaluate_shards(
     seed: int = 0,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
-    """The exact retrieval metrics of a gallery that need not fit in memory; the queries are the gallery where none are given.
+    """Return the exact retrieval metrics of a gallery that may exceed memory; without `queries` its items are the queries.
 
-    In memory are one query shard and one gallery shard, each with a float32 copy, besides what `config.max_block_bytes` allows. The
-    gallery is read twice for each query shard.
+    Memory holds one query shard and one gallery shard, each with a float32 copy, besides what `config.max_block_bytes` allows. The gallery
+    is read twice for each query shard.
 
     Raises:
-        EvaluationError: as `evaluate`.
+        EvaluationError: as in `evaluate`.
     """
     scores, codes_Q, names = _retrieve(gallery, config, queries)
     if not scores.is_scored.any():
@@ -104,10 +104,10 @@ def evaluate_shards(
 
 
 def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: EmbeddingShard | None = None) -> dict[Any, ClassRecall]:
-    """Recall@1 of each class that has a query with a positive, by label.
+    """Return Recall@1 of each class that has a query with a positive, by label.
 
     Raises:
-        EvaluationError: as `evaluate`.
+        EvaluationError: as in `evaluate`.
     """
     scores, codes_Q, names = _retrieve([gallery], config, None if queries is None else [queries])
     return _named_recalls(scores, codes_Q, names)
@@ -122,7 +122,7 @@ def _named_recalls(scores: QueryScores, codes_Q: NDArray[np.int64], names: NDArr
 def _retrieve(
     gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None
 ) -> tuple[QueryScores, NDArray[np.int64], NDArray[Any]]:
-    """Scores of all queries, their codes, and the label behind each code."""
+    """Return the scores of all queries, their codes, and the label of each code."""
     resources = Resources(config.max_block_bytes, usable_device(config.device))
     is_self = queries is None
     query_shards = gallery if queries is None else queries
@@ -144,7 +144,7 @@ def _retrieve(
 def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], confidence: float) -> dict[str, float]:
     """Return the ends of each metric's interval over queries (`_low`, `_high`) and over classes (`_class_low`, `_class_high`).
 
-    A metric that does not vary over queries or over classes has none.
+    A metric that does not vary over queries or classes has none.
     """
     values_SM = np.stack(list(metrics.values()), axis=1)
     ends: dict[str, float] = {}
@@ -155,7 +155,7 @@ def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int6
 
 
 def _class_structure(embeddings_ND: NDArray[Any], codes_N: NDArray[np.int64], config: EvaluationConfig, seed: int) -> dict[str, float]:
-    """Separability of the embeddings as they are; class distances and clusters as the metric sees them."""
+    """Return the separability of the unchanged embeddings, and class distances and clustering metrics under the configured metric."""
     points = as_points(embeddings_ND, config.metric)
     values = class_separability(as_points(embeddings_ND, "euclidean"), codes_N) | class_distances(points, codes_N)
     if config.clustering:

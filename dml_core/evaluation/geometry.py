@@ -1,9 +1,8 @@
-"""What "nearer" means, and when two items are equally near.
+"""Distances between embeddings, and when two items tie.
 
-Both metrics order items by squared Euclidean distance: "euclidean" of the embeddings as they are, "cosine" of the embeddings divided
-by their norm (then it is 2 - 2 cos). The distance of a pair is computed in float64 from the two rows alone and rounded to float32: it is
-a function of the pair, whatever the block, thread count or device that found the pair. Two items tie when their rounded distances are
-the same number; exact duplicates always do.
+Both metrics order items by squared Euclidean distance: "euclidean" of the unchanged embeddings, "cosine" of the embeddings divided by their
+norm (then it is 2 - 2 cos). The distance of a pair is computed in float64 from only the two rows and rounded to float32, so it does not
+depend on the block, thread count or device. Two items tie when their rounded distances are equal; exact duplicates always do.
 
 Shapes: N points, D dimensions, P pairs.
 """
@@ -20,9 +19,9 @@ from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, check
 
 BYTES_AT_ONCE = 2**20
 NUM_ROWS_AT_ONCE = 4096
-NARROW_ROUNDING = 1.02 * 2.0**-8  # of a number in bfloat16: how far it may be from what was rounded to it
-SMALLEST_NORM = 1e-150  # of a cosine's embedding: below it float64 holds the squares with fewer digits, or as 0
-SMALLEST_PRODUCT = 2**12  # pairs of a block for which a matrix product is worth its preparation
+NARROW_ROUNDING = 1.02 * 2.0**-8  # maximum rounding error of bfloat16, relative to the rounded number
+SMALLEST_NORM = 1e-150  # of an embedding for cosine; below it the squares lose digits in float64 or are 0
+SMALLEST_PRODUCT = 2**12  # pairs in a block from which a matrix product is worth its preparation
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Points:
     Attributes:
         raw: the embeddings as given.
         divisors: float64.
-        metric: which of the two.
+        metric: cosine or euclidean.
     """
 
     raw: NDArray[Any]
@@ -43,16 +42,16 @@ class Points:
         return len(self.raw)
 
     def rows(self, index: Any) -> NDArray[np.float64]:
-        """The indexed points in float64."""
+        """Return the indexed points in float64."""
         rows_PD: NDArray[np.float64] = self.raw[index].astype(np.float64) / self.divisors[index, None]
         return rows_PD
 
 
 def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
-    """Points of `metric` from checked embeddings.
+    """Return points of `metric` from checked embeddings.
 
     Raises:
-        EvaluationError: cosine of a row of zeros, or of numbers whose squares float64 cannot hold.
+        EvaluationError: cosine of a row of zeros, or of numbers whose squares float64 cannot represent.
     """
     if metric == "euclidean":
         return Points(embeddings_ND, np.ones(len(embeddings_ND)), metric)
@@ -62,10 +61,10 @@ def as_points(embeddings_ND: NDArray[Any], metric: Metric) -> Points:
 
 
 def load_points(shard: EmbeddingShard, metric: Metric) -> Points:
-    """The points of a shard.
+    """Load the points of a shard.
 
     Raises:
-        EvaluationError: embeddings or labels that cannot be scored.
+        EvaluationError: embeddings or labels cannot be scored.
     """
     embeddings_ND = checked_embeddings(shard.load())
     checked_labels(shard.labels, len(embeddings_ND))
@@ -73,7 +72,7 @@ def load_points(shard: EmbeddingShard, metric: Metric) -> Points:
 
 
 def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, right_P: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Squared distance of each pair (left[left_P[p]], right[right_P[p]]), shape (P,)."""
+    """Return the squared distance of each pair (left[left_P[p]], right[right_P[p]]), shape (P,)."""
     distances_P = np.empty(len(left_P), dtype=np.float32)
     num_pairs = max(1, BYTES_AT_ONCE // (8 * left.raw.shape[1]))
     for pairs in blocks(len(left_P), num_pairs):
@@ -82,9 +81,9 @@ def squared_distances(left: Points, left_P: NDArray[np.int64], right: Points, ri
 
 
 def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points, right_J: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Squared distance of every pair of the indexed points, (I, J): the same numbers as `squared_distances`, with less work.
+    """Return the squared distance of every pair of the indexed points, (I, J), identical to `squared_distances` but faster.
 
-    Products in float64 tell almost every distance to the last bit of its float32; the few others are measured pair by pair.
+    Products in float64 determine almost every distance to the last bit of its float32; the few others are computed pair by pair.
     """
     distances_IJ = np.empty((len(left_I), len(right_J)), dtype=np.float32)
     by_product = distances_IJ.size >= SMALLEST_PRODUCT
@@ -103,7 +102,7 @@ def all_squared_distances(left: Points, left_I: NDArray[np.int64], right: Points
 
 
 def bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return two bounds on the rounded squared distance of every pair, (I, J); they are closer the nearer the points are to zero."""
+    """Return two bounds on the rounded squared distance of every pair, (I, J); they are tighter for points closer to zero."""
     squares_I, squares_J = (np.einsum("nd,nd->n", rows, rows) for rows in (left_ID, right_JD))
     distances_IJ = left_ID @ right_JD.T
     distances_IJ *= -2
@@ -115,19 +114,19 @@ def bracketed(left_ID: NDArray[np.float64], right_JD: NDArray[np.float64]) -> tu
 
 
 def _squared_norms(differences: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Over the last axis, which is contiguous: numpy adds each row up in the same order wherever the row stands."""
+    """Sum over the last axis, which is contiguous: numpy then adds each row in the same order, independent of the row's position."""
     norms: NDArray[np.float32] = np.square(differences, out=differences).sum(axis=-1).astype(np.float32)
     return norms
 
 
 def as_similarities(squared_distances: NDArray[np.float32], metric: Metric) -> NDArray[np.float32]:
-    """Cosines, or negative distances: larger is nearer."""
+    """Return cosines, or negative distances: larger is nearer."""
     values = 1 - squared_distances / 2 if metric == "cosine" else -np.sqrt(squared_distances)
     return values.astype(np.float32)
 
 
 def origin(points: Points) -> NDArray[np.float64]:
-    """A point (D,) in the middle: distances between embeddings far from zero would drown in the rounding of float32."""
+    """Return a central point (D,) to subtract: float32 rounding would otherwise dominate distances between embeddings far from zero."""
     if points.metric == "cosine":
         return np.zeros(points.raw.shape[1])
     mean_D: NDArray[np.float64] = points.raw.mean(axis=0, dtype=np.float64)
@@ -137,7 +136,7 @@ def origin(points: Points) -> NDArray[np.float64]:
 def centred(
     points: Points, origin_D: NDArray[np.float64], index: NDArray[np.int64] | None = None, dtype: type[np.floating[Any]] = np.float32
 ) -> NDArray[Any]:
-    """Points (the indexed ones) in float32, or in `dtype`, with `origin_D` as their zero, which changes no distance; (N, D)."""
+    """Return the (indexed) points minus `origin_D`, which changes no distance, in float32 or `dtype`; (N, D)."""
     num_rows = len(points) if index is None else len(index)
     centred_ND = np.empty((num_rows, points.raw.shape[1]), dtype=dtype)
     for rows in blocks(num_rows, NUM_ROWS_AT_ONCE):
@@ -146,18 +145,18 @@ def centred(
 
 
 def blocks(num_rows: int, size: int) -> Iterator[slice]:
-    """Consecutive slices of at most `size` rows that cover `num_rows` rows."""
+    """Yield consecutive slices of at most `size` rows that cover `num_rows` rows."""
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
 
 
 def narrow_error(losses: NDArray[np.float64], largest_loss: float, num_dimensions: int) -> NDArray[np.float64]:
-    """Bound on the error of a cosine found by a product of bfloat16 vectors a', b' summed in float32, before the sum is rounded.
+    """Return a bound on the error of a cosine from a product of bfloat16 vectors a', b' summed in float32, before rounding the sum.
 
-    ab - a'b' = (a - a')b + a'(b - b'), at most |a - a'| |b| + |a'| |b - b'| (Cauchy and Schwarz), and |a'| <= 1 + |a - a'|: of unit
-    vectors |a - a'| + (1 + |a - a'|) |b - b'|. Products of two bfloat16 numbers are float32 numbers, so that only the sums round: by
-    D 2^-23 of the product of norms, cut off or rounded. (The result, rounded to 8 bits, is then off by at most
-    NARROW_ROUNDING of itself besides.) The 16 covers the rounding of the vectors to float32 before and of the bounds.
+    ab - a'b' = (a - a')b + a'(b - b'), at most |a - a'| |b| + |a'| |b - b'| (Cauchy and Schwarz), and |a'| <= 1 + |a - a'|: for unit
+    vectors |a - a'| + (1 + |a - a'|) |b - b'|. Products of two bfloat16 numbers are float32 numbers, so only the sums are rounded: by D
+    2^-23 of the product of norms, truncated or rounded. (The result, rounded to 8 bits, then has a further relative error of at most
+    NARROW_ROUNDING.) The 16 covers the earlier rounding of the vectors to float32 and that of the bounds.
 
     Args:
         losses: |a - a'| of the queries, below 1/200.
@@ -172,19 +171,19 @@ def narrow_error(losses: NDArray[np.float64], largest_loss: float, num_dimension
 def rounding_error(
     metric: Metric, norms: NDArray[Any], largest_norm: float, num_dimensions: int, dtype: Any = np.float32
 ) -> NDArray[np.float64]:
-    """Bound on the error of a pair's nearness in float32 or float64, whatever the order of the sums; twice that for the squared distance.
+    """Return a bound on the error of a pair's nearness in float32 or float64, for any order of the sums. The squared distance has twice it.
 
-    Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products is off by at most D u / (1 - D u)
-    times the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most
-    |a| |b|, or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53,
-    and the distance that is summed directly, which the bound is a distance to, errs by up to twice as much again: hence 2^-51.
+    Nearness is ab (cosine) or ab - |a|^2 / 2 - |b|^2 / 2 = -d^2 / 2 (Euclidean). A sum of D products errs by at most D u / (1 - D u) times
+    the sum of their magnitudes, u = 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), which is at most |a| |b|,
+    or (|a| + |b|)^2 / 2. The 16 covers the rounding of coordinates, of the other terms and of the bounds. In float64 u is 2^-53; the
+    directly summed distance, to which the bound refers, errs by up to twice as much again: hence 2^-51.
 
     Args:
         metric: cosine (of vectors of norm 1) or euclidean.
         norms: |a| of the queries.
         largest_norm: the largest |b|.
         num_dimensions: D.
-        dtype: of the products.
+        dtype: type of the products.
     """
     relative = (num_dimensions + 16) * (2.0**-51 if dtype == np.float64 else 2.0**-24)
     queries = norms.astype(np.float64)

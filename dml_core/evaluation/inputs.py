@@ -1,4 +1,4 @@
-"""Embeddings and labels as the evaluator takes them: checked once, in one place.
+"""Validation of the evaluator's embeddings and labels.
 
 Shapes: N samples, D embedding dimensions.
 """
@@ -18,11 +18,11 @@ KINDS = {"i": "integers", "u": "integers", "U": "strings", "S": "bytes"}
 
 
 class EmbeddingShard(NamedTuple):
-    """A part of a set of embeddings that stays where it is until it is needed.
+    """A part of a set of embeddings, loaded only when needed.
 
     Attributes:
-        load: gives the (n, D) embeddings; called each time that the shard is needed, and only one result is kept.
-        labels: (n,), which are in memory for all shards.
+        load: returns the (n, D) embeddings; called each time the shard is needed, and only one result is kept.
+        labels: (n,), in memory for all shards.
     """
 
     load: Callable[[], ArrayLike]
@@ -33,7 +33,7 @@ def checked_embeddings(embeddings: ArrayLike, name: str = "embeddings") -> NDArr
     """Return `embeddings` as an (N, D) array of floats, N and D at least 1; torch tensors may be on any device.
 
     Raises:
-        EvaluationError: another shape or type, or rows with NaN, infinity or values too large to be squared in float32.
+        EvaluationError: wrong shape or type, or rows with NaN, infinity or values too large to be squared in float32.
     """
     values_ND = _as_array(embeddings, name)
     if values_ND.ndim != 2 or 0 in values_ND.shape:
@@ -50,8 +50,8 @@ def checked_labels(labels: ArrayLike, num_samples: int | None = None, name: str 
     """Return `labels` as an array (N,) of integers or of strings.
 
     Raises:
-        EvaluationError: another shape or type, integers and strings in one array, integers beyond 64 bits, or not one label for each of the
-            `num_samples` samples, where that is given.
+        EvaluationError: wrong shape or type, integers and strings in one array, integers beyond 64 bits, or not one label for each of the
+            `num_samples` samples, if given.
     """
     values_N = _as_array(labels, name)
     if values_N.ndim != 1:
@@ -69,18 +69,18 @@ def label_codes(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], list[NDAr
     """Return the distinct labels of several arrays, ascending, and each array as indices into them.
 
     Raises:
-        EvaluationError: the arrays differ in what their labels are: integers, strings or bytes.
+        EvaluationError: the arrays' labels have different types: integers, strings or bytes.
     """
     if len({KINDS.get(array.dtype.kind) for array in arrays}) > 1:
         raise EvaluationError("some labels are integers and others strings (gallery and queries?); give all the same type")
-    if np.result_type(*arrays).kind == "f":  # uint64 beside int64: float64 would merge integers beyond 2^53
+    if np.result_type(*arrays).kind == "f":  # uint64 with int64: float64 would merge integers beyond 2^53
         arrays = [array.astype(object) for array in arrays]
     names, codes = np.unique(np.concatenate(arrays), return_inverse=True)
     return names, np.split(codes.astype(np.int64), np.cumsum([len(array) for array in arrays])[:-1])
 
 
 def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
-    """Return numpy's array of a list, an array or a torch tensor; torch itself is not imported."""
+    """Return a list, an array or a torch tensor as a numpy array, without importing torch."""
     try:
         if hasattr(values, "detach"):
             tensor: Any = values.detach().cpu()
@@ -94,7 +94,7 @@ def _as_array(values: ArrayLike, name: str) -> NDArray[Any]:
 
 
 def _of_one_kind(items: Sequence[Any], name: str) -> NDArray[Any]:
-    """Return the array of a list whose items are all integers, all strings or all bytes."""
+    """Return a list of only integers, only strings or only bytes as an array."""
     for types in ((int, np.integer), (str,), (bytes,)):
         if all(isinstance(item, types) and not isinstance(item, bool) for item in items):
             break

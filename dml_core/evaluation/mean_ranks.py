@@ -1,8 +1,8 @@
-"""Systems over several datasets by their mean ranks: Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
+"""Mean ranks of systems over several datasets: Friedman's test and Nemenyi's critical difference (Demsar, JMLR 2006).
 
-Scores of different datasets are of different sizes, ranks are not. A block is a dataset with the means over its seeds: seeds of one dataset
-share what is particular to it, so that pairs of dataset and seed are no independent blocks. Of one dataset alone blocks are the seeds, and
-the result is about seeds of that dataset and nothing else.
+Scores of different datasets have different scales, ranks do not. A block is a dataset with the means over its seeds: pairs of dataset and
+seed are not independent blocks, because a dataset's seeds share its peculiarities. For a single dataset the blocks are the seeds, and the
+result holds only for seeds of that dataset.
 """
 
 from collections.abc import Mapping
@@ -17,17 +17,17 @@ from dml_core.evaluation.statistics import compare_ranks
 
 @dataclass(frozen=True)
 class Ranking:
-    """Systems by their mean ranks.
+    """Mean ranks of systems.
 
     Attributes:
-        metric: of the scores.
-        over: what the blocks are.
-        blocks: their names.
-        mean_ranks: of each system, the best (1) first.
-        p_value: of Friedman's test that all systems are alike.
-        critical_difference: mean ranks that are farther apart differ at the 0.05 level (Nemenyi).
+        metric: metric of the scores.
+        over: kind of the blocks.
+        blocks: names of the blocks.
+        mean_ranks: mean rank of each system, the best (1) first.
+        p_value: p value of Friedman's test that all systems are equal.
+        critical_difference: larger differences of mean ranks are significant at the 0.05 level (Nemenyi).
         groups: systems within one critical difference of each other, the largest such groups.
-        sentence: all of it in words.
+        sentence: the ranking in words.
     """
 
     metric: str
@@ -41,10 +41,10 @@ class Ranking:
 
 
 def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
-    """Rank the systems that every dataset has, or that have two seeds of the only one; None for fewer than three, or than two blocks.
+    """Rank the systems present in every dataset, or with two seeds of the only one; None for fewer than three systems or two blocks.
 
     Args:
-        metric: of the scores; more of it is better.
+        metric: metric of the scores; higher is better.
         scores: dataset -> system -> seed -> score.
     """
     least = 1 if len(scores) > 1 else 2
@@ -68,7 +68,7 @@ def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
 
 
 def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[tuple[str, ...], ...]:
-    """The largest groups of two systems or more within one critical difference, the best first.
+    """Return the largest groups of two or more systems within one critical difference, the best first.
 
     Args:
         mean_ranks: ascending.
@@ -86,12 +86,12 @@ def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[
 
 
 def _datasets(scores: Mapping[str, Scores], systems: list[str]) -> dict[str, list[float]]:
-    """Dataset -> mean over seeds of each system."""
+    """Return dataset -> mean over seeds of each system."""
     return {dataset: [float(np.mean(list(found[name].values()))) for name in systems] for dataset, found in scores.items()}
 
 
 def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:
-    """Seed -> score of each system, of the seeds that all have."""
+    """Return seed -> score of each system, for the seeds that all have."""
     shared = set.intersection(*(set(scores[name]) for name in systems)) if systems else set()
     return {f"seed {seed}": [scores[name][seed] for name in systems] for seed in sorted(shared)}
 

@@ -1,8 +1,8 @@
-"""Exact nearest neighbours: FAISS finds the candidates, the distance of `geometry` puts them in order.
+"""Exact nearest neighbours: FAISS finds the candidates, the distances of `geometry` order them.
 
-Equally near items come in the order of their index. FAISS's float32 search is trusted only as far as its rounding allows: where the
-last candidate it returns is no farther than the k-th neighbour within that error, the query is compared with the whole gallery, block by
-block in float64. So the memory is bounded also where a collapsed network puts all items in one point.
+Ties are ordered by index. FAISS's float32 search is trusted only within its rounding error: if the last candidate is not farther than the
+k-th neighbour by more than that error, the query is compared with the whole gallery, block by block in float64. So memory stays bounded
+even if a collapsed network maps all items to one point.
 
 Shapes: N gallery items, Q queries, D dimensions, k neighbours, m candidates, I queries and J items of a block, E pairs.
 """
@@ -30,19 +30,19 @@ from dml_core.evaluation.inputs import checked_embeddings
 
 NUM_SPARE_CANDIDATES = 8
 CANDIDATES_AT_ONCE = 2**21
-NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # of a search of the whole gallery
+NUM_QUERIES_AT_ONCE, NUM_ITEMS_AT_ONCE = 512, 1024  # in a search of the whole gallery
 
 
 def nearest(
     gallery: ArrayLike, queries: ArrayLike, k: int, exclude_self: bool, metric: Metric = "cosine", device: Device = "cpu"
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The `k` nearest gallery items of each query, nearest first, equally near ones by index.
+    """Return the `k` nearest gallery items of each query, nearest first, ties by index.
 
     Args:
         gallery: (N, D).
         queries: (Q, D).
-        k: how many.
-        exclude_self: query i is gallery item i and is left out of its own neighbours; duplicates of it stay.
+        k: number of neighbours.
+        exclude_self: query i is gallery item i and is excluded from its own neighbours; duplicates of it are not.
         metric: similarities are cosines, or negative distances for "euclidean".
         device: where FAISS searches; "cuda" shards the gallery over all GPUs.
 
@@ -92,8 +92,8 @@ def _among_all(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return the first k of the whole gallery by (distance, index) for each of these queries, (I, k).
 
-    Distances are bounded by products in float64 around the gallery's mean, where points that lie close together have small norms and so
-    small errors; what may be among the first k is measured pair by pair.
+    Distances are bounded by float64 products around the gallery's mean, where points close together have small norms and so small errors;
+    pairs that may be among the first k are computed exactly.
     """
     sums_D = sum((gallery.rows(rows).sum(axis=0) for rows in blocks(len(gallery), NUM_ITEMS_AT_ONCE)), np.zeros(gallery.raw.shape[1]))
     origin_D = sums_D / len(gallery)
@@ -105,7 +105,7 @@ def _among_all(
         if exclude_self:
             is_self_IJ = which_I[:, None] == items_J
             low_IJ[is_self_IJ] = high_IJ[is_self_IJ] = np.inf
-        is_near_IJ = np.maximum(low_IJ, 0) < distances_Ik[:, -1:]  # of equally near items the earlier ones stay
+        is_near_IJ = np.maximum(low_IJ, 0) < distances_Ik[:, -1:]  # of ties the earlier items stay
         if columns.start == 0 and len(items_J) > k:
             is_near_IJ &= low_IJ <= np.partition(high_IJ, k - 1, axis=1)[:, k - 1 : k]
         rows_E, columns_E = np.nonzero(is_near_IJ)
@@ -121,7 +121,7 @@ def _merged(
     indices_E: NDArray[np.int64],
     distances_E: NDArray[np.float32],
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the first k of each row by (distance, index), of what it has and what is new."""
+    """Return the first k of each row by (distance, index) among old and new entries."""
     num_rows, k = indices_Ik.shape
     rows = np.concatenate([np.arange(num_rows).repeat(k), rows_E])
     indices, distances = np.concatenate([indices_Ik.ravel(), indices_E]), np.concatenate([distances_Ik.ravel(), distances_E])
@@ -135,7 +135,7 @@ def _flat_index(num_dimensions: int, device: Device) -> Any:
     index = faiss.IndexFlatL2(num_dimensions)
     if device == "cpu":
         return index
-    if faiss.get_num_gpus() == 0:  # FAISS itself would search on the CPU without a word
+    if faiss.get_num_gpus() == 0:  # FAISS would silently search on the CPU
         raise EvaluationError("device 'cuda' was asked for but FAISS finds no GPU here; use device: cpu")
     options = faiss.GpuMultipleClonerOptions()
     options.shard = True
@@ -145,7 +145,7 @@ def _flat_index(num_dimensions: int, device: Device) -> Any:
 def _in_order(
     gallery: Points, queries: Points, pending: NDArray[np.int64], candidates_Qm: NDArray[np.int64], k: int, exclude_self: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The first k of each query's candidates by (distance, index), self left out."""
+    """Return the first k of each query's candidates by (distance, index), without the query itself."""
     num_queries, num_candidates = candidates_Qm.shape
     flat = squared_distances(gallery, candidates_Qm.ravel(), queries, pending.repeat(num_candidates))
     exact_Qm = flat.reshape(num_queries, num_candidates)

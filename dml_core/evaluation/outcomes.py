@@ -1,8 +1,8 @@
-"""What became of every query: its scores as the evaluator counts them, its nearest neighbours, and which class is taken for which.
+"""Retrieval results of single queries: scores, nearest neighbours, and confusions between classes.
 
-Ranks are the evaluator's, where a tie never helps. Lists of neighbours put equally near items in the order of their index; here wrong ones
-come before right ones among those, so that a list begins with a wrong item where the evaluator counts the query as missed. The exception
-is a query with more equally near items than were asked for: then no wrong one may be among those listed, and it is in no class pair.
+Ranks are the evaluator's, in which a tie never helps. Neighbours at the same distance are ordered by index, except that wrong ones come
+before right ones, so that a list begins with a wrong item if the evaluator counts the query as missed. The exception is a query with more
+ties than requested neighbours: its list may contain no wrong one, and it is in no class pair.
 
 Shapes: N gallery items, Q queries, D dimensions, k neighbours.
 """
@@ -21,18 +21,18 @@ from dml_core.evaluation.retrieval import QueryScores
 from dml_core.evaluation.sweep import Resources, Shard, score_queries
 from dml_core.evaluation.tiles import usable_device
 
-NUM_SPARE_NEIGHBOURS = 8  # looked at beyond those that are listed, for wrong ones among the equally near
+NUM_SPARE_NEIGHBOURS = 8  # neighbours beyond those listed, searched for wrong ones among ties
 
 
 @dataclass(frozen=True)
 class QueryOutcomes:
-    """What became of each query.
+    """Retrieval results of each query.
 
     Attributes:
-        scores: ranks and precisions, as every metric is made of them.
+        scores: ranks and precisions, from which every metric is computed.
         neighbours: (Q, k) gallery indices, nearest first.
         similarities: (Q, k) cosines, or negative distances.
-        is_right: (Q, k), whether the neighbour is of the query's class.
+        is_right: (Q, k), True if the neighbour has the query's class.
     """
 
     scores: QueryScores
@@ -42,13 +42,13 @@ class QueryOutcomes:
 
     @property
     def is_found(self) -> NDArray[np.bool_]:
-        """(Q,) queries whose nearest item is of their class: Recall@1 is their share of the scored queries."""
+        """(Q,) queries whose nearest item has their class: Recall@1 is their share of the scored queries."""
         found: NDArray[np.bool_] = self.scores.is_scored & (self.scores.first_rank == 1)
         return found
 
     @property
     def is_missed(self) -> NDArray[np.bool_]:
-        """(Q,) scored queries whose nearest item is of another class."""
+        """(Q,) scored queries whose nearest item has another class."""
         missed: NDArray[np.bool_] = self.scores.is_scored & (self.scores.first_rank > 1)
         return missed
 
@@ -58,10 +58,10 @@ class ConfusedPair:
     """A class whose queries are nearest to items of another.
 
     Attributes:
-        label: of the queries.
+        label: label of the queries.
         taken_for: label of their nearest neighbours.
-        queries: which, those that are most like their neighbour first.
-        num_queries: scored queries of the class.
+        queries: indices of the queries, most similar to their neighbour first.
+        num_queries: number of scored queries of the class.
     """
 
     label: int
@@ -78,18 +78,18 @@ def query_outcomes(
     query_embeddings: NDArray[Any] | None = None,
     query_labels: NDArray[np.int64] | None = None,
 ) -> QueryOutcomes:
-    """Scores and nearest neighbours of every query.
+    """Return scores and nearest neighbours of every query.
 
     Args:
-        embeddings: (N, D), the gallery, and the queries too where none are given.
+        embeddings: (N, D), the gallery, and also the queries if none are given.
         labels: (N,).
         config: metric, memory and device.
-        num_neighbours: k; fewer where the gallery has not as many.
+        num_neighbours: k; fewer if the gallery is smaller.
         query_embeddings: (Q, D).
         query_labels: (Q,).
 
     Raises:
-        EvaluationError: embeddings or labels that cannot be scored.
+        EvaluationError: embeddings or labels cannot be scored.
     """
     is_self = query_embeddings is None or query_labels is None
     queries_QD = embeddings if query_embeddings is None else query_embeddings
@@ -112,10 +112,10 @@ def query_outcomes(
 
 
 def confused_pairs(outcomes: QueryOutcomes, labels: NDArray[np.int64], query_labels: NDArray[np.int64]) -> list[ConfusedPair]:
-    """Which class is taken for which, counted over the missed queries' nearest neighbours; the most frequent first, then by label.
+    """Return the confused class pairs, counted over the missed queries' nearest neighbours; most frequent first, then by label.
 
     Args:
-        outcomes: of the queries.
+        outcomes: results of the queries.
         labels: (N,) of the gallery.
         query_labels: (Q,).
     """
@@ -133,7 +133,7 @@ def confused_pairs(outcomes: QueryOutcomes, labels: NDArray[np.int64], query_lab
 
 
 def worst_queries(outcomes: QueryOutcomes, num_queries: int) -> NDArray[np.int64]:
-    """The scored queries whose first right item comes last; of equals the one with the lower average precision, then the lower index."""
+    """Return the scored queries with the largest rank of the first right item; ties by lower average precision, then lower index."""
     scored = np.flatnonzero(outcomes.scores.is_scored)
     scores = outcomes.scores
     order = np.lexsort((scored, scores.average_precision[scored], -scores.first_rank[scored]))
@@ -141,7 +141,7 @@ def worst_queries(outcomes: QueryOutcomes, num_queries: int) -> NDArray[np.int64
 
 
 def sample_queries(labels: NDArray[np.int64], num_queries: int, seed: int) -> NDArray[np.int64]:
-    """(L,) rising indices of at most so many queries: all, or of classes in a random order an equal share of each, two at least."""
+    """Return (L,) rising indices of at most `num_queries`: all, or equal shares of classes in random order, at least two per class."""
     if len(labels) <= num_queries:
         return np.arange(len(labels))
     generator = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
-"""What a difference of two systems says of other classes than those that were tested, of the same kind.
+"""Difference of two systems generalised to other classes of the same kind as the test classes.
 
-Intervals over seeds are about these test classes. Here seeds and classes are both drawn: the difference of seed s on class c is
-m + a_s + b_c + e_sc, all independent.
+Intervals over seeds hold only for these test classes. Here both seeds and classes are samples.
+The difference of seed s on class c is m + a_s + b_c + e_sc, all independent.
 
 Shapes: S seeds, C classes.
 """
@@ -16,14 +16,14 @@ from dml_core.evaluation.statistics import MIN_CLASSES, MIN_SEEDS
 def difference_over_classes(
     values_SC: NDArray[np.float64], references_SC: NDArray[np.float64], level: float = 0.05
 ) -> tuple[float, float] | None:
-    """The mean difference over seeds and classes, and half of its interval; None for too few seeds or classes.
+    """Return the mean difference over seeds and classes, and half of its interval; None for too few seeds or classes.
 
-    The variance is that of the seeds' means over S and that of the classes' means over C. Each has the variance of e in it, so that it is
-    counted twice: a little too wide rather than too narrow. Student's t has Satterthwaite's degrees of freedom (Biometrics 1946).
+    The variance is that of the seeds' means over S plus that of the classes' means over C. Each includes the variance of e, which is thus
+    counted twice: slightly too wide rather than too narrow. Student's t has Satterthwaite's degrees of freedom (Biometrics 1946).
 
     Args:
         values_SC: Recall@1 (or another mean over queries) of each class for each seed.
-        references_SC: of the other system, the same seeds and classes.
+        references_SC: the same of the other system, with the same seeds and classes.
         level: 1 - the confidence.
     """
     num_seeds, num_classes = values_SC.shape

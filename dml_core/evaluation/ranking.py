@@ -1,9 +1,8 @@
-"""Counting ranks: where each query's positives stand among its negatives, without a sorted list of neighbours.
+"""Rank counting: positions of each query's positives among its negatives, without a sorted list of neighbours.
 
-All that Recall@K, MAP@R, R-precision and MRR need are the ranks of a query's positives, and of these all but the first only as long as
-they are at most R. A negative that lies before the first positive need only be counted; one that lies between the first positive and the
-last useful one is put in its place by binary search; all others need no work. A positive whose rank has grown beyond R is useless, so
-fewer and fewer negatives need work as the gallery is swept.
+Recall@K, MAP@R, R-precision and MRR need only the ranks of a query's positives, and all but the first of these only up to R. A negative
+before the first positive is only counted; one between the first positive and the last useful one is located by binary search; all others
+need no work. A positive whose rank exceeds R is useless, so fewer and fewer negatives need work as the gallery is swept.
 
 Shapes: Q queries (each with a positive), P positives of all queries, query by query and nearest first, E negatives.
 """
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class RankCounter:
-    """How many negatives lie before each positive, for a set of queries.
+    """Counts the negatives before each positive, for a set of queries.
 
     Args:
         distances_P: squared distances of the positives, ascending within each query.
@@ -30,12 +29,12 @@ class RankCounter:
         self.num_useful = sizes_Q.copy()
 
     def bounds(self, rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Distance of the first and of the last useful positive of each query in `rows`."""
+        """Return the distances of the first and last useful positive of each query in `rows`."""
         starts = self.starts[:-1][rows]
         return self.distances[starts], self.distances[starts + self.num_useful[rows] - 1]
 
     def insertion_points(self, rows: slice, queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Index into P of the query's first positive that is not nearer than the given distance (one past its last: none)."""
+        """Return the index into P of the query's first positive that is not nearer than the given distance (one past its last: none)."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
         keys, wanted = torch.from_numpy(self.keys[first:last]), torch.from_numpy(_keys(queries_E, distances_E))
         points_E: NDArray[np.int64] = torch.searchsorted(keys, wanted).numpy()
@@ -43,12 +42,12 @@ class RankCounter:
         return points_E
 
     def are_nearer(self, points_E: NDArray[np.int64], queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Whether the query has a positive at its insertion point which is nearer than the given distance."""
+        """Return whether the query has a positive at its insertion point that is nearer than the given distance."""
         nearer_E: NDArray[np.bool_] = self.distances[np.minimum(points_E, len(self.distances) - 1)] < distances_E
         return nearer_E & (points_E < self.starts[queries_E + 1])
 
     def add(self, rows: slice, num_before_first: NDArray[np.int64], queries_E: NDArray[np.int64], points_E: NDArray[np.int64]) -> None:
-        """Take in negatives of the queries in `rows`: those before the first positive as numbers, the others by insertion point."""
+        """Add negatives of the queries in `rows`: those before the first positive as counts, the others by insertion point."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
         inside_E = points_E < self.starts[queries_E + 1]
         self.counts[first:last] += np.bincount(points_E[inside_E] - first, minlength=last - first)
@@ -59,11 +58,11 @@ class RankCounter:
         self.num_useful[rows] = np.minimum(self.num_useful[rows], np.maximum(num_useful, 1))
 
     def forget_counts(self) -> None:
-        """Start counting anew, knowing which positives are useless: what a part of the gallery has shown, the whole confirms."""
+        """Reset the counts, keeping which positives are useless: a positive useless for a part of the gallery is so for the whole."""
         self.counts[:] = 0
 
     def scores(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """First rank, average precision at R and R-precision of each query, once every negative has been taken in."""
+        """Return first rank, average precision at R and R-precision of each query, after all negatives were added."""
         everything = slice(0, len(self.sizes))
         order_P, ranks_P = self._order(everything), self._ranks(everything)
         is_within_P = (ranks_P <= self.sizes.repeat(self.sizes)) & (order_P <= self.num_useful.repeat(self.sizes))
@@ -72,13 +71,13 @@ class RankCounter:
         return ranks_P[starts], precision_Q, np.add.reduceat(is_within_P, starts) / self.sizes
 
     def _order(self, rows: slice) -> NDArray[np.int64]:
-        """1, 2, ... for the positives of each query in `rows`."""
+        """Return 1, 2, ... for the positives of each query in `rows`."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
         order: NDArray[np.int64] = np.arange(first, last) - self.starts[:-1][rows].repeat(self.sizes[rows]) + 1
         return order
 
     def _ranks(self, rows: slice) -> NDArray[np.int64]:
-        """Ranks by the negatives taken in so far."""
+        """Return ranks by the negatives added so far."""
         first, last = self.starts[rows.start], self.starts[rows.stop]
         sums = np.concatenate([[0], np.cumsum(self.counts[first:last])])
         before_query = sums[self.starts[:-1][rows] - first]
@@ -87,6 +86,6 @@ class RankCounter:
 
 
 def _keys(queries_E: NDArray[np.int64], distances_E: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Integers in the order of (query, distance): the bits of floats that are not negative are in the order of the floats."""
+    """Return integers ordered by (query, distance): the bits of non-negative floats are in the order of the floats."""
     keys: NDArray[np.int64] = (queries_E << 32) | np.maximum(distances_E, 0).view(np.uint32)
     return keys

@@ -1,11 +1,11 @@
 """Retrieval metrics as functions of ranks: Recall@K, MAP@R, R-precision and MRR, per query and on average.
 
-A query's positives are the gallery items of its class, itself excepted; R is their number. The rank of a positive is 1 + the number of
-items before it; items at the same distance count as before it when they are negatives, so that a tie never helps: were all
-embeddings equal, Recall@1 would be 0 and not 1. Hence every number depends on the distances alone and not on the order of the gallery.
+A query's positives are the gallery items of its class, except itself; R is their number. The rank of a positive is 1 + the number of items
+before it; negatives at the same distance count as before it, so that a tie never helps: if all embeddings were equal, Recall@1 would be 0
+and not 1. Hence every number depends only on the distances, not on the order of the gallery.
 
-Example: a query with R = 2 whose positives have ranks 1 and 3 has Recall@1 = 1, reciprocal rank 1, R-precision 1/2 and
-average precision at R of (1/1) / 2 = 1/2 (Musgrave et al. 2020, A Metric Learning Reality Check, section 2.3).
+Example: a query with R = 2 whose positives have ranks 1 and 3 has Recall@1 = 1, reciprocal rank 1, R-precision 1/2 and average precision at
+R of (1/1) / 2 = 1/2 (Musgrave et al. 2020, A Metric Learning Reality Check, section 2.3).
 
 Shapes: Q queries.
 """
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class QueryScores:
-    """What is known of each query.
+    """Ranks and precisions of each query.
 
     Attributes:
-        num_positives: R of each query; where it is 0 the other values are 0 and do not count.
+        num_positives: R of each query; if it is 0 the other values are 0 and not counted.
         first_rank: rank of the nearest positive.
         average_precision: average precision at R.
         r_precision: share of positives among the first R.
@@ -40,7 +40,7 @@ class QueryScores:
 
 
 def per_query_metrics(scores: QueryScores, recall_at: tuple[int, ...]) -> dict[str, NDArray[np.float64]]:
-    """Each metric's value for each query that has a positive, under the metric's name, in the order of the queries."""
+    """Return each metric's value for each query that has a positive, by the metric's name, in the order of the queries."""
     first_rank_S = scores.first_rank[scores.is_scored]
     recalls = {f"recall@{k}": (first_rank_S <= k).astype(np.float64) for k in recall_at}
     return recalls | {
@@ -52,12 +52,12 @@ def per_query_metrics(scores: QueryScores, recall_at: tuple[int, ...]) -> dict[s
 
 
 def class_recalls(scores: QueryScores, codes_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Codes of the classes that have a scored query, ascending, and Recall@1 of each."""
+    """Return the codes of the classes that have a scored query, ascending, and Recall@1 of each."""
     codes, class_S = np.unique(codes_Q[scores.is_scored], return_inverse=True)
     hits = np.bincount(class_S, weights=scores.first_rank[scores.is_scored] == 1)
     return codes, hits / np.bincount(class_S)
 
 
 def concatenate(parts: Sequence[QueryScores]) -> QueryScores:
-    """Scores of several sets of queries as one."""
+    """Return the scores of several sets of queries as one."""
     return QueryScores(*(np.concatenate(columns) for columns in zip(*(astuple(part) for part in parts), strict=True)))

@@ -1,8 +1,8 @@
-"""Queries whose positives are a large part of the gallery: whole rows of exact distances, sorted as far as R.
+"""Exact scoring of queries with a large share of positives: whole rows of exact distances, sorted up to R.
 
-Where a query has thousands of positives, nearly every item lies among them, so every pair must be placed; sorting does it in one go. The
-distances are those of `geometry`: products in float64 tell almost all of them to the last bit of their float32, the few others are measured
-pair by pair.
+If a query has thousands of positives, nearly every item is between them, so every pair must be placed; sorting places all at once. The
+distances are those of `geometry`: products in float64 determine almost all of them to the last bit of their float32; the few others are
+computed pair by pair.
 
 Shapes: N gallery items, Q queries, I queries of a block, J items of a block, D dimensions.
 """
@@ -18,7 +18,7 @@ from dml_core.evaluation.tiles import common_classes
 
 BYTES_PER_ENTRY = 16
 NUM_ROWS_AT_ONCE, NUM_COLUMNS_AT_ONCE = 256, 1024
-LAST = np.uint32(2**32 - 2)  # farther than everything, and even: no positive
+LAST = np.uint32(2**32 - 2)  # farther than everything, and even: not a positive
 
 
 def score_rows(
@@ -29,7 +29,7 @@ def score_rows(
     self_index_Q: NDArray[np.int64] | None,
     max_bytes: int,
 ) -> QueryScores:
-    """Scores of every query, in order; the arguments are those of `sweep.score_queries`, and `max_bytes` what a block may take."""
+    """Return the scores of every query, in order; arguments as in `sweep.score_queries`, with `max_bytes` the limit per block."""
     order_N, order_Q = np.argsort(codes_N, kind="stable"), np.argsort(codes_Q, kind="stable")
     sorted_N = codes_N[order_N]
     sums_D = sum((gallery.rows(rows).sum(axis=0) for rows in blocks(len(gallery), NUM_COLUMNS_AT_ONCE)), np.zeros(gallery.raw.shape[1]))
@@ -40,9 +40,9 @@ def score_rows(
     for block in blocks(len(queries), max(1, max_bytes // (BYTES_PER_ENTRY * len(gallery)))):
         index_I = order_Q[block]
         keys_IN = _distances(queries, index_I, gallery, order_N, origin_D, items_NF, float(norms_N.max())).view(np.uint32)
-        keys_IN <<= 1  # the bits of floats that are not negative are in the order of the floats
+        keys_IN <<= 1  # the bits of non-negative floats are in the order of the floats
         for _, rows, columns in common_classes(codes_Q[index_I], sorted_N):
-            keys_IN[rows, columns] |= 1  # behind a negative at the same distance
+            keys_IN[rows, columns] |= 1  # after a negative at the same distance
         if self_index_Q is not None:
             keys_IN[np.arange(len(index_I)), np.argsort(order_N)[self_index_Q[index_I]]] = LAST
         for _, rows, columns in common_classes(codes_Q[index_I], sorted_N):
@@ -55,7 +55,7 @@ def score_rows(
 
 
 def _scores(keys_IN: NDArray[np.uint32], num_positives: int) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """First rank, average precision at R and R-precision of queries with R positives, whose keys are odd."""
+    """Return first rank, average precision at R and R-precision of queries with R positives, whose keys are odd."""
     keys_IN.partition(num_positives - 1, axis=1)
     nearest_IR = np.sort(keys_IN[:, :num_positives], axis=1)
     hits_IR = (nearest_IR & 1).astype(np.int32)
@@ -68,7 +68,7 @@ def _scores(keys_IN: NDArray[np.uint32], num_positives: int) -> tuple[NDArray[np
 
 
 def _factors(points: Points, index: NDArray[np.int64], origin_D: NDArray[np.float64], is_query: bool) -> tuple[Tensor, NDArray[np.float64]]:
-    """Rows whose products are squared distances, (N, D + 2): (-2x, |x|^2, 1) of a query, (y, 1, |y|^2) of an item; and the norms."""
+    """Return rows whose products are squared distances, (N, D + 2): (-2x, |x|^2, 1) of a query, (y, 1, |y|^2) of an item; and the norms."""
     num_dimensions = points.raw.shape[1]
     factors_NF, squares_N = np.ones((len(index), num_dimensions + 2)), np.empty(len(index))
     for rows in blocks(len(index), NUM_COLUMNS_AT_ONCE):
@@ -88,11 +88,11 @@ def _distances(
     items_NF: Tensor,
     largest_norm: float,
 ) -> NDArray[np.float32]:
-    """Squared distance of every pair, (I, N), the items in the order given: the same numbers as `geometry.squared_distances`.
+    """Return the squared distance of every pair, (I, N), items in the given order, identical to `geometry.squared_distances`.
 
-    Around their mean, which changes no distance, points that lie close together have small norms and so small errors. The bound is
-    `geometry.rounding_error`'s for float64: with u = 2^-53 the product of D + 2 terms errs by at most (D + 2) u (|a| + |b|)^2, the
-    squares in it by D u of the same, the coordinates by 4 u, and the direct sum by (D + 3) u; together that is less than 4 u (D + 16).
+    Around their mean, which changes no distance, points close together have small norms and so small errors. The bound is that of
+    `geometry.rounding_error` for float64: with u = 2^-53 the product of D + 2 terms errs by at most (D + 2) u (|a| + |b|)^2, the squares in
+    it by D u of the same, the coordinates by 4 u, and the direct sum by (D + 3) u; together less than 4 u (D + 16).
     """
     factors_IF, norms_I = _factors(queries, index_I, origin_D, is_query=True)
     error_I1 = torch.from_numpy(2 * rounding_error("euclidean", norms_I, largest_norm, queries.raw.shape[1], np.float64)[:, None])

@@ -1,12 +1,12 @@
 """First clusters for k-means: greedy k-means++ in rounds, at the speed of matrix products.
 
 k-means++ draws each centre with probability proportional to its squared distance to the nearest centre so far (Arthur and Vassilvitskii
-2007); its greedy form draws several candidates for each centre and keeps the one that helps most. One centre at a time that is thousands
-of passes over the data. Here a round draws candidates for an eighth as many centres as there are, and the best of all of them stay; where
-two lie close together the lesser is dropped, by the same odds that would have kept it from being drawn.
+2007); its greedy form draws several candidates for each centre and keeps the one with the largest gain. One centre at a time means
+thousands of passes over the data. Here a round draws candidates for an eighth as many centres as exist, and keeps the best of all; if two
+are close together, the lesser is dropped with the probability that it would not have been drawn.
 
-What a candidate would gain is only compared with what others would, so where the work is large and the processor multiplies bfloat16, gains
-are found in it, down to where the distances that are left would drown in its rounding.
+Gains are only compared with each other, so if the work is large and the processor multiplies bfloat16, they are computed in it until the
+remaining distances are too small for its rounding.
 
 Shapes: N points, D dimensions, K centres, T candidates and B new centres of a round, R points of a block.
 """
@@ -21,18 +21,18 @@ from torch import Tensor
 from dml_core.evaluation.geometry import blocks
 
 CENTRES_PER_ROUND = 1 / 8
-LARGEST_ROUND = 192  # the fewer centres are chosen at once, the better they are, and the slower
+LARGEST_ROUND = 192  # fewer centres per round give better centres, more slowly
 NUM_CANDIDATES = 10  # for each centre
 NUM_ROWS_AT_ONCE = 1024
 ALIGNMENT = 32
-SMALLEST_WORK = 2**34  # N K D: below it all is quick, and float32 chooses the same on nearly every machine
-SMALLEST_SHARE = 1 / 64  # of the points' squares that the distances must be for bfloat16, which errs by up to 1/256 of a product
+SMALLEST_WORK = 2**34  # N K D: smaller work is fast anyway, and float32 chooses the same on nearly every machine
+SMALLEST_SHARE = 1 / 64  # minimum ratio of distances to the points' squares for bfloat16, which errs by up to 1/256 of a product
 
 
 def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices (K,) of different points to start from, K at most N, and the nearest of them to each point, (N,), each being its own.
+    """Return indices (K,) of different initial points, K at most N, and the nearest of them to each point, (N,), each being its own.
 
-    The same for the same seed. In bfloat16 nearly the nearest. Where fewer than K points are distinct, the others are any points.
+    Deterministic for a seed. With bfloat16 only nearly the nearest. If fewer than K points are distinct, the others are arbitrary points.
     """
     generator = np.random.default_rng(seed)
     points = torch.from_numpy(points_ND)
@@ -68,7 +68,7 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
 
 
 def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of the products of `_gains`, (N, F): coordinates, four columns for the other terms, and zeros up to whole registers."""
+    """Return the rows of the products of `_gains`, (N, F): coordinates, four columns for the other terms, zeros up to whole registers."""
     num_dimensions = points.shape[1]
     factors_NF = torch.zeros((len(points), -(-(num_dimensions + 4) // ALIGNMENT) * ALIGNMENT), dtype=dtype)
     factors_NF[:, :num_dimensions] = points
@@ -79,10 +79,10 @@ def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
 def _gains(
     factors_NF: Tensor, num_dimensions: int, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64]
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Half of what each point's squared distance to its nearest centre would lose to each candidate, (T, R), block by block of the points.
+    """Yield half the decrease of each point's squared distance to its nearest centre by each candidate, (T, R), per block of points.
 
-    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, all of it by one product: its terms are columns of their own, in two parts
-    each, as one would be rounded too far.
+    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, by a single product: its terms are separate columns, each in two parts, because
+    one would be rounded too much.
     """
     of_point, of_candidate = slice(num_dimensions, num_dimensions + 2), slice(num_dimensions + 2, num_dimensions + 4)
     left_TF = factors_NF[candidates]
@@ -99,7 +99,7 @@ def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _kept(points_BD: Tensor, nearest_B: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Which of a round's choices stay: each with the share of its squared distance that the earlier ones have left."""
+    """Return which choices of a round stay: each with probability equal to the share of its squared distance left by the earlier ones."""
     distances_BB, draws_B = torch.cdist(points_BD, points_BD).square().numpy(), generator.random(len(points_BD))
     kept = [0]
     for number in range(1, len(points_BD)):

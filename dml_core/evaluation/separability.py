@@ -1,4 +1,4 @@
-"""How far classes lie apart: SGSL's class separability criterion, distances within and between classes, SoftTriple's unique centres.
+"""Class separation: SGSL's class separability criterion, distances within and between classes, SoftTriple's unique centres.
 
 Shapes: N samples, D dimensions, C classes, K centres per class.
 """
@@ -14,7 +14,7 @@ from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks
 
 
 def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Mean (C, D) and size (C,) of each class, codes being 0 to C-1."""
+    """Return mean (C, D) and size (C,) of each class, with codes 0 to C-1."""
     sizes_C = np.bincount(codes_N)
     sums_CD = np.zeros((len(sizes_C), points.raw.shape[1]))
     for rows in blocks(len(points), NUM_ROWS_AT_ONCE):
@@ -25,10 +25,10 @@ def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.
 
 
 def class_separability(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:
-    """CSC = trace(S_b) / trace(S_w) and its traces (SGSL, eq. 9), classes weighted by their share of the samples.
+    """Return CSC = trace(S_b) / trace(S_w) and its traces (SGSL, eq. 9), classes weighted by their share of the samples.
 
-    The published traces are of embeddings that are not normalised, so `points` should be Euclidean. Where nothing scatters within
-    classes CSC has no value and is left out.
+    The published traces use embeddings that are not normalised, so `points` should be Euclidean. Without scatter within classes CSC is
+    undefined and omitted.
     """
     means_CD, sizes_C = class_means(points, codes_N)
     shares_C = sizes_C / sizes_C.sum()
@@ -39,25 +39,25 @@ def class_separability(points: Points, codes_N: NDArray[np.int64]) -> dict[str, 
 
 
 def class_distances(points: Points, codes_N: NDArray[np.int64]) -> dict[str, float]:
-    """Root mean square distance from a sample to its class's mean, and between the means of two classes (left out for a single class).
+    """Return root mean square distances from a sample to its class mean, and between two class means (omitted for one class).
 
-    Every sample counts the same in the first and every class in the second.
+    The first weights every sample equally, the second every class.
     """
     means_CD, sizes_C = class_means(points, codes_N)
     distances = {"intra_class_distance": float(np.sqrt(_squared_distances_to(means_CD, points, codes_N).mean()))}
     num_classes = len(sizes_C)
     if num_classes > 1:
-        # The mean over pairs of |a - b|^2 is twice the variance, C / (C - 1) of it as no class is paired with itself.
+        # The mean over pairs of |a - b|^2 is twice the variance, times C / (C - 1) as no class is paired with itself.
         spread = float(np.square(means_CD - means_CD.mean(axis=0)).sum(axis=1).mean())
         distances["inter_class_distance"] = float(np.sqrt(2 * spread * num_classes / (num_classes - 1)))
     return distances
 
 
 def num_unique_centres(centres_CKD: NDArray[np.floating[Any]], max_distance: float = 0.1) -> NDArray[np.int64]:
-    """How many different centres each class keeps, (C,), as in SoftTriple's figure 3.
+    """Return the number of different centres of each class, (C,), as in SoftTriple's figure 3.
 
-    Centres are compared as unit vectors; two that are no farther apart than `max_distance`, directly or over others between them, count
-    as one. The paper states no threshold; 0.1 (an angle of 5.7 degrees) is assumed.
+    Centres are compared as unit vectors; two within `max_distance`, directly or through other centres, count as one. The paper states no
+    threshold; 0.1 (an angle of 5.7 degrees) is assumed.
     """
     units_CKD = centres_CKD / np.linalg.norm(centres_CKD, axis=2, keepdims=True)
     differences_CKK = np.linalg.norm(units_CKD[:, :, None] - units_CKD[:, None], axis=3)
@@ -65,6 +65,6 @@ def num_unique_centres(centres_CKD: NDArray[np.floating[Any]], max_distance: flo
 
 
 def _squared_distances_to(means_CD: NDArray[np.float64], points: Points, codes_N: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of each point to its class's mean, (N,)."""
+    """Return the squared distance of each point to its class mean, (N,)."""
     parts = [np.square(points.rows(rows) - means_CD[codes_N[rows]]).sum(axis=1) for rows in blocks(len(points), NUM_ROWS_AT_ONCE)]
     return np.concatenate(parts)

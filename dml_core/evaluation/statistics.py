@@ -1,7 +1,7 @@
-"""Which of several systems is better, from runs that share their seeds: paired differences, corrected for how many were looked at.
+"""Comparison of systems from runs with shared seeds: paired differences, power, ranks and parts of the variance.
 
-Runs of one seed share classes, order and the initial weights of what they have in common, so systems are compared seed by seed. Over
-several datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.comparing` makes whole tables of these.
+Runs of one seed share classes, order and the initial weights of their common parts, so systems are compared seed by seed. Over several
+datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.comparing` compares whole tables.
 
 Shapes: S seeds, K systems, B blocks (datasets, or seeds of one dataset), Q queries.
 """
@@ -17,21 +17,21 @@ from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
 
 from dml_core.evaluation.confidence import bootstrap_means
 
-MIN_SEEDS, MIN_CLASSES = 3, 10  # that a verdict needs: two values that happen to be the same say nothing of their spread
+MIN_SEEDS, MIN_CLASSES = 3, 10  # minimum for a verdict: two values may be equal by chance, which says nothing about their spread
 MOST_SEEDS = 10_000
-MANY_SEEDS, LARGEST_NORMAL = 30, 9.0  # of the quadrature in `power`
-SAME = 1e-9  # of the values: differences whose spread is less do not vary, whatever their last bits say
+MANY_SEEDS, LARGEST_NORMAL = 30, 9.0  # for the quadrature in `power`
+SAME = 1e-9  # relative to the values: differences with less spread are considered constant
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """A system less another, over the seeds that both ran with.
+    """One system minus another, over the seeds that both ran with.
 
     Attributes:
-        mean, half_width: of the differences, the latter of the 95 % interval (Student's t).
-        num_seeds: how many there are.
-        p_value: of the paired two-sided t test that the mean is 0, not corrected for other comparisons.
-        deviation: standard deviation of the differences, or its floor where that is more.
+        mean, half_width: mean of the differences, and half-width of its 95 % interval (Student's t).
+        num_seeds: number of shared seeds.
+        p_value: p value of the paired two-sided t test that the mean is 0, not corrected for other comparisons.
+        deviation: standard deviation of the differences, or its floor if that is larger.
     """
 
     mean: float
@@ -44,20 +44,19 @@ class PairedDifference:
 def paired_difference(
     values_S: Sequence[float], references_S: Sequence[float], num_queries: int | None = None, whole: float = 1.0
 ) -> PairedDifference:
-    """The mean difference, seed by seed.
+    """Return the mean difference, seed by seed.
 
-    A share of few queries takes few values, so that few differences may be the same by accident: their spread has a floor
-    (`least_deviation`) where the scores are shares of queries. Differences without a floor that do not vary have the sign test's p value,
-    2 / 2^S, instead of 0.
+    A share of few queries has few possible values, so a few differences may be equal by chance: shares of queries have a floor on the
+    spread (`least_deviation`). Constant differences without a floor get the sign test's p value, 2 / 2^S, instead of 0.
 
     Args:
-        values_S: one for each seed, at least two.
-        references_S: of the other system, in the same order of seeds.
-        num_queries: of which the scores are the share found, such as Recall@K; None for other scores.
-        whole: the score of all queries found: 1, or 100 for per cent.
+        values_S: one score per seed, at least two.
+        references_S: scores of the other system, in the same order of seeds.
+        num_queries: number of queries, if the scores are shares of queries, such as Recall@K; None for other scores.
+        whole: score of a full share: 1, or 100 for per cent.
 
     Raises:
-        ValueError: not as many of both, or fewer than two.
+        ValueError: the lengths differ, or are below two.
     """
     if len(values_S) != len(references_S) or len(values_S) < 2:
         raise ValueError(f"a paired difference needs two seeds or more of both, found {len(values_S)} and {len(references_S)}")
@@ -73,10 +72,10 @@ def paired_difference(
 
 
 def least_deviation(difference: float, num_queries: int) -> float:
-    """The smallest standard deviation that a difference of two shares of the same queries can have.
+    """Return the smallest possible standard deviation of a difference of two shares of the same queries.
 
-    The two disagree on |d| of the queries at least, and on one at least. The difference of a query is then 1, 0 or -1, with variance
-    |d| - d^2 (McNemar 1947), and that of the share is a Q-th of it.
+    They disagree on at least |d| of the queries and on at least one. A query's difference is then 1, 0 or -1, with variance |d| - d^2
+    (McNemar 1947); the share's variance is 1/Q of it.
 
     Args:
         difference: d, of the two shares, from -1 to 1.
@@ -87,15 +86,15 @@ def least_deviation(difference: float, num_queries: int) -> float:
 
 
 def half_width_of(deviation: float, num_seeds: int, level: float = 0.05) -> float:
-    """Half of the interval of a mean at confidence 1 - level, Student's t."""
+    """Return the half-width of Student's t interval of a mean at confidence 1 - level."""
     return float(stdtrit(num_seeds - 1, 1 - level / 2)) * deviation / sqrt(num_seeds)
 
 
 def probabilities(difference: PairedDifference, points: float) -> tuple[float, float, float]:
-    """The probabilities that the true mean difference is above `points`, within them, and below them on the other side.
+    """Return the probabilities that the true mean difference is above `points`, within +-`points`, and below -`points`.
 
-    The posterior of the mean of normal differences under the prior that prefers nothing: Student's t around their mean (Benavoli et al.,
-    JMLR 2017, without their correlation, because seeds are independent runs).
+    Posterior of the mean of normal differences under the non-informative prior: Student's t around their mean (Benavoli et al., JMLR 2017,
+    without their correlation, because seeds are independent runs).
     """
     if difference.deviation == 0:
         return float(difference.mean > points), float(abs(difference.mean) <= points), float(difference.mean < -points)
@@ -106,7 +105,7 @@ def probabilities(difference: PairedDifference, points: float) -> tuple[float, f
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values as Holm's step-down correction makes them: finds below 0.05 have that chance of any false one among them (Holm 1979)."""
+    """Return p values adjusted by Holm's step-down correction: rejecting those below 0.05 has a familywise error of 0.05 (Holm 1979)."""
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
@@ -115,17 +114,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def power(difference: float, deviation: float, num_seeds: int, level: float = 0.05) -> float:
-    """The chance that the paired t test over `num_seeds` finds a true mean difference.
+    """Return the power of the paired t test over `num_seeds` for a true mean difference.
 
-    With z standard normal, V the variance of the sample in units of the true one, and c the test's threshold, that is the chance of
-    (z + shift)^2 > c^2 V. It is summed over z where seeds are few and over V where they are many, for there it is smooth; SciPy's
+    With z standard normal, V the sample variance divided by the true one, and c the test's threshold,
+    the power is P((z + shift)^2 > c^2 V). It is integrated over z for few seeds and over V for many, where it is smooth; SciPy's
     distribution function of the noncentral t (1.17) is wrong for few seeds and large shifts.
 
     Args:
         difference: the true mean, above 0.
         deviation: standard deviation of the differences, above 0.
         num_seeds: at least two.
-        level: of the two-sided test.
+        level: level of the two-sided test.
     """
     freedom, nodes, weights = num_seeds - 1, *_nodes()
     threshold = float(stdtrit(freedom, 1 - level / 2))
@@ -140,19 +139,19 @@ def power(difference: float, deviation: float, num_seeds: int, level: float = 0.
 
 @cache
 def _nodes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of Gauss and Legendre's quadrature from -1 to 1."""
+    """Return nodes and weights of the Gauss-Legendre quadrature from -1 to 1."""
     nodes, weights = np.polynomial.legendre.leggauss(400)
     return nodes, weights
 
 
 def smallest_difference(deviation: float, num_seeds: int, wanted_power: float = 0.8, level: float = 0.05) -> float:
-    """The smallest true mean difference that so many seeds find with the wanted power, in the unit of `deviation`."""
+    """Return the smallest true mean difference that `num_seeds` seeds detect with the wanted power, in the unit of `deviation`."""
     return deviation * _smallest_effect(num_seeds, wanted_power, level)
 
 
 @cache
 def _smallest_effect(num_seeds: int, wanted_power: float, level: float) -> float:
-    """In standard deviations: the same for all pairs of a table."""
+    """Return the smallest effect in standard deviations, the same for all pairs of a table."""
     low, high = 0.0, 1.0
     while power(high, 1.0, num_seeds, level) < wanted_power:
         low, high = high, 2 * high
@@ -163,7 +162,7 @@ def _smallest_effect(num_seeds: int, wanted_power: float, level: float) -> float
 
 
 def seeds_needed(difference: float, deviation: float, wanted_power: float = 0.8, level: float = 0.05) -> int | None:
-    """The fewest seeds that find a true mean difference with the wanted power; None where more than MOST_SEEDS were needed."""
+    """Return the fewest seeds that detect a true mean difference with the wanted power; None if more than MOST_SEEDS."""
     if deviation == 0:
         return 2
     low, high = 1, 2
@@ -182,10 +181,10 @@ class RankComparison:
     """Systems compared by their ranks over blocks: Friedman's test, then Nemenyi's.
 
     Attributes:
-        mean_ranks: of each system, 1 being best; systems that are equal in a block share its ranks.
-        p_value: of Friedman's test that all systems are alike (chi-squared, corrected for ties).
-        critical_difference: mean ranks that are farther apart differ at the 0.05 level (Nemenyi).
-        num_blocks: over how many.
+        mean_ranks: mean rank of each system, 1 being best; systems equal in a block share its ranks.
+        p_value: p value of Friedman's test that all systems are equal (chi-squared, corrected for ties).
+        critical_difference: larger differences of mean ranks are significant at the 0.05 level (Nemenyi).
+        num_blocks: number of blocks.
     """
 
     mean_ranks: tuple[float, ...]
@@ -195,12 +194,12 @@ class RankComparison:
 
 
 def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
-    """Rank K systems in each of B blocks, the highest score first.
+    """Rank K systems in each of B blocks, highest score first.
 
     Raises:
-        ValueError: fewer than three systems or two blocks: nothing to compare by ranks.
+        ValueError: fewer than three systems or two blocks.
     """
-    from scipy.stats import friedmanchisquare, rankdata  # a second to import
+    from scipy.stats import friedmanchisquare, rankdata  # takes a second to import
 
     num_blocks, num_systems = scores_BK.shape
     if num_systems < 3 or num_blocks < 2:
@@ -214,7 +213,7 @@ def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
 
 @cache
 def _nemenyi_quantile(num_systems: int) -> float:
-    """Of the studentized range at the 0.05 level, over the root of 2 (Demsar, table 5)."""
+    """Return the 0.95 quantile of the studentized range divided by the root of 2 (Demsar, table 5)."""
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
@@ -222,13 +221,13 @@ def _nemenyi_quantile(num_systems: int) -> float:
 
 @dataclass(frozen=True)
 class VarianceParts:
-    """Where the variance of a mean over seeds and queries comes from; the three add up to it, in the unit of the hits squared.
+    """Parts of the variance of a mean over seeds and queries; the three add up to it, in the unit of the hits squared.
 
     Attributes:
-        mean: over seeds and queries.
-        seeds: what other seeds would change on these very classes; falls with the number of seeds.
-        classes: what other classes (and their queries) would change whatever the seed; falls with the number of classes alone.
-        both: what a seed does to single classes; falls with either number.
+        mean: mean over seeds and queries.
+        seeds: variance over seeds on these classes; decreases with the number of seeds.
+        classes: variance over classes (and their queries) common to all seeds; decreases only with the number of classes.
+        both: variance of the interaction of seeds and classes; decreases with either number.
     """
 
     mean: float
@@ -238,24 +237,24 @@ class VarianceParts:
 
     @property
     def total(self) -> float:
-        """Variance of the mean, had seeds and classes both been drawn anew."""
+        """Variance of the mean if both seeds and classes were drawn again."""
         return self.seeds + self.classes + self.both
 
 
 def variance_parts(hits_SQ: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int = 1000, seed: int = 0) -> VarianceParts:
-    """Split the variance of a mean over seeds and queries into what seeds do, what classes do, and what they do together.
+    """Split the variance of a mean over seeds and queries into the parts of seeds, of classes, and of their interaction.
 
-    Model: the mean of seed s over class c is m + a_s + b_c + e_sc, all independent; a seed's mean weighs classes by their queries.
-    Resampled classes move the means of two seeds together by their b alone, and that of one seed by b and e. So of the bootstrap's
-    covariance of the seeds' means an entry beside the diagonal estimates the variance of the classes' part, and one on the diagonal less
-    it that of both. The variance between the seeds' means is that of a and e. A part that is found below 0 is 0.
+    Model: the mean of seed s over class c is m + a_s + b_c + e_sc, all independent; a seed's mean weights classes by their queries.
+    Resampling classes moves the means of two seeds together only through b, and that of one seed through b and e. So in the bootstrap's
+    covariance of the seeds' means an off-diagonal entry estimates the classes' part, and a diagonal entry minus that the part of both. The
+    variance between the seeds' means is that of a and e. Negative estimates are set to 0.
 
     Args:
-        hits_SQ: whether each query's nearest neighbour is of its class (or any score of queries), for each seed; the same queries in
-            the same order for all.
+        hits_SQ: whether each query's nearest neighbour is of its class (or any score of queries), for each seed; the same queries in the
+            same order for all.
         codes_Q: the query's class.
-        num_replicates: of the bootstrap.
-        seed: of its draws.
+        num_replicates: replicates of the bootstrap.
+        seed: seed of the bootstrap.
 
     Raises:
         ValueError: fewer than two seeds or two classes.

@@ -1,12 +1,12 @@
-"""The exact evaluator's sweep: every query against every gallery item, in tiles, within a bound on memory.
+"""The exact evaluator's sweep: every query against every gallery item, in tiles, with bounded memory.
 
-Tiles in float32 or float64 decide all that their rounding error lets them decide; the pairs that are too close to call are measured again
-by `geometry.squared_distances`. The outcome is therefore that of the exact distances, whatever the shapes of the tiles, the number of
-threads and the device. In self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
+Tiles in float32 or float64 decide every pair that their rounding error allows; pairs too close to decide are recomputed by
+`geometry.squared_distances`. The result is therefore that of the exact distances, for any tile shape, number of threads and device. In
+self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
 
-Where a query's positives are a large part of a gallery in memory, nothing is left to be saved by counting, and `rows` sorts instead.
+If positives are a large share of a gallery in memory, counting saves nothing, and `rows` sorts instead.
 
-The gallery comes in shards, of which one is in memory at a time; a gallery in memory is a single shard.
+The gallery is read in shards, one in memory at a time; a gallery in memory is a single shard.
 
 Shapes: N gallery items, Q queries, P positives of all queries, E entries of a tile.
 """
@@ -38,18 +38,18 @@ from dml_core.evaluation.rows import score_rows
 from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile
 
 NUM_SAMPLE_ITEMS = 256
-BYTES_PER_POSITIVE = 72  # of the state of a query
-BYTES_PER_ENTRY = 64  # of a tile, were every entry of it to be placed among the positives
+BYTES_PER_POSITIVE = 72  # state of a query
+BYTES_PER_ENTRY = 64  # of a tile, if every entry must be placed among the positives
 ENTRIES_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**11
 LARGEST_TILE = 4096
-MANY_POSITIVES = 200  # of a query on average: so densely do they lie that float32 cannot tell where an item stands among them
+MANY_POSITIVES = 200  # of a query on average: above this they are too dense for float32 to locate an item among them
 SMALLEST_NARROW_WORK = 2**34  # Q N D: below it bfloat16 saves nothing
-LARGE_SHARE = 1 / 16  # of the gallery, positives of a query on average: from here on sorting rows is quicker
+LARGE_SHARE = 1 / 16  # positives of a query on average, relative to the gallery: above this sorting rows is faster
 
 
 class Shard(NamedTuple):
-    """A part of the gallery: how to get its points, the classes of its items, and the gallery index of its first item."""
+    """A part of the gallery: a function that loads its points, the classes of its items, and the gallery index of its first item."""
 
     load: Callable[[], Points]
     codes: NDArray[np.int64]
@@ -57,7 +57,7 @@ class Shard(NamedTuple):
 
 
 class Resources(NamedTuple):
-    """Bytes that a tile and that the state of a group of queries may take, each; and where tiles are computed."""
+    """Memory limit in bytes of a tile and of the state of a group of queries, each; and the device for tiles."""
 
     max_block_bytes: int
     device: torch.device
@@ -66,13 +66,13 @@ class Resources(NamedTuple):
 def score_queries(
     gallery: Sequence[Shard], queries: Points, codes_Q: NDArray[np.int64], self_index_Q: NDArray[np.int64] | None, resources: Resources
 ) -> QueryScores:
-    """Scores of every query, in order.
+    """Return the scores of every query, in order.
 
     Args:
         gallery: its shards, in order.
         queries: (Q, D).
-        codes_Q: their classes, numbered as the gallery's.
-        self_index_Q: gallery index of each query, which is left out of what it is compared with; None if queries are no gallery items.
+        codes_Q: their classes, numbered like the gallery's.
+        self_index_Q: gallery index of each query, which is excluded from its comparison; None if queries are not gallery items.
         resources: memory and device.
     """
     num_codes = 1 + max(int(codes.max()) for codes in [codes_Q, *(shard.codes for shard in gallery)])
@@ -89,7 +89,7 @@ def score_queries(
     dtype = tile_dtype(resources.device, float(num_positives_Q.mean()))
     is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), resources.device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    with nullcontext() if is_narrow else one_torch_thread():  # narrow tiles are torch's own products
+    with nullcontext() if is_narrow else one_torch_thread():  # narrow tiles use torch's own products
         for index in groups:
             group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype, is_narrow)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
@@ -101,12 +101,12 @@ def score_queries(
 
 
 def tile_dtype(device: torch.device, mean_positives: float) -> type[np.floating[Any]]:
-    """Return float32 where its error bound holds and leaves little open, else float64."""
+    """Return float32 if its error bound holds and leaves few pairs undecided, else float64."""
     return np.float32 if device.type == "cpu" and mean_positives <= MANY_POSITIVES else np.float64
 
 
 def _can_be_narrow(queries: Points, num_items: int, device: torch.device) -> bool:
-    """Whether tiles of bfloat16 are worth it and their bound holds."""
+    """Return whether tiles of bfloat16 save time and their bound holds."""
     work, num_dimensions = len(queries) * num_items * queries.raw.shape[1], queries.raw.shape[1]
     has_instructions = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
     return queries.metric == "cosine" and has_instructions and work >= SMALLEST_NARROW_WORK and num_dimensions <= 2**14
@@ -118,7 +118,7 @@ def _check_dimensions(queries: Points, items: Points) -> None:
 
 
 def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_bytes: int) -> list[NDArray[np.int64]]:
-    """Queries in the order of their classes, in groups whose state takes at most `max_bytes` (or a single query, if it needs more)."""
+    """Return queries in the order of their classes, in groups whose state takes at most `max_bytes` (or a single query that needs more)."""
     order_Q = np.argsort(codes_Q, kind="stable")
     ends_Q = np.cumsum(BYTES_PER_POSITIVE * np.maximum(num_positives_Q[order_Q], 1))
     groups, start = [], 0
@@ -138,9 +138,9 @@ def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources, dty
 def _positive_distances(
     gallery: Sequence[Shard], queries: Side, class_sizes: NDArray[np.int64], self_index_Q: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    """Distances of each query's positives, query by query and ascending; a query without a positive has a stand-in at 0.
+    """Return the distances of each query's positives, query by query and ascending; a query without a positive gets a placeholder at 0.
 
-    Hardly anything lies before the stand-in, so such a query costs next to nothing, and its score is never looked at.
+    Hardly any item is before the placeholder, so such a query costs almost nothing, and its score is ignored.
     """
     sizes_Q = np.maximum(class_sizes[queries.codes], 1)
     starts = np.concatenate([[0], np.cumsum(sizes_Q)])
@@ -163,7 +163,7 @@ def _positive_distances(
 
 
 def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources: Resources) -> None:
-    """Take in every pair of a query and an item of `sides`; where the side is `queries` itself, each tile serves both its sides."""
+    """Count every pair of a query and an item of `sides`; if the side is `queries` itself, each tile serves both its sides."""
     size = min(LARGEST_TILE, math.isqrt(resources.max_block_bytes // BYTES_PER_ENTRY))
     buffer = torch.empty(size * size, device=resources.device, dtype=queries.vectors.dtype)
     for number, items in enumerate(sides):
@@ -182,7 +182,7 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources
 
 
 def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, buffer: Tensor) -> None:
-    """Let a few items, evenly spaced over the classes, show which positives rank beyond R, so that the sweep need not place them."""
+    """Use a few items, evenly spaced over the classes, to find positives that rank beyond R, which the sweep need not place."""
     sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
     for rows in blocks(len(queries.codes), size):
         left = part(queries, rows)
@@ -191,7 +191,7 @@ def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, b
 
 
 def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
-    """Count the items of one tile against the queries `rows`, which run along `axis` of the tile."""
+    """Count the items of one tile for the queries `rows`, which are along `axis` of the tile."""
     offset, dtype = OFFSET[queries.points.metric], np.float64 if near.dtype == torch.float64 else np.float32
     full_error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1], dtype)
     is_narrow = near.dtype == torch.bfloat16
@@ -199,7 +199,7 @@ def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near
     rounding = NARROW_ROUNDING if is_narrow else 0.0
     first_Q, last_Q = counter.bounds(rows)
     upper_Q = offset - first_Q.astype(np.float64) / 2 + error_Q
-    lower_Q = offset - np.nextafter(last_Q, np.float32(np.inf)).astype(np.float64) / 2 - error_Q  # what rounds to the last one ties with it
+    lower_Q = offset - np.nextafter(last_Q, np.float32(np.inf)).astype(np.float64) / 2 - error_Q  # what rounds to the last ties with it
     upper_Q, lower_Q = upper_Q + rounding * np.abs(upper_Q), lower_Q - rounding * np.abs(lower_Q)
     found = compare(near, upper_Q.astype(dtype), lower_Q.astype(dtype), axis)
     local_E, items_E = (found.rows, found.columns) if axis == 0 else (found.columns, found.rows)
@@ -222,7 +222,7 @@ def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near
 
 
 def _cosines(queries: Side, queries_E: NDArray[np.int64], items: Side, items_E: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Products of pairs in float32, (E,)."""
+    """Return products of pairs in float32, (E,)."""
     found = np.empty(len(queries_E))
     for some in blocks(len(queries_E), PAIRS_AT_ONCE):
         left_ED, right_ED = queries.vectors[torch.from_numpy(queries_E[some])], items.vectors[torch.from_numpy(items_E[some])]

@@ -1,9 +1,9 @@
-"""Tiles of the similarity matrix: a block of float32 products, and what lies above two bounds in it.
+"""Tiles of the similarity matrix: a block of float32 products, and its entries above two bounds.
 
-An entry of a tile is its pair's nearness, OFFSET - d^2 / 2: larger is nearer. It is found in float32; in float64 where positives lie
-densely, and on a GPU, where settings of the process may shorten float32's products to TF32, for which the error bound does not hold. On
-the CPU the products and the comparisons are numpy's (its OpenBLAS multiplies 15 % faster here than torch's MKL, and it counts booleans many
-times faster), and maxima are torch's; on a GPU all but the few entries found stays there.
+An entry of a tile is its pair's nearness, OFFSET - d^2 / 2: larger is nearer. It is computed in float32, but in float64 if positives are
+dense, and on a GPU, where the process's settings may reduce float32 products to TF32, for which the error bound does not hold. On the CPU
+the products and comparisons are numpy's (its OpenBLAS multiplies 15 % faster here than torch's MKL, and it counts booleans many times
+faster), and maxima are torch's; on a GPU only the few entries found are copied to the CPU.
 
 Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
 """
@@ -26,8 +26,8 @@ from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centr
 OFFSET = {"cosine": 1.0, "euclidean": 0.0}
 LARGEST_BYTE = 255
 STRIP = 64  # entries of one query
-SMALLEST_NARROW_SIDE = 64  # fewer points: other kernels, which need not sum in float32
-FEW = 1 / 8  # of a tile's strips: more are quicker compared all together
+SMALLEST_NARROW_SIDE = 64  # with fewer points other kernels run, which may not sum in float32
+FEW = 1 / 8  # share of a tile's strips above which comparing all together is faster
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Side:
     """Points of one side of the tiles, sorted by class.
 
     Attributes:
-        points: where their exact coordinates are.
+        points: source of their exact coordinates.
         index: row in `points` of each.
         codes: class of each, ascending.
         vectors: float32 or float64 coordinates (N, D) on the device.
-        norms: of the vectors.
-        narrow: the vectors in bfloat16, or None where tiles are not to be found by them.
-        losses: norms of what bfloat16 leaves of each vector (zeros where there is none).
+        norms: norms of the vectors.
+        narrow: the vectors in bfloat16, or None if tiles do not use bfloat16.
+        losses: norm of each vector's bfloat16 rounding error (zeros without bfloat16).
     """
 
     points: Points
@@ -54,7 +54,7 @@ class Side:
 
 
 class Found(NamedTuple):
-    """What `compare` found: the number of entries above the upper bound of each query, and the entries between its bounds."""
+    """Result of `compare`: the number of entries above the upper bound of each query, and the entries between its bounds."""
 
     num_above: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -63,10 +63,10 @@ class Found(NamedTuple):
 
 
 def usable_device(name: Device) -> torch.device:
-    """The device of that name.
+    """Return the device with that name.
 
     Raises:
-        EvaluationError: it is absent.
+        EvaluationError: the device is missing.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise EvaluationError("device 'cuda' was asked for but there is no usable GPU here; use device: cpu")
@@ -82,7 +82,7 @@ def as_side(
     dtype: type[np.floating[Any]] = np.float32,
     is_narrow: bool = False,
 ) -> Side:
-    """The indexed points, which are in the order of their classes `codes`, ready for tiles (by bfloat16 where `is_narrow`)."""
+    """Prepare the indexed points, ordered by their classes `codes`, for tiles (in bfloat16 if `is_narrow`)."""
     vectors_ND = centred(points, origin_D, index, dtype)
     norms_N = np.sqrt(np.einsum("nd,nd->n", vectors_ND, vectors_ND, dtype=np.float64))
     vectors, losses_N, narrow = torch.from_numpy(vectors_ND).to(device), np.zeros(len(index)), None
@@ -94,13 +94,13 @@ def as_side(
 
 
 def part(side: Side, rows: slice | NDArray[np.int64]) -> Side:
-    """Some of a side's points, in ascending order."""
+    """Return some of a side's points, in ascending order."""
     narrow = None if side.narrow is None else side.narrow[rows]
     return Side(side.points, side.index[rows], side.codes[rows], side.vectors[rows], side.norms[rows], narrow, side.losses[rows])
 
 
 def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]) -> Iterator[tuple[int, slice, slice]]:
-    """Each class that both of two ascending arrays hold, and where."""
+    """Yield each class present in both of two ascending arrays, with its slices."""
     codes = np.intersect1d(left_codes, right_codes)
     bounds = [np.searchsorted(array, codes, side=end).tolist() for array in (left_codes, right_codes) for end in ("left", "right")]
     for code, left_start, left_stop, right_start, right_stop in zip(codes.tolist(), *bounds, strict=True):
@@ -109,18 +109,20 @@ def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread, in the calling thread alone: more would wait for their next work in a loop, on the cores that numpy's
-    products need. `torch.set_num_threads` would set the number of threads that start meanwhile, too.
+    """Limit torch to one thread, only in the calling thread.
+
+    More threads would busy-wait on the cores needed by numpy's products. `torch.set_num_threads` would also affect threads started
+    meanwhile.
     """
-    torch.get_num_threads()  # its first call in a thread sets that thread's number
+    torch.get_num_threads()  # the first call in a thread sets that thread's number
     with threadpool_limits(1, user_api="openmp"):
         yield
 
 
 def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
-    """Nearness of all pairs (I, J), in `buffer`; pairs of one class (self among them) are struck out with minus infinity.
+    """Return the nearness of all pairs (I, J), in `buffer`; pairs of one class (including self) are masked with minus infinity.
 
-    In bfloat16 where both sides have it and are not too small.
+    Uses bfloat16 if both sides have it and are large enough.
     """
     is_large = min(len(left.codes), len(right.codes)) >= SMALLEST_NARROW_SIDE
     narrow = (left.narrow, right.narrow.T) if is_large and left.narrow is not None and right.narrow is not None else None
@@ -145,13 +147,13 @@ def _half_squares(side: Side) -> Tensor:
 
 
 def compare(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
-    """Entries above `upper` and from `lower` to `upper`, one pair of bounds for each row (`axis` 0) or column (1) of the tile."""
+    """Count entries above `upper` and find those from `lower` to `upper`, with bounds for each row (`axis` 0) or column (1) of the tile."""
     return _compare_on_cpu(near_IJ, upper, lower, axis) if near_IJ.is_cpu else _compare_on_gpu(near_IJ, upper, lower, axis)
 
 
 def _compare_on_cpu(near_IJ: Tensor, upper: NDArray[Any], lower: NDArray[Any], axis: int) -> Found:
-    """Strips of a query's entries whose largest lies below `lower`, most of them as a rule, need no further look."""
-    exact = torch.float32 if near_IJ.dtype == torch.bfloat16 else near_IJ.dtype  # numpy knows no bfloat16
+    """Skip strips of a query's entries whose largest is below `lower`, usually most of them."""
+    exact = torch.float32 if near_IJ.dtype == torch.bfloat16 else near_IJ.dtype  # numpy has no bfloat16
     num_strips, is_left_over = divmod(near_IJ.shape[1 - axis], STRIP)
     if num_strips == 0 or is_left_over:
         return _compare_all(near_IJ.to(exact).numpy(), upper, lower, axis)
@@ -181,7 +183,7 @@ def _compare_all(near_IJ: NDArray[Any], upper: NDArray[Any], lower: NDArray[Any]
 
 
 def _count(is_above_IJ: NDArray[np.bool_], axis: int) -> NDArray[np.int64]:
-    """Number of true entries of each row (`axis` 0) or column (1): numpy's own reductions along an axis are several times slower."""
+    """Return the number of true entries per row (`axis` 0) or column (1): numpy's own reductions along an axis are several times slower."""
     if axis == 0:
         return np.fromiter((np.count_nonzero(row) for row in is_above_IJ), np.int64, len(is_above_IJ))
     total_J = np.zeros(is_above_IJ.shape[1], dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Plots and galleries made from arrays: each function takes arrays and a path and writes one PNG."""
+"""Plots and galleries: each function takes arrays and a path and writes one PNG."""

@@ -1,4 +1,4 @@
-"""The one look of all figures. Only matplotlib's object interface is used: figures can be made by several threads at once."""
+"""Common style of all figures. Uses only matplotlib's object interface, so several threads can make figures at once."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -10,22 +10,22 @@ from PIL import Image
 
 from dml_core.files import writing
 
-# Okabe and Ito's colours, which people with any kind of colour vision can tell apart, black last.
+# Okabe and Ito's colours, distinguishable with any kind of colour vision, black last.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#000000")
 RIGHT, WRONG, NEUTRAL = "#009E73", "#D62728", "#444444"
 DOTS_PER_INCH = 150
-COMPRESSION = 3  # of 9: a third less time than the usual 6, for files a tenth larger
+COMPRESSION = 3  # of 9: takes a third less time than the default 6, for files a tenth larger
 
 
 def new_figure(width_inches: float = 6.4, height_inches: float = 4.2, layout: Literal["constrained"] | None = "constrained") -> Figure:
-    """An empty figure that draws to memory and needs no screen; without a layout, axes stay where they are put."""
+    """Return an empty figure that draws to memory and needs no screen; without a layout, axes stay where they are placed."""
     figure = Figure(figsize=(width_inches, height_inches), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
 
 def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """A figure with one plain set of axes: light grid, no box."""
+    """Return a figure with one plain set of axes: light grid, no box."""
     figure = new_figure()
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
@@ -36,12 +36,12 @@ def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def plain_text(text: str) -> str:
-    """A name as matplotlib shows it letter by letter: `$` would begin a formula."""
+    """Escape a name for matplotlib: `$` would begin a formula."""
     return text.replace("$", r"\$")
 
 
 def write_png(figure: Figure | Image.Image, path: Path) -> Path:
-    """Write the figure whole or not at all, without a date, so that the same arrays give the same bytes; returns `path`."""
+    """Write the figure atomically, without a date, so that the same arrays give the same bytes; return `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         if isinstance(figure, Image.Image):

@@ -1,4 +1,4 @@
-"""Bar charts of counts: how many things have how many of something."""
+"""Bar charts of counts."""
 
 from pathlib import Path
 
@@ -11,17 +11,17 @@ from dml_core.figures.canvas import COLOURS, plain_text, single_axes, write_png
 
 
 def plot_counts(counts: ArrayLike, largest: int, path: Path, title: str, counted: str, things: str) -> Path:
-    """A bar for each count from 1 to `largest`, so that charts of several systems can be laid side by side; returns `path`.
+    """Draw a bar for each count from 1 to `largest`, so that charts of several systems are comparable; return `path`.
 
     Args:
-        counts: (N,) whole numbers of 1 or more, one for each thing.
-        largest: the last bar.
+        counts: (N,) integers of 1 or more, one per thing.
+        largest: last bar.
         path: the PNG.
-        title: above the chart.
-        counted: what is counted, below the bars; things: what has so many, beside them.
+        title: title of the chart.
+        counted: x label, what is counted; things: y label, what has the counts.
 
     Raises:
-        EvaluationError: nothing is counted, or a count has no bar.
+        EvaluationError: there are no counts, or a count has no bar.
     """
     counts_N = np.asarray(counts)
     if len(counts_N) == 0 or counts_N.min() < 1 or counts_N.max() > largest:

@@ -1,7 +1,7 @@
-"""Training curves: a panel for the loss, for each of its parts and for each validation metric, over epochs.
+"""Training curves: one panel each for the loss, its parts and each validation metric, over epochs.
 
-A panel each, because a loss and its parts may differ by orders of magnitude. Each step's value is drawn faintly, the mean of the steps
-around it boldly; the figure says how many steps that is.
+Panels are separate because a loss and its parts may differ by orders of magnitude. Each step's value is drawn faintly, the moving average
+boldly; the figure states its width in steps.
 
 Shapes: S steps.
 """
@@ -17,19 +17,19 @@ from dml_core.errors import EvaluationError
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
 MAX_COLUMNS = 3
-SMOOTHED_SHARE = 20  # the mean is of one in so many steps of the run
+SMOOTHED_SHARE = 20  # the moving average spans one in so many steps of the run
 
 Series = Mapping[str, tuple[ArrayLike, ArrayLike]]
 
 
 def plot_training_curves(training: Series, path: Path, title: str, validation: Series | None = None) -> Path:
-    """One panel for each named (epochs, values); returns `path`.
+    """Draw one panel for each named (epochs, values); return `path`.
 
     Args:
-        training: of each step: (S,) how many epochs were done, fractions counted, and (S,) values; the loss first.
+        training: per step: (S,) epochs done, with fractions, and (S,) values; the loss first.
         path: the PNG.
-        title: above the panels.
-        validation: the same of each epoch's end, drawn as points.
+        title: title above the panels.
+        validation: the same at each epoch's end, drawn as points.
 
     Raises:
         EvaluationError: nothing to draw.
@@ -54,7 +54,7 @@ def plot_training_curves(training: Series, path: Path, title: str, validation: S
 
 
 def smoothed(values: ArrayLike, window: int) -> NDArray[np.float64]:
-    """(S,) the mean of the `window` (odd) values around each; at the ends of those of them that there are."""
+    """Return (S,) the mean of the `window` (odd) values around each; at the ends over the existing ones."""
     values_S = np.asarray(values, dtype=np.float64)
     sums = np.concatenate([[0.0], np.cumsum(values_S)])
     first_S = np.maximum(np.arange(len(values_S)) - window // 2, 0)
@@ -64,7 +64,7 @@ def smoothed(values: ArrayLike, window: int) -> NDArray[np.float64]:
 
 
 def _draw_panel(axes: Axes, name: str, x: ArrayLike, y: ArrayLike, are_points: bool, colour: str) -> int:
-    """Draw one series; returns the width of the smoothing window."""
+    """Draw one series; return the width of the smoothing window."""
     x_S, y_S = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     window = 1 if are_points else max(1, len(y_S) // SMOOTHED_SHARE // 2 * 2 + 1)
     if window > 1:

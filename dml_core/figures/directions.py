@@ -1,8 +1,8 @@
 """Embeddings of two or three dimensions with their classes' directions (heated-up softmax, Figures 3 and 4; SGSL, Figure 3).
 
-In the plane, points lie as they are; a diamond is a class's direction, drawn a little inside the points. Where all are of unit length, a
-ring around them shows how many of each class lie in each direction, which the points on the circle hide. On the sphere two halves are seen
-from both ends of one axis, so that no point hides behind another.
+In 2-D, points are drawn unchanged; a diamond is a class's direction, drawn slightly inside the points. If all have unit length, a ring
+around them shows the count of each class by direction, because points on the circle overlap. In 3-D, two hemispheres are seen from both
+ends of one axis, so that no point is hidden behind another.
 
 Shapes: N samples, D dimensions, C classes.
 """
@@ -20,7 +20,7 @@ from dml_core.figures.canvas import COLOURS, new_figure, plain_text, write_png
 
 Floats = NDArray[np.float64]
 LIGHT = "#BBBBBB"
-DIAMOND_AT = 0.9  # of the points' radius, as heated-up softmax's released code draws them
+DIAMOND_AT = 0.9  # of the points' radius, as in heated-up softmax's released code
 RING_FROM, RING_HEIGHT, NUM_BINS = 1.06, 0.5, 180
 EDGE = 1.65
 MAX_NAMED_CLASSES = 20
@@ -29,15 +29,15 @@ MAX_NAMED_CLASSES = 20
 def plot_directions(
     points_ND: Floats, labels_N: NDArray[np.int64], class_names: Sequence[str], directions_CD: Floats, path: Path, title: str
 ) -> Path:
-    """Draw the points, coloured by class, and the directions of the classes; returns `path`.
+    """Draw the points, coloured by class, and the directions of the classes; return `path`.
 
     Args:
         points_ND: D is 2 or 3.
         labels_N: indices into `class_names`.
-        class_names: in the legend, while they are few.
+        class_names: shown in the legend if they are few.
         directions_CD: of unit length.
         path: the PNG.
-        title: above.
+        title: title of the figure.
     """
     colours = [_colour(code, len(class_names)) for code in range(len(class_names))]
     is_plane = points_ND.shape[1] == 2
@@ -58,7 +58,7 @@ def plot_directions(
 
 
 def _draw_circle(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], directions_C2: Floats, colours: list[Any]) -> None:
-    """Points on the unit circle, and the ring of counts around it."""
+    """Draw points on the unit circle, and the ring of counts around it."""
     turn = np.linspace(0, 2 * np.pi, 361)
     axes.plot(np.cos(turn), np.sin(turn), color=LIGHT, linewidth=0.6, zorder=0)
     _scatter(axes, points_N2, labels_N, colours, 10)
@@ -68,7 +68,7 @@ def _draw_circle(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], dire
 
 
 def _draw_ring(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], colours: list[Any]) -> None:
-    """A histogram of the angles of each class, its bars pointing outwards; the fullest bin of all has the ring's whole height."""
+    """Draw a histogram of each class's angles, with bars pointing outwards; the fullest bin of all has the ring's whole height."""
     angles_N = np.arctan2(points_N2[:, 1], points_N2[:, 0])
     edges = np.linspace(-np.pi, np.pi, NUM_BINS + 1)
     counts = [np.histogram(angles_N[labels_N == code], edges)[0] for code in range(len(colours))]
@@ -81,7 +81,7 @@ def _draw_ring(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], colour
 
 
 def _draw_plane(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], directions_C2: Floats, colours: list[Any]) -> None:
-    """Points anywhere; a line from the origin leads to each class's direction."""
+    """Draw points anywhere, with a line from the origin along each class's direction."""
     _scatter(axes, points_N2, labels_N, colours, 5)
     radius = float(np.quantile(np.linalg.norm(points_N2, axis=1), 0.9)) or 1.0
     for (x, y), colour in zip(radius * directions_C2, colours, strict=True):
@@ -93,7 +93,7 @@ def _draw_plane(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], direc
 def _draw_halves(
     all_axes: Any, points_N3: Floats, labels_N: NDArray[np.int64], directions_C3: Floats, colours: list[Any], is_unit: bool
 ) -> None:
-    """Space before and behind the plane through the origin in which the points scatter most, each half seen from its own side."""
+    """Draw the half-spaces on both sides of the plane of largest scatter through the origin, each seen from its own side."""
     frame_33 = np.linalg.svd(points_N3[:: max(1, len(points_N3) // 5000)], full_matrices=True)[2]
     across, up, toward = frame_33
     radius = 1.0 if is_unit else float(np.linalg.norm(points_N3, axis=1).max())
@@ -111,7 +111,7 @@ def _draw_halves(
 
 
 def _scatter(axes: Any, points_N2: Floats, labels_N: NDArray[np.int64], colours: list[Any], area: float) -> None:
-    """In the order of the samples, so that no class lies over all others."""
+    """Draw points in the order of the samples, so that no class covers all others."""
     shade = [colours[label] for label in labels_N.tolist()]
     axes.scatter(points_N2[:, 0], points_N2[:, 1], s=area, c=shade, alpha=0.5, linewidths=0, rasterized=True)
 

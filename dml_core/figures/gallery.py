@@ -1,8 +1,8 @@
-"""Retrieval galleries as in the papers' figures: a query on the left, its nearest neighbours after it, nearest first.
+"""Retrieval galleries as in the papers' figures: a query on the left, then its nearest neighbours, nearest first.
 
-Below each image stand its class and, for a neighbour, its similarity with a tick or a cross; wrong ones have a thick broken frame too, so
-that nothing hangs on telling red from green. Pillow draws it, with the font of the other figures: matplotlib took five times as long for
-what is pixels and short texts.
+Below each image are its class and, for a neighbour, its similarity with a tick or a cross; wrong ones also have a thick broken frame, so
+that nothing depends on distinguishing red from green. Drawn by Pillow with the font of the other figures: matplotlib took five times as
+long for pixels and short texts.
 
 Shapes: Q queries, k neighbours.
 """
@@ -18,18 +18,18 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from dml_core.errors import EvaluationError
 from dml_core.figures.canvas import NEUTRAL, RIGHT, WRONG, write_png
 
-# In pixels: an image's side, between columns, three lines of caption, around everything, after the query's column, a line of the head.
+# In pixels: side of an image, gap between columns, three caption lines, outer margin, gap after the query's column, line of the head.
 TILE, GAP, CAPTION, MARGIN, QUERY_GAP, HEAD_LINE = 144, 14, 58, 14, 24, 27
-MIN_WIDTH = 1000  # room for the head's lines where there are few neighbours
+MIN_WIDTH = 1000  # room for the head's lines if there are few neighbours
 CAPTION_SIZE, HEAD_SIZE, TITLE_SIZE = 13.5, 15.5, 21.0
 FRAME, BROKEN_FRAME, DASH, BREAK = 3, 5, 16, 6
-MAX_CHARACTERS = 18  # of a caption's line, which is as wide as an image
+MAX_CHARACTERS = 18  # per caption line, which is as wide as an image
 MARKS = "✓ same class as the query   ✗ another class, broken frame   numbers: similarity to the query"
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """One retrieved image, with what stands below it."""
+    """One retrieved image and its caption."""
 
     image: Image.Image
     class_name: str
@@ -47,16 +47,16 @@ class GalleryRow:
 
 
 def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = "", note: str = "") -> Path:
-    """One line of images for each query; rows may have fewer neighbours than others. Returns `path`.
+    """Draw one row of images for each query; rows may have different numbers of neighbours. Return `path`.
 
     Args:
         rows: the queries.
         path: the PNG.
-        title: which run this is.
+        title: name of the run.
         note: how the queries were chosen; may have several lines.
 
     Raises:
-        EvaluationError: no query.
+        EvaluationError: there is no query.
     """
     if not rows:
         raise EvaluationError("a gallery needs one query or more")
@@ -79,8 +79,7 @@ def plot_retrieval_gallery(rows: Sequence[GalleryRow], path: Path, title: str = 
 
 
 def two_lines(name: str, width: int = MAX_CHARACTERS) -> str:
-    """A name on at most two lines of `width` characters, broken after a separator where one is near; of a longer one the beginning and
-    the end, by which names in a list are told apart."""
+    """Return a name on at most two lines of `width`, broken after a separator if possible; longer ones keep only their two ends."""
     if len(name) <= width:
         return name
     if len(name) > 2 * width:
@@ -91,12 +90,12 @@ def two_lines(name: str, width: int = MAX_CHARACTERS) -> str:
 
 
 def _left(column: int) -> int:
-    """Where a column's images begin; column 0 is the query."""
+    """Return the left edge of a column's images; column 0 is the query."""
     return MARGIN + column * (TILE + GAP) + (QUERY_GAP if column else 0)
 
 
 def _draw_head(draw: ImageDraw.ImageDraw, lines: Sequence[str], num_neighbours: int) -> None:
-    """The title in bold, the notes, and a name over each column."""
+    """Draw the title in bold, the notes, and a name above each column."""
     for number, line in enumerate(lines):
         size, colour = (HEAD_SIZE, NEUTRAL) if number else (TITLE_SIZE, "black")
         draw.text((MARGIN, MARGIN + number * HEAD_LINE), line, colour, _font(size, is_bold=not number))
@@ -115,13 +114,13 @@ def _draw_tile(
     caption: str,
     is_wrong: bool = False,
 ) -> None:
-    """An image in its frame, and its caption."""
+    """Draw an image in its frame, and its caption."""
     canvas.paste(_square(image), (left, top))
     width = BROKEN_FRAME if is_wrong else FRAME
     low, high = -(width // 2), TILE + width // 2
     for start in range(low, high, DASH + BREAK) if is_wrong else (low,):
         end = min(start + DASH, high) if is_wrong else high
-        for edge in (low, high - width + 1):  # above and below, left and right
+        for edge in (low, high - width + 1):  # top and bottom, left and right
             draw.rectangle((left + start, top + edge, left + end, top + edge + width - 1), colour)
             draw.rectangle((left + edge, top + start, left + edge + width - 1, top + end), colour)
     draw.multiline_text((left, top + TILE + 6), caption, "black" if colour == NEUTRAL else colour, _font(CAPTION_SIZE), spacing=2)
@@ -134,7 +133,7 @@ def _font(size: float, is_bold: bool = False) -> ImageFont.FreeTypeFont:
 
 
 def _square(image: Image.Image) -> Image.Image:
-    """The image in a white square of TILE pixels: a small one enlarged by a whole number, so that its pixels stay pixels."""
+    """Return the image in a white square of TILE pixels; a small one is enlarged by an integer factor, so that its pixels stay sharp."""
     rgb = image.convert("RGB")
     factor = TILE // max(rgb.size)
     if factor >= 2:

@@ -1,4 +1,4 @@
-"""Histograms of the similarities of positive and of negative pairs: how well they are told apart, whatever the threshold.
+"""Histograms of the similarities of positive and of negative pairs: their separation, independent of a threshold.
 
 Shapes: N samples, D dimensions, P pairs.
 """
@@ -26,16 +26,16 @@ def plot_similarity_histogram(
     num_pairs: int = 20_000,
     seed: int = 0,
 ) -> Path:
-    """Densities of the similarities of random positive and negative pairs; returns `path`.
+    """Draw the densities of the similarities of random positive and negative pairs; return `path`.
 
     Args:
         embeddings: (N, D).
         labels: (N,).
         path: the PNG.
-        title: above the plot.
+        title: title of the plot.
         metric: cosines, or negative distances.
         num_pairs: pairs of each kind, drawn with replacement.
-        seed: of the draw.
+        seed: seed of the draw.
 
     Raises:
         EvaluationError: no two samples of one class, or a single class.
@@ -57,8 +57,7 @@ def plot_similarity_histogram(
 
 
 def sample_pairs(codes_N: NDArray[np.int64], num_pairs: int, seed: int) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Random "positive" and "negative" pairs, two index arrays (P,) each: a random sample, then a random other one of its class or
-    of the other classes. A sample is never paired with itself.
+    """Return random "positive" and "negative" pairs, two index arrays (P,) each: a sample with a random other one of its or another class.
 
     Raises:
         EvaluationError: no class has two samples, or there is a single class.

@@ -1,7 +1,7 @@
-"""Embeddings as points: maps of high-dimensional ones in two dimensions, and plots of 2-D or 3-D ones with their centres.
+"""Scatter plots of embeddings: projections of high-dimensional ones to 2-D, and 2-D or 3-D ones with their centres.
 
-The plots with centres are those of SoftTriple's, SGSL's and the discriminative loss's figures for small networks; three-dimensional ones
-are drawn on the unit sphere when the embeddings lie there.
+The plots with centres reproduce those of SoftTriple, SGSL and the discriminative loss for small networks; 3-D embeddings on the unit sphere
+are drawn with the sphere.
 
 Shapes: N samples, D dimensions, C classes, K centres per class.
 """
@@ -35,22 +35,22 @@ def plot_map(
     seed: int = 0,
     named: Mapping[Any, str] | None = None,
 ) -> Path:
-    """Embeddings of any size as a map of two dimensions, coloured by class; returns `path`.
+    """Draw embeddings of any dimension as a 2-D map, coloured by class; return `path`.
 
-    t-SNE is of the cosines. Of more than MAX_DRAWN_POINTS samples, as many random ones are drawn, and the title says so.
+    t-SNE uses cosines. Above MAX_DRAWN_POINTS samples, a random subset of that size is drawn, and the title states this.
 
     Args:
         embeddings: (N, D).
         labels: (N,).
         path: the PNG.
         method: the projection.
-        title: above the map.
-        seed: of the draw and of the projection.
-        named: label -> what the legend says of it, in the legend's order, all other classes are grey points.
-            None colours all classes and names them while they are few.
+        title: title of the map.
+        seed: seed of the draw and of the projection.
+        named: label -> its legend text, in the legend's order; all other classes are grey points. None colours all classes and names them
+            if they are few.
 
     Raises:
-        EvaluationError: fewer than three samples or one dimension, or embeddings and labels that do not fit.
+        EvaluationError: fewer than three samples or two dimensions, or embeddings and labels that do not fit.
     """
     embeddings_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels, len(embeddings_ND))
@@ -72,9 +72,9 @@ def plot_map(
 def plot_embeddings(
     embeddings: ArrayLike, labels: ArrayLike, path: Path, centres: ArrayLike | None = None, title: str = "Embeddings"
 ) -> Path:
-    """Embeddings of two or three dimensions as they are, with the centres (C, K, D) of the classes as stars; returns `path`.
+    """Draw unchanged 2-D or 3-D embeddings, with the centres (C, K, D) of the classes as stars; return `path`.
 
-    Centre c is coloured as the c-th label in ascending order.
+    Centre c has the colour of the c-th label in ascending order.
 
     Raises:
         EvaluationError: other dimensions, or centres that do not fit.
@@ -114,7 +114,7 @@ def _square_axes(width_inches: float = SIDE_INCHES) -> Axes:
 
 
 def _solid_axes(embeddings_N3: NDArray[Any]) -> Any:
-    """Three-dimensional axes, with the unit sphere drawn in where all embeddings lie on it."""
+    """Return 3-D axes, with the unit sphere if all embeddings are on it."""
     axes: Any = new_figure(SIDE_INCHES, SIDE_INCHES).add_subplot(projection="3d")
     axes.set_box_aspect((1, 1, 1))
     axes.tick_params(labelsize="x-small")
@@ -137,7 +137,7 @@ def _scatter(axes: Any, points_ND: NDArray[Any], labels_N: NDArray[Any]) -> None
 
 
 def _scatter_named(axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:
-    """The named classes with a colour and a shape each over all others in grey; the legend beside the map."""
+    """Draw the named classes with separate colours and markers above all others in grey, and the legend next to the map."""
     others = points_N2[~np.isin(labels_N, list(named))]
     handles, texts = [], list(named.values())
     for number, label in enumerate(named):
@@ -155,7 +155,7 @@ def _dots(axes: Axes, points_N2: NDArray[Any], area: float, **style: Any) -> Any
 
 
 def _colour(code: int, num_classes: int) -> Any:
-    """Colours that can be told apart while there are few classes, else the circle of hues."""
+    """Return distinguishable colours for few classes, else the circle of hues."""
     if num_classes <= len(COLOURS):
         return COLOURS[code]
     return colormaps["tab20" if num_classes <= 20 else "hsv"](code / num_classes)

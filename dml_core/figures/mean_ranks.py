@@ -1,4 +1,4 @@
-"""The critical-difference diagram (Demsar, JMLR 2006): systems by their mean ranks on a line, bars join those that cannot be told apart."""
+"""Critical-difference diagram (Demsar, JMLR 2006): systems on an axis of mean ranks; bars join those without significant differences."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from dml_core.evaluation.mean_ranks import Ranking
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
 LETTER_INCHES, AXIS_INCHES, ROW_INCHES, BAR_INCHES, HEAD_INCHES = 0.068, 4.6, 0.24, 0.13, 0.85
-LONGEST_NAME = 60  # letters; of a longer one the beginning is shown
+LONGEST_NAME = 60  # characters; longer names are cut at the end
 
 
 def plot_mean_ranks(ranking: Ranking, path: Path) -> Path:
-    """Draw the ranking, the best on the left; returns `path`.
+    """Draw the ranking, the best on the left; return `path`.
 
     The better half of the systems has its names on the left, the other half on the right. A bar joins systems whose mean ranks are within
     the critical difference, which is drawn above the axis.
@@ -49,7 +49,7 @@ def plot_mean_ranks(ranking: Ranking, path: Path) -> Path:
 
 
 def _at(rank: float, num_systems: int) -> float:
-    """Where a mean rank is, in inches."""
+    """Return the position of a mean rank in inches."""
     return AXIS_INCHES * (rank - 1) / (num_systems - 1)
 
 
@@ -62,7 +62,7 @@ def _draw_axis(axes: Axes, num_systems: int) -> None:
 
 
 def _draw_critical_difference(axes: Axes, critical_difference: float, num_systems: int) -> None:
-    """From the left end; cut where it is wider than the axis, and said to be."""
+    """Draw it from the left end, cut to the axis's width; the text states if it is cut."""
     width, level = AXIS_INCHES * critical_difference / (num_systems - 1), 0.4
     shown = min(width, AXIS_INCHES)
     axes.plot([0, shown], [level, level], color=NEUTRAL, linewidth=1.4)

@@ -1,7 +1,7 @@
-"""Recall@1 of several systems over epochs: a panel for each system, its training images beside the test images.
+"""Recall@1 of several systems over epochs: a panel for each system, with its training and test images.
 
-A panel has all other systems' test curves in grey behind its own, so that the order of the systems can be read at every epoch. Where the
-curve of the training images is still rising at the end, a system has not been trained to its end.
+A panel shows all other systems' test curves in grey, so that the order of the systems can be read at every epoch. If the curve of the
+training images still rises at the end, the system is not trained to convergence.
 """
 
 import math
@@ -24,13 +24,13 @@ Curves = Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]
 
 
 def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epochs") -> Path:
-    """Means over seeds, with the seeds' range as a band; returns `path`.
+    """Draw means over seeds, with the seeds' range as a band; return `path`.
 
     Args:
-        curves: for each system and role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed. A system without a curve
-            has no panel.
+        curves: for each system and role ("train", "test"), by epochs done, Recall@1 (a fraction) of each seed. A system without a curve has
+            no panel.
         path: the PNG.
-        title: above the panels.
+        title: title above the panels.
 
     Raises:
         EvaluationError: no system has a curve.
@@ -59,7 +59,7 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
         axes.remove()
     for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:
         axes.tick_params(labelbottom=True)
-    figure.suptitle(f"{plain_text(title)}\n ", fontsize=11)  # the second line is the legend's
+    figure.suptitle(f"{plain_text(title)}\n ", fontsize=11)  # the second line is for the legend
     figure.supxlabel("epochs; line: mean over seeds, band: all seeds, grey: test images of the other systems", fontsize=8, color=NEUTRAL)
     figure.supylabel("Recall@1, per cent", fontsize=8, color=NEUTRAL)
     lines, labels = all_axes[0].get_legend_handles_labels()

@@ -1,7 +1,7 @@
 """Recall@K of several systems with their intervals over seeds: a panel for each K, a row for each system.
 
-Curves of twelve systems over K lie on top of each other, and intervals around them more so. Here each value has its own place: systems are
-sorted by their mean at the first K, so rows keep their order in all panels and the number beside a value is its rank at that K.
+Curves of twelve systems over K overlap, and their intervals even more. Here each value has its own position: systems are sorted by their
+mean at the first K, so rows have the same order in all panels, and the number next to a value is its rank at that K.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,15 @@ Recalls = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
-    """Mean, 95 % interval and single seeds of each system at each K; returns `path`.
+    """Draw mean, 95 % interval and single seeds of each system at each K; return `path`.
 
     Args:
-        recalls: for each system, by K, Recall@K (a fraction) of each seed. Of more than MAX_PANELS Ks the first are drawn.
+        recalls: for each system, by K, Recall@K (a fraction) of each seed. Only the first MAX_PANELS Ks are drawn.
         path: the PNG.
-        title: above the plot.
+        title: title of the plot.
 
     Raises:
-        EvaluationError: no system, or systems with other Ks.
+        EvaluationError: there is no system, or systems have different Ks.
     """
     ks = sorted(next(iter(recalls.values()), {}))
     if not ks or any(sorted(by_k) != ks for by_k in recalls.values()):
@@ -52,7 +52,7 @@ def plot_recalls(recalls: Recalls, path: Path, title: str = "Recall@K") -> Path:
 
 
 def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> None:
-    """One K: rows from above as given, the best mean's row marked."""
+    """Draw one K: rows from the top as given, the best mean's row highlighted."""
     means, half_widths = (100 * np.array(column) for column in zip(*(mean_over_seeds(values) for values in values_of), strict=True))
     ranks = 1 + (means[:, None] < means).sum(axis=1)  # equal means share a rank
     for row, (values, mean, half_width, rank) in enumerate(zip(values_of, means, half_widths, ranks, strict=True)):

@@ -1,4 +1,4 @@
-"""Curves of single images, each image beside its curve."""
+"""Curves of single images, with each image next to its curve."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, wr
 
 @dataclass(frozen=True)
 class SampleCurve:
-    """One image and what is drawn of it.
+    """One image and its curve.
 
     Attributes:
         image: (H, W, 3), uint8.
-        label: beside the image.
+        label: text next to the image.
         x, y: (A,) the curve.
-        marked: an x that gets a dot.
+        marked: x position of a dot.
     """
 
     image: NDArray[np.uint8]
@@ -30,14 +30,14 @@ class SampleCurve:
 
 
 def plot_sample_curves(curves: Sequence[SampleCurve], axes_settings: Mapping[str, Any], path: Path, title: str, if_none: str) -> Path:
-    """The curves on one set of axes, the images in a column at its right, framed in their curves' colours; returns `path`.
+    """Draw the curves on one set of axes, with the images in a column on the right, framed in their curves' colours; return `path`.
 
     Args:
-        curves: any number up to eight.
+        curves: up to eight.
         axes_settings: matplotlib's scales and labels.
         path: the PNG.
-        title: above.
-        if_none: what is written where there is no curve.
+        title: title of the figure.
+        if_none: text shown if there is no curve.
     """
     figure = new_figure(7.4, 4.2)
     grid = figure.add_gridspec(max(len(curves), 1), 2, width_ratios=(4.2, 1))

@@ -1,1 +1,1 @@
-"""Embeddings of many images to be searched: built, kept in a memory-mapped folder, added to and taken from. Begins at `index.py`."""
+"""Searchable index of many images' embeddings: built in a memory-mapped folder, extended and reduced. Start with `index.py`."""

@@ -1,8 +1,8 @@
-"""Which kind of index suits a number of items, and with which settings. Light to import but for FAISS's settings.
+"""Choice of an index type and its settings by the number of items. Light to import except for FAISS's settings.
 
-An exact search reads every vector for each query: some 10 GB a second on a core. Lists of whole vectors (ivf) are faster by as much as
-they look into less, and take as much space again; compressed ones (pq) are for what memory cannot hold. A graph (hnsw) finds most in
-the least time, but is built slowly, and anew whenever something is removed: it is chosen by hand.
+An exact search reads every vector for each query: about 10 GB/s per core. Lists of whole vectors (ivf) are faster in proportion to the
+share searched, and take the same space again; compressed vectors (pq) are for data larger than memory. A graph (hnsw) finds most in the
+least time, but is built slowly, and rebuilt after every removal: it is used only on request.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -11,15 +11,15 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.approximate import ApproximateConfig
 from dml_core.index.layout import Kind
 
-EXACT_BYTES = 2**28  # of vectors: some 25 ms a query
+EXACT_BYTES = 2**28  # size of the vectors: about 25 ms a query
 WHOLE_BYTES = 2**33
 FAISS_NAMES: dict[str, Literal["ivf_flat", "ivf_pq", "hnsw"]] = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
 CHOICES = (*FAISS_NAMES, "auto")
-NUM_CODE_BYTES = 64  # of a compressed vector at most
+NUM_CODE_BYTES = 64  # maximum for a compressed vector
 
 
 class Chosen(NamedTuple):
-    """A kind of index, its settings where it is approximate, and why, where nobody asked for it."""
+    """A kind of index, its settings if approximate, and the reason if it was chosen automatically."""
 
     kind: Kind
     approximation: ApproximateConfig | None
@@ -27,7 +27,7 @@ class Chosen(NamedTuple):
 
 
 def choose(asked: str | None, num_items: int, num_dimensions: int) -> Chosen:
-    """The kind that was asked for: None is exact, "auto" goes by size.
+    """Return the requested kind: None is exact, "auto" chooses by size.
 
     Raises:
         ConfigError: no such kind.
@@ -53,7 +53,7 @@ def _by_size(num_items: int, num_dimensions: int) -> tuple[str, str]:
 
 
 def settings(kind: str, num_items: int, num_dimensions: int) -> ApproximateConfig:
-    """Settings that suit the size: about sqrt(N) lists, of which a sixteenth is looked into, and at least 8."""
+    """Return settings for the size: about sqrt(N) lists, of which a sixteenth, and at least 8, are searched."""
     num_lists = 1 << num_items.bit_length() // 2
     most = min(NUM_CODE_BYTES, max(1, num_dimensions // 2))
     num_code_bytes = next(number for number in range(most, 0, -1) if num_dimensions % number == 0)

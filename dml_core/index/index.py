@@ -1,4 +1,4 @@
-"""An index as it is searched: opened by mapping its files into memory, so that a million items are there at once and processes share them.
+"""A searchable index: its files are memory-mapped, so that a million items open instantly and processes share them.
 
     index = Index.open(Path("birds.index"))
     scores_Qk, positions_Qk = index.search(model.embed(["bird.jpg"]), k=10)
@@ -22,15 +22,15 @@ from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.index.items import Item, Items
 from dml_core.index.layout import REMEDY, IndexInfo, Kind, read_info, verify
 
-NUM_CANDIDATES = 8  # of compressed vectors, for each neighbour that is wanted: the whole vectors put them in order
+NUM_CANDIDATES = 8  # candidates of compressed vectors per requested neighbour, reordered by the whole vectors
 NUM_ATTEMPTS = 5
 
 
 class Index:
-    """An index of a folder whose files are verified: `open` does that. Several threads may search it; it shows no later changes.
+    """An index in a folder with verified files (see `open`). Thread-safe for searching; later changes are not visible.
 
     Args:
-        folder: of the index.
+        folder: folder of the index.
         info: its `index.json`.
 
     Raises:
@@ -50,11 +50,11 @@ class Index:
 
     @classmethod
     def open(cls, folder: Path) -> "Index":
-        """Return the index of a folder, every file of it verified by its SHA-256 (some 1.5 GB a second).
+        """Return the index of a folder, with every file verified by its SHA-256 (about 1.5 GB a second).
 
         Raises:
             ConfigError: no index there.
-            StoreError: damaged, or of a newer format.
+            StoreError: the index is damaged or of a newer format.
         """
         missing: FileNotFoundError
         for _ in range(NUM_ATTEMPTS):
@@ -68,34 +68,34 @@ class Index:
 
     @property
     def model_identity(self) -> str:
-        """Of the train step that made the network of the embeddings."""
+        """Identity of the train step of the embeddings' network."""
         return self.info.model_identity
 
     @property
     def num_items(self) -> int:
-        """N."""
+        """Number of items N."""
         return self.info.num_items
 
     @property
     def num_dimensions(self) -> int:
-        """D."""
+        """Embedding dimension D."""
         return self.info.num_dimensions
 
     @property
     def metric(self) -> Metric:
-        """What "nearer" means."""
+        """Metric of the search."""
         return self.info.metric
 
     @property
     def kind(self) -> Kind:
-        """Exact, or how it approximates."""
+        """Exact, or the kind of approximation."""
         return self.info.kind
 
     def check_model(self, identity: str) -> None:
-        """Refuse embeddings of another model.
+        """Reject embeddings of another model.
 
         Raises:
-            ConfigError: of another.
+            ConfigError: the model is another one.
         """
         if identity != self.model_identity:
             called = f" ({self.info.model_source})" if self.info.model_source else ""
@@ -105,20 +105,20 @@ class Index:
             )
 
     def search(self, embeddings: ArrayLike, k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """The nearest items of each query, nearest first.
+        """Return the nearest items of each query, nearest first.
 
-        An approximate index may miss some of them (`info.found` says how many), but gives k all the same, and their true scores.
+        An approximate index may miss some of them (`info.found` measures this), but still returns k, with their exact scores.
 
         Args:
-            embeddings: (Q, D), of the index's own model; of any length where the metric is cosine.
-            k: how many; fewer where the index has fewer items.
+            embeddings: (Q, D), of the index's own model; of any length for cosine.
+            k: number of neighbours; fewer if the index has fewer items.
 
         Returns:
-            scores (Q, k): cosines, or negative distances where the metric is Euclidean; positions (Q, k).
+            scores (Q, k): cosines, or negative distances for Euclidean; positions (Q, k).
 
         Raises:
-            EvaluationError: embeddings that cannot be compared.
-            ConfigError: of another number of dimensions, or a k below 1.
+            EvaluationError: embeddings cannot be compared.
+            ConfigError: the number of dimensions differs, or k is below 1.
         """
         rows_QD = self._comparable(embeddings)
         if k < 1:
@@ -127,45 +127,45 @@ class Index:
         if self._approximate is None:
             return self._exactly(rows_QD, k)
         scores_Qk, positions_Qk = self.approximately(rows_QD, k)
-        short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists that were looked into had fewer
+        short = np.flatnonzero(positions_Qk[:, -1] < 0)  # the lists searched had fewer
         if len(short):
             scores_Qk[short], positions_Qk[short] = self._exactly(rows_QD[short], k)
         return scores_Qk, positions_Qk
 
     def approximately(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """What the approximate index alone finds of rows that are as the vectors are kept: -1 at the end where that is fewer than k."""
-        distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)  # of whole vectors, so the distances are true ones
+        """Search only the approximate index, for rows in the form of the stored vectors; missing neighbours are -1 at the end."""
+        distances_Qk, positions_Qk = self._approximate.search(rows_QD, k)  # of whole vectors, so the distances are exact
         return as_similarities(distances_Qk, self.metric), positions_Qk
 
     def item(self, position: int) -> Item:
-        """What is known of the item at a position."""
+        """Return the item at a position."""
         return self.items[int(position)]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of its files."""
+        """Total size of its files in bytes."""
         return sum(path.stat().st_size for path in self.info.files(self.folder))
 
     def _comparable(self, embeddings: ArrayLike) -> NDArray[np.float32]:
-        """Checked, and as the vectors are kept."""
+        """Return the checked embeddings in the form of the stored vectors."""
         points = as_points(checked_embeddings(embeddings, "queries"), self.metric)
         if points.raw.shape[1] != self.num_dimensions:
             raise ConfigError(f"{self.folder}: of {self.num_dimensions} dimensions, and the queries have {points.raw.shape[1]}")
         return centred(points, np.zeros(self.num_dimensions))
 
     def _exactly(self, rows_QD: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """By FAISS's own brute force over the mapped vectors, which are not copied."""
+        """Search by FAISS's brute force over the mapped vectors, without copying them."""
         kind = faiss.METRIC_INNER_PRODUCT if self.metric == "cosine" else faiss.METRIC_L2
         values_Qk, positions_Qk = faiss.knn(rows_QD, self.vectors_ND, k, metric=kind)
         return values_Qk if self.metric == "cosine" else as_similarities(values_Qk, self.metric), positions_Qk
 
 
 def read_approximate(path: Path, mapped: bool) -> Any:
-    """FAISS's index of a file, mapped or in memory; mapped, it cannot be changed.
+    """Read FAISS's index from a file, mapped or into memory; a mapped one cannot be changed.
 
     Raises:
         FileNotFoundError: no such file.
-        StoreError: damaged.
+        StoreError: the file is damaged.
     """
     path.stat()
     try:
@@ -175,7 +175,7 @@ def read_approximate(path: Path, mapped: bool) -> Any:
 
 
 def _refined(compressed: Any, vectors_ND: NDArray[np.float32]) -> Any:
-    """An index of compressed vectors whose candidates FAISS puts in order by the whole vectors, which it reads where they are."""
+    """Return an index of compressed vectors whose candidates FAISS reorders by the whole vectors, read in place."""
     view: Any = faiss.MaybeOwnedVectorUInt8()  # its own `create_view` cannot be called from Python
     view.is_owned = False
     view.view_data = view.c_ptr = faiss.swig_ptr(vectors_ND.view(np.uint8))
@@ -191,4 +191,4 @@ def _mapped(path: Path, num_rows: int, num_dimensions: int) -> NDArray[np.float3
     expected = 4 * num_rows * num_dimensions
     if path.stat().st_size != expected:
         raise StoreError(f"{path}: {path.stat().st_size} bytes where {expected} are expected; {REMEDY}")
-    return np.asarray(np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions)))  # a plain array costs less to index
+    return np.asarray(np.memmap(path, dtype=np.float32, mode="r", shape=(num_rows, num_dimensions)))  # indexing a plain array is cheaper

@@ -1,4 +1,4 @@
-"""What an index knows of its items beside their vectors, in an Arrow file that is memory-mapped: a million items open at once."""
+"""Names, classes and thumbnails of an index's items, in a memory-mapped Arrow file: a million items open at once."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +20,9 @@ class Item(NamedTuple):
     """One image of an index.
 
     Attributes:
-        name: what it is found by, as its path in the folder that was indexed; no two items have the same.
-        class_name: its class, where one is known.
-        thumbnail: a small WebP, where there is one.
+        name: unique name of the item, for example its path in the indexed folder.
+        class_name: its class, if known.
+        thumbnail: a small WebP, if there is one.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Items:
     """The items of a file.
 
     Raises:
-        StoreError: not such a file.
+        StoreError: not a file of items.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Items:
         return int(self._firsts[-1])
 
     def __getitem__(self, position: int) -> Item:
-        """The item at a position, 0 to N - 1."""
+        """Return the item at a position, 0 to N - 1."""
         if not 0 <= position < len(self):
             raise IndexError(position)
         number = int(np.searchsorted(self._firsts, position, side="right")) - 1
@@ -59,11 +59,11 @@ class Items:
         return Item(**row)
 
     def names(self) -> list[str]:
-        """Every name, in order."""
+        """Return every name, in order."""
         return [name for batch in self._batches for name in batch["name"].to_pylist()]
 
     def batches(self, kept_N: NDArray[np.bool_] | None = None) -> Iterator[Any]:
-        """The record batches, of the kept rows where it is said which."""
+        """Yield the record batches, only with the rows in `kept_N` if given."""
         for first, batch in zip(self._firsts.tolist(), self._batches, strict=False):
             yield batch if kept_N is None else batch.filter(pa.array(kept_N[first : first + batch.num_rows]))
 
@@ -75,17 +75,17 @@ class ItemWriter:
         self._writer = writer
 
     def add(self, items: Sequence[Item]) -> None:
-        """Some items more."""
+        """Append items."""
         self._writer.write_batch(pa.RecordBatch.from_pylist([item._asdict() for item in items], schema=SCHEMA))
 
     def copy(self, batches: Iterable[Any]) -> None:
-        """Those of another file."""
+        """Append the items of another file."""
         for batch in batches:
             self._writer.write_batch(batch)
 
 
 @contextmanager
 def writing_items(path: Path) -> Iterator[ItemWriter]:
-    """A writer whose file is complete at the end."""
+    """Yield a writer whose file is complete at the end."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
         yield ItemWriter(writer)

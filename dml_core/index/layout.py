@@ -1,12 +1,12 @@
 """The folder of an index: `index.json` describes it and names the other files, with their hashes; named files never change.
 
-A change writes new files, then replaces `index.json`: updates are atomic, and a process that has the old files open keeps them.
-Every file is verified by its SHA-256 when the index is opened.
+A change writes new files, then replaces `index.json`: updates are atomic, and a process that has the old files open keeps them. Every file
+is verified by its SHA-256 when the index is opened.
 
-    index.json                  what it is, with a hash of its own
-    vectors-<version>.f32       (N, D) float32, row after row, nothing else; of unit length where the metric is cosine
+    index.json                  description of the index, with its own hash
+    vectors-<version>.f32       (N, D) float32, row after row, nothing else; of unit length for cosine
     items-<version>.arrow       name, class name and thumbnail of each row
-    approximate-<version>.faiss an approximate index of the same rows, where there is one
+    approximate-<version>.faiss optional approximate index of the same rows
     .lock                       held by the process that changes it
 """
 
@@ -38,12 +38,12 @@ Kind = Literal["exact", "ivf", "pq", "hnsw"]
 
 
 class Found(Config):
-    """What an approximate index finds of the exact nearest neighbours, ties at the last one counting as found.
+    """Recall of an approximate index for the exact nearest neighbours; ties at the last one count as found.
 
     Attributes:
-        recalls: k -> share of the exact nearest k that are among the k found.
-        num_queries: items that were looked for, drawn by `seed`; each is left out of its own neighbours.
-        seed: of the draw.
+        recalls: k -> share of the exact nearest k among the k found.
+        num_queries: number of items used as queries, drawn by `seed`; each is excluded from its own neighbours.
+        seed: seed of the draw.
     """
 
     recalls: dict[int, float]
@@ -56,18 +56,18 @@ class Found(Config):
 
 
 class IndexInfo(Config):
-    """`index.json`.
+    """Contents of `index.json`.
 
     Attributes:
-        model_identity: of the train step that made the network of the embeddings.
-        model_source: what the model was called when the index was built, for people.
-        metric: what "nearer" means.
+        model_identity: identity of the train step of the embeddings' network.
+        model_source: display name of the model when the index was built.
+        metric: metric of the search.
         num_items, num_dimensions: N and D.
-        kind: "exact", or how it approximates.
-        reason: why that kind, where it was chosen by itself.
-        approximation: settings of an approximate one.
-        found: what that costs; None for an exact one, and for one of a single item.
-        version: in the names of the other files.
+        kind: "exact", or the kind of approximation.
+        reason: reason for the kind, if it was chosen automatically.
+        approximation: settings of an approximate index.
+        found: its measured recall; None for an exact index or a single item.
+        version: part of the other files' names.
         files_sha256: name of each other file -> its hash; None in format 1.
     """
 
@@ -85,28 +85,28 @@ class IndexInfo(Config):
     files_sha256: dict[str, str] | None = None
 
     def files(self, folder: Path) -> list[Path]:
-        """Every file that `index.json` names."""
+        """Return every file that `index.json` names."""
         return [self.vectors(folder), self.items(folder), *([] if self.kind == "exact" else [self.approximate(folder)])]
 
     def vectors(self, folder: Path) -> Path:
-        """The file of the vectors."""
+        """Return the path of the vectors."""
         return folder / f"vectors-{self.version}.f32"
 
     def items(self, folder: Path) -> Path:
-        """The file of the items."""
+        """Return the path of the items."""
         return folder / f"items-{self.version}.arrow"
 
     def approximate(self, folder: Path) -> Path:
-        """The file of the approximate index, where there is one."""
+        """Return the path of the approximate index, if it is used."""
         return folder / f"approximate-{self.version}.faiss"
 
 
 def read_info(folder: Path) -> IndexInfo:
-    """Return what the index of a folder is.
+    """Read the description of the index in a folder.
 
     Raises:
         ConfigError: no index there.
-        StoreError: damaged, or of a newer format.
+        StoreError: the description is damaged or of a newer format.
     """
     path = folder / INFO_FILE
     try:
@@ -121,7 +121,7 @@ def read_info(folder: Path) -> IndexInfo:
 
 
 def verify(folder: Path, info: IndexInfo) -> None:
-    """Compare every file of an index with its hash; one line in the log where it has none.
+    """Compare every file of an index with its hash; log a warning if the index has no hashes.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -141,7 +141,7 @@ def verify(folder: Path, info: IndexInfo) -> None:
 
 
 def _damaged(folder: Path, expected: dict[str, str], files: list[Path]) -> Path | None:
-    """The first file whose hash differs, if one does; files are hashed in parallel."""
+    """Return the first file whose hash differs, or None; files are hashed in parallel."""
     if {path.name for path in files} != expected.keys():
         return folder / INFO_FILE
     with ThreadPoolExecutor() as pool:
@@ -150,10 +150,10 @@ def _damaged(folder: Path, expected: dict[str, str], files: list[Path]) -> Path 
 
 
 def commit(folder: Path, info: IndexInfo) -> IndexInfo:
-    """Make `info` what the folder is, atomically, and remove the files of earlier versions. The new files must be complete.
+    """Make `info` the folder's index, atomically, and remove the files of earlier versions. The new files must be complete.
 
     Returns:
-        What was written: `info` with the hashes of its files.
+        `info` as written, with the hashes of its files.
     """
     files = info.files(folder)
     for path in files:
@@ -188,7 +188,7 @@ def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the index; the others wait. The system releases the lock of a process that dies.
+    """Let one process at a time change the index; others wait. The system releases the lock of a process that dies.
 
     Raises:
         StoreError: the folder cannot be written.

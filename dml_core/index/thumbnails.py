@@ -1,4 +1,4 @@
-"""Small pictures of images, kept in an index so that whoever shows what was found need not open files by their names."""
+"""Small images stored in an index, so that search results can be shown without opening files by their names."""
 
 import io
 
@@ -10,19 +10,19 @@ from dml_core.data.store.decode import orientation, upright
 from dml_core.errors import DataError
 
 THUMBNAIL_PIXELS = 160
-PLAIN_PIXELS = 64  # as small as that, every pixel is kept
+PLAIN_PIXELS = 64  # up to this size, every pixel is kept
 QUALITY = 78
 
 
 def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> bytes:
-    """An encoded image as a WebP of at most `num_pixels` on its longer side, upright and never enlarged.
+    """Return an encoded image as a WebP of at most `num_pixels` on its longer side, upright and never enlarged.
 
     Raises:
-        DataError: not an image, damaged, or of more pixels than Pillow trusts; `name` says which.
+        DataError: the file `name` is not an image, is damaged, or has more pixels than Pillow accepts.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # a large JPEG is decoded no larger than is of use
+            image.draft("RGB", (2 * num_pixels, 2 * num_pixels))  # decodes a large JPEG at reduced size
             turned = orientation(image)
             image.thumbnail((num_pixels, num_pixels))
             small = image.convert("RGBA" if image.has_transparency_data else "RGB")
@@ -36,6 +36,6 @@ def thumbnail(data: bytes, name: str, num_pixels: int = THUMBNAIL_PIXELS) -> byt
 
 
 def picture_size(picture: bytes) -> tuple[int, int]:
-    """Width and height of a thumbnail."""
+    """Return width and height of a thumbnail."""
     with Image.open(io.BytesIO(picture)) as image:
         return image.size

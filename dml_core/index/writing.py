@@ -1,7 +1,7 @@
-"""Building and changing an index. Who interrupts it leaves the index as it was (`layout.py` says how).
+"""Building and changing an index. An interruption leaves the index unchanged (see `layout.py`).
 
-A change writes the vectors and items anew: some seconds for a million. Adding keeps an approximate index's lists or graph and adds to
-them; removing fills them anew, because positions move, and of a graph that is as slow as building it.
+A change rewrites the vectors and items: a few seconds for a million. Adding extends an approximate index's lists or graph; removing refills
+them, because positions change, and for a graph this is as slow as building it.
 
 Shapes: N items, D dimensions, S sampled items, k neighbours.
 """
@@ -31,7 +31,7 @@ RECALL_AT = (1, 10, 100)
 SEED = 0
 NUM_ROWS_AT_ONCE = 65_536
 NUM_NAMES_SHOWN = 3
-LEAST_COMPRESSED = 256  # a byte tells so many parts of vectors apart
+LEAST_COMPRESSED = 256  # a byte encodes this many parts of vectors
 
 
 class Batch(NamedTuple):
@@ -53,17 +53,17 @@ def build_index(
     """Build an index.
 
     Args:
-        folder: where; made if it is missing.
-        batches: the items, of which one batch is in memory at a time.
-        model_identity: of the network that made the embeddings.
-        metric: what "nearer" means.
+        folder: folder of the index; created if missing.
+        batches: the items; one batch at a time is in memory.
+        model_identity: identity of the embeddings' network.
+        metric: metric of the search.
         approximate: "ivf", "pq", "hnsw", "auto" (by size); None searches exactly.
-        model_source: what the model is called, for people.
-        replace: an index that is there already.
+        model_source: display name of the model.
+        replace: replace an existing index.
 
     Raises:
-        ConfigError: there is an index or something else already, no items, names that come twice, or sizes that do not fit.
-        EvaluationError: embeddings that cannot be compared, or too few for the approximate index.
+        ConfigError: an index or other files exist already, there are no items, names repeat, or sizes do not fit.
+        EvaluationError: embeddings cannot be compared, or are too few for the approximate index.
         StoreError: the folder cannot be written.
     """
     with changing(folder):
@@ -96,8 +96,8 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> In
     """Add items to an index.
 
     Raises:
-        ConfigError: no index there, embeddings of another model, or a name that the index has already.
-        EvaluationError: embeddings that cannot be compared.
+        ConfigError: no index there, embeddings of another model, or a name that the index already has.
+        EvaluationError: embeddings cannot be compared.
         StoreError: the folder cannot be read or written.
     """
     read_info(folder)
@@ -123,10 +123,10 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> In
 
 
 def remove_items(folder: Path, names: Sequence[str]) -> Index:
-    """Remove items by name; all of them, or where one is unknown none.
+    """Remove items by name; if a name is unknown, remove none.
 
     Raises:
-        ConfigError: no index there, a name that it does not have, or nothing would be left.
+        ConfigError: no index there, a name is unknown, or no item would remain.
         StoreError: the folder cannot be read or written.
     """
     read_info(folder)
@@ -158,7 +158,7 @@ def remove_items(folder: Path, names: Sequence[str]) -> Index:
 
 
 def _check_place(folder: Path, replace: bool) -> None:
-    """Refuse a folder that has an index, unless it is to be replaced, or anything that is no index's."""
+    """Reject a folder that has an index, unless it is to be replaced, or any other file."""
     if (folder / INFO_FILE).exists() and not replace:
         raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
     ours = {INFO_FILE, LOCK_FILE, *(path.name for pattern in FILE_PATTERNS for path in folder.glob(pattern))}
@@ -169,7 +169,7 @@ def _check_place(folder: Path, replace: bool) -> None:
 
 @contextmanager
 def _new_version(folder: Path) -> Iterator[str]:
-    """A name for new files; they are removed again if they do not become the index."""
+    """Yield a version for new files, which are removed if they do not become the index."""
     version = uuid4().hex[:12]
     try:
         yield version
@@ -179,7 +179,7 @@ def _new_version(folder: Path) -> Iterator[str]:
 
 
 class _Names:
-    """Sees to it that no name comes twice."""
+    """Ensures that names are unique."""
 
     def __init__(self, folder: Path, known: Sequence[str] = ()) -> None:
         self._folder = folder
@@ -205,7 +205,7 @@ def _write(
     write: Callable[[Any], Any],
     items: ItemWriter,
 ) -> tuple[int, int | None]:
-    """Write batches as they come; how many items there were, and of how many dimensions."""
+    """Write batches as they arrive; return the numbers of items and dimensions."""
     num_items = 0
     for batch in batches:
         if not len(batch.items):
@@ -228,7 +228,7 @@ def _rows(info: IndexInfo, folder: Path) -> NDArray[np.float32]:
 
 
 def _finish(folder: Path, info: IndexInfo) -> Index:
-    """Measure what an approximate index misses, and make the new files the index."""
+    """Measure the recall of an approximate index, and make the new files the index."""
     if info.kind != "exact" and info.num_items > 1:
         info = info.model_copy(update={"found": _measure(Index(folder, info))})
     return Index(folder, commit(folder, info))
@@ -238,7 +238,7 @@ def _finish(folder: Path, info: IndexInfo) -> Index:
 
 
 def _shards(rows_ND: NDArray[np.float32]) -> list[EmbeddingShard]:
-    """The rows as the evaluator takes them, block by block; labels are of no use here."""
+    """Return the rows as shards for the evaluator; the labels are unused."""
     return [
         EmbeddingShard(partial(rows_ND.__getitem__, rows), np.zeros(rows.stop - rows.start, dtype=np.int64))
         for rows in blocks(len(rows_ND), NUM_ROWS_AT_ONCE)
@@ -264,13 +264,13 @@ def _save(index: Any, path: Path) -> None:
 
 
 def _measure(index: Index) -> Found:
-    """Look for some of the items themselves, each left out of its own neighbours, and compare with the exact search."""
+    """Search for a sample of the items, each excluded from its own neighbours, and compare with the exact search."""
     assert index.info.approximation is not None
     num_items = index.num_items
     generator = np.random.default_rng(SEED)
     sample = np.sort(generator.permutation(num_items)[: index.info.approximation.num_sampled_queries])
     rows_SD = index.vectors_ND[sample]
-    # Each k by a search of its own: one for 100 looks at more candidates than one for 10, and finds more of the first 10.
+    # Each k by its own search: one for 100 examines more candidates than one for 10, and finds more of the first 10.
     found = {k: search_others(index.approximately, rows_SD, sample, min(k, num_items - 1)) for k in RECALL_AT}
     recalls = index_recall(_shards(index.vectors_ND), as_points(rows_SD, index.metric), sample, found)
     return Found(recalls={k: recalls[f"index_recall@{k}"] for k in RECALL_AT}, num_queries=len(sample), seed=SEED)

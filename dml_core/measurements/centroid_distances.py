@@ -1,6 +1,6 @@
-"""How far the fixed centroids of the discriminative loss lie apart (Do et al., CVPR 2019, Table 3): what makes its bound tight.
+"""Distances between the fixed centroids of the discriminative loss (Do et al., CVPR 2019, Table 3), which determine how tight its bound is.
 
-They are placed before training and never move, so seeds of the run change nothing here; `centroid_seed` is an option of the loss.
+The centroids are set before training and never move, so they do not depend on the run's seed; `centroid_seed` is an option of the loss.
 """
 
 from pathlib import Path
@@ -15,11 +15,11 @@ METRICS = ("min_centroid_distance", "max_centroid_distance", "mean_centroid_dist
 
 
 class Options(Config):
-    """None."""
+    """No options."""
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Minimum, maximum, mean and standard deviation of the distances between two different centroids.
+    """Return minimum, maximum, mean and standard deviation of the distances between two different centroids.
 
     Raises:
         EvaluationError: the run's loss has no fixed centroids.

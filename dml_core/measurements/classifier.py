@@ -1,4 +1,4 @@
-"""The linear classifier of a finished run, and the gradient that it sends to an embedding (heated-up softmax, eq. 1 to 3).
+"""The linear classifier of a finished run, and its gradient with respect to an embedding (heated-up softmax, eq. 1 to 3).
 
 Shapes: N samples, D embedding dimensions, C classes.
 """
@@ -25,11 +25,11 @@ QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Classifier:
-    """Logits z = W f + b.
+    """Linear classifier with logits z = W f + b.
 
     Attributes:
-        weight: W, (C, D), its rows of unit length where the loss has them so.
-        bias: b, (C,); zeros where the loss has none.
+        weight: W, (C, D), with rows of unit length if the loss uses them so.
+        bias: b, (C,); zeros if the loss has none.
     """
 
     weight: Floats
@@ -41,7 +41,7 @@ class Classifier:
         return unit_length(self.weight)
 
     def margins(self, embeddings_ND: Floats, labels_N: NDArray[np.int64]) -> Floats:
-        """(N,) the own class's logit less the largest other one: above 0 where the classifier is right."""
+        """Return (N,) the own class's logit minus the largest other logit: positive if the classifier is right."""
         logits_NC = embeddings_ND @ self.weight.T + self.bias
         rows = np.arange(len(labels_N))
         own_N = logits_NC[rows, labels_N]
@@ -50,7 +50,7 @@ class Classifier:
         return margins_N
 
     def gradient_norms(self, embeddings_ND: Floats, labels_N: NDArray[np.int64], alpha: float) -> Floats:
-        """(N,) norm of eq. 3, alpha sum_m (p(m | x, alpha) - q(m | x)) w_m, with p of eq. 1: the softmax of alpha z."""
+        """Return (N,) the norm of eq. 3, alpha sum_m (p(m | x, alpha) - q(m | x)) w_m, with p of eq. 1: the softmax of alpha z."""
         error_NC = softmax(alpha * (embeddings_ND @ self.weight.T + self.bias), axis=1)
         error_NC[np.arange(len(labels_N)), labels_N] -= 1
         norms_N: Floats = np.linalg.norm(alpha * error_NC @ self.weight, axis=1)
@@ -58,10 +58,10 @@ class Classifier:
 
 
 def classifier_of(run: FinishedRun) -> Classifier:
-    """The classifier that the run's loss has trained.
+    """Return the classifier trained by the run's loss.
 
     Raises:
-        EvaluationError: the loss has none, or its classes are not those that are scored.
+        EvaluationError: the loss has no classifier, or the scored classes are not the trained ones.
     """
     loss = run.system.loss
     if isinstance(loss, HeatedUpSoftmax):
@@ -78,10 +78,9 @@ def classifier_of(run: FinishedRun) -> Classifier:
 
 
 def choose_samples(margins_N: Floats, samples: Samples) -> NDArray[np.int64]:
-    """Indices of three hard samples (margin at most 0: not classified as their class) or of three easy ones (section 3.1).
+    """Return indices of three hard samples (margin at most 0: misclassified) or three easy ones (section 3.1).
 
-    In the order of their margins, those are taken that 10, 50 and 90 % of the hard or easy samples come before; fewer where there are
-    fewer than three.
+    The samples are the 0.1, 0.5 and 0.9 quantiles of the hard or easy samples' margins; fewer if there are fewer than three.
     """
     of_kind = np.flatnonzero((margins_N > 0) == (samples == "easy"))
     ordered = of_kind[np.argsort(margins_N[of_kind], kind="stable")]
@@ -90,7 +89,7 @@ def choose_samples(margins_N: Floats, samples: Samples) -> NDArray[np.int64]:
 
 
 def unit_length(rows_ND: NDArray[Any]) -> Floats:
-    """Each row divided by its norm, in float64.
+    """Return each row divided by its norm, in float64.
 
     Raises:
         EvaluationError: a row of zeros, which has no direction.

@@ -1,7 +1,7 @@
-"""What every measurement of a finished run is given, and what it gives.
+"""Interface of the measurements of finished runs.
 
-A measurement is a module's function `measure(run, options, folder) -> scores`. Scores are named by the metric that a table's column
-names; pictures, and arrays for a reader who wants to draw his own, go into `folder`. The same run gives the same bytes.
+A measurement is a module's function `measure(run, options, folder) -> scores`. Scores are named by the metrics that a table's columns use;
+pictures, and arrays for readers' own plots, go into `folder`. The same run gives the same bytes.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class Scored:
-    """One role's images as the run embeds them.
+    """Images of one role with the run's embeddings.
 
     Attributes:
-        role: of the packed dataset: "test", "train", "query", ...
-        embeddings: (N, D), as the network gives them at test.
+        role: role of the packed dataset: "test", "train", "query", ...
+        embeddings: (N, D), from the network in test mode.
         labels: (N,), class indices.
     """
 
@@ -37,7 +37,7 @@ class Scored:
 
     @property
     def images(self) -> str:
-        """What a picture calls them."""
+        """Name of the images in pictures."""
         return "training images" if self.role == "train" else f"{self.role} images"
 
 
@@ -46,14 +46,14 @@ class FinishedRun:
     """One finished run.
 
     Attributes:
-        title: over pictures.
-        training: how it was trained.
-        seed: of the run.
-        dataset: the packed dataset's folder (`dml_core.data.store.splits.open_role` opens a role).
-        queries, gallery: the scored roles; the same object where a role is searched in itself.
-        history: a row for each step.
-        facts: of the training: seconds, device.
-        load: the trained model and loss on the CPU, in evaluation mode; `system` keeps it.
+        title: title of pictures.
+        training: training configuration.
+        seed: the run's seed.
+        dataset: folder of the packed dataset (`dml_core.data.store.splits.open_role` opens a role).
+        queries, gallery: the scored roles; the same object if a role is searched in itself.
+        history: one row per step.
+        facts: facts of the training: seconds, device.
+        load: loads the trained model and loss on the CPU, in evaluation mode; `system` caches them.
     """
 
     title: str
@@ -68,12 +68,12 @@ class FinishedRun:
 
     @cached_property
     def system(self) -> "TrainingSystem":
-        """The trained model and loss, loaded when first asked for."""
+        """The trained model and loss, loaded on first use."""
         return self.load()
 
     @cached_property
     def training_images(self) -> Scored:
-        """The images that it was trained on, without augmentation, in dataset order; embedded on the CPU when first asked for."""
+        """The training images without augmentation, in dataset order; embedded on the CPU on first use."""
         import torch
 
         from dml_core.data.store.splits import open_role

@@ -1,6 +1,6 @@
-"""How many of SoftTriple's centres stay apart over drawn embeddings of few modes a class, with its regulariser and without (figure 3).
+"""Number of distinct SoftTriple centres on random embeddings with few modes per class, with and without its regulariser (figure 3).
 
-Of the run only the seed counts. Shapes: N samples, D dimensions, C classes, M modes of a class, K centres of a class.
+Only the run's seed matters. Shapes: N samples, D dimensions, C classes, M modes of a class, K centres of a class.
 """
 
 from pathlib import Path
@@ -16,15 +16,15 @@ from dml_core.measurements.contract import FinishedRun
 
 METRICS = ("drawn_unique_centres", "drawn_unique_centres_unregularised")
 NUM_CLASSES, NUM_MODES, DIM, BATCH_SIZE = 10, 3, 64, 32
-LEARNING_RATE = 0.01  # published, of Adam
+LEARNING_RATE = 0.01  # published, for Adam
 NOISE = 0.7
 
 
 class Options(Config):
-    """Options.
+    """Options of the measurement.
 
     Attributes:
-        num_steps: of the centres alone; the embeddings are not trained.
+        num_steps: training steps of the centres; the embeddings are not trained.
         regulariser_weight: tau; published 0.2.
     """
 
@@ -33,17 +33,17 @@ class Options(Config):
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Mean number of different centres a class, of the published ten, with tau and with tau = 0."""
+    """Return the mean number of different centres per class, of the published ten, with tau and with tau = 0."""
     counts = [num_centres(run.seed, weight, options.num_steps) for weight in (options.regulariser_weight, 0.0)]
     return dict(zip(METRICS, counts, strict=True))
 
 
 def num_centres(seed: int, regulariser_weight: float, num_steps: int) -> float:
-    """Mean number of different centres a class after training them on embeddings drawn around each class's modes."""
+    """Return the mean number of different centres per class after training on embeddings drawn around each class's modes."""
     generator = torch.Generator().manual_seed(seed)
     loss = build_loss("softtriple", {"regulariser_weight": regulariser_weight}, NUM_CLASSES, DIM)
     assert isinstance(loss, MultiCentre)
-    start_KCD = torch.rand(loss.centres_KCD.shape, generator=generator)  # as the loss starts them, by this seed alone
+    start_KCD = torch.rand(loss.centres_KCD.shape, generator=generator)  # the loss's own initialisation, with only this seed
     loss.centres_KCD.data = (2 * start_KCD - 1) * (NUM_CLASSES * loss.config.num_centres) ** -0.5
     modes_CMD = functional.normalize(torch.randn(NUM_CLASSES, NUM_MODES, DIM, generator=generator), dim=-1)
     optimiser = torch.optim.Adam(loss.parameters(), lr=LEARNING_RATE)

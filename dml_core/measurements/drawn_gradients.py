@@ -1,6 +1,6 @@
-"""The norm of heated-up softmax's gradient (eq. 3) at drawn embeddings, over alpha (figure 2 draws it for six images).
+"""Norm of heated-up softmax's gradient (eq. 3) at random embeddings, over alpha (figure 2 shows it for six images).
 
-Of the run only the seed counts. Shapes: N samples, D dimensions, C classes.
+Only the run's seed matters. Shapes: N samples, D dimensions, C classes.
 """
 
 from pathlib import Path
@@ -19,17 +19,17 @@ NUM_CLASSES, NUM_SAMPLES, DIM = 20, 200, 64
 
 
 class Options(Config):
-    """None."""
+    """No options."""
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Mean norm for samples near their own class's weight (easy) and near another's (hard), at each alpha."""
+    """Return the mean norm for samples near their own class's weight (easy) and near another's (hard), at each alpha."""
     norms = [gradient_norm(run.seed, alpha, nearest) for nearest in NEAREST.values() for alpha in ALPHAS]
     return dict(zip(METRICS, norms, strict=True))
 
 
 def gradient_norm(seed: int, alpha: float, nearest_class: int) -> float:
-    """Mean norm of the gradient at unit-length samples of class 0 that lie near the weight of `nearest_class`."""
+    """Return the mean norm of the gradient at unit-length samples of class 0 near the weight of `nearest_class`."""
     generator = torch.Generator().manual_seed(seed)
     weight_CD = functional.normalize(torch.randn(NUM_CLASSES, DIM, generator=generator))
     noise_ND = functional.normalize(torch.randn(NUM_SAMPLES, DIM, generator=generator))

@@ -1,4 +1,4 @@
-"""Embeddings of two or three dimensions and the directions of their classes (heated-up softmax, Figures 3 and 4; SGSL, Figure 3).
+"""Plot of 2- or 3-dimensional embeddings and the directions of their classes (heated-up softmax, Figures 3 and 4; SGSL, Figure 3).
 
 Shapes: N samples, D dimensions (2 or 3), C classes.
 """
@@ -19,21 +19,21 @@ METRICS = ("class_spread", "own_angle", "classified_right", "embedding_norm", "m
 
 
 class Options(Config):
-    """What is drawn.
+    """Options of the measurement.
 
     Attributes:
-        unit_length: the embeddings divided by their norms; False draws them as the network gives them.
+        unit_length: divide the embeddings by their norms; False draws them unchanged.
     """
 
     unit_length: bool = True
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Draws `embedding_map.png`, leaves the drawn points in `embedding_map.npz`, and scores how compact the classes are.
+    """Draw `embedding_map.png`, save the drawn points in `embedding_map.npz`, and score how compact the classes are.
 
     `class_spread`: mean angle in degrees between an embedding and its class's mean direction. `own_angle`: between an embedding and its
-    class's direction in the classifier. `classified_right`: share of the embeddings to which the classifier gives their class.
-    `embedding_norm`: mean norm as the network gives it. `map_csc`: SGSL's eq. 9 of what is drawn, left out where no class has a spread.
+    class's direction in the classifier. `classified_right`: share of correctly classified embeddings. `embedding_norm`: mean norm of the
+    unchanged embeddings. `map_csc`: SGSL's eq. 9 of the drawn points, omitted if no class has a spread.
 
     Raises:
         EvaluationError: embeddings of other dimensions, or a loss without a classifier.
@@ -60,14 +60,14 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
 
 def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
-    """Mean angle, in degrees, between embeddings of unit length and their classes' mean directions; every sample counts the same."""
+    """Return the mean angle, in degrees, between embeddings of unit length and their classes' mean directions, over all samples."""
     codes_N = np.unique(labels_N, return_inverse=True)[1]
     means_CD = np.stack([units_ND[codes_N == code].mean(axis=0) for code in range(codes_N.max() + 1)])
     return float(_angles(units_ND, unit_length(means_CD)[codes_N]).mean())
 
 
 def separability(points_ND: Floats, labels_N: NDArray[np.int64]) -> dict[str, float]:
-    """CSC of the points as they are drawn."""
+    """Return the CSC of the drawn points."""
     from dml_core.evaluation.geometry import as_points
     from dml_core.evaluation.separability import class_separability
 
@@ -76,6 +76,6 @@ def separability(points_ND: Floats, labels_N: NDArray[np.int64]) -> dict[str, fl
 
 
 def _angles(first_ND: Floats, second_ND: Floats) -> Floats:
-    """(N,) degrees between rows of unit length."""
+    """Return (N,) degrees between rows of unit length."""
     angles_N: Floats = np.degrees(np.arccos(np.clip((first_ND * second_ND).sum(axis=1), -1, 1)))
     return angles_N

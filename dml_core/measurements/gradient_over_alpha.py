@@ -1,6 +1,6 @@
-"""The gradient at the embeddings of single images against alpha (heated-up softmax, Figure 2; section 3.1).
+"""Gradient at the embeddings of single images against alpha (heated-up softmax, Figure 2; section 3.1).
 
-Which samples: three hard or three easy ones, by their margins (`classifier.choose_samples`). Embeddings and weights are of unit length.
+The samples are three hard or three easy ones, by their margins (`classifier.choose_samples`). Embeddings and weights have unit length.
 """
 
 from pathlib import Path
@@ -18,19 +18,19 @@ METRICS = tuple(f"gradient_norm@{alpha:g}" for alpha in SCORED_ALPHAS)
 
 
 class Options(Config):
-    """Which of the figure's panels.
+    """Options of the measurement.
 
     Attributes:
-        samples: "hard" or "easy".
+        samples: the figure's panel, "hard" or "easy".
     """
 
     samples: Samples
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Draws `gradient_over_alpha.png`, leaves the curves in `gradient_over_alpha.npz`; `gradient_norm@16` is the samples' mean at alpha 16.
+    """Draw `gradient_over_alpha.png`, save the curves in `gradient_over_alpha.npz`; `gradient_norm@16` is the samples' mean at alpha 16.
 
-    Where no sample is hard (or easy) there is no score, and the picture says so.
+    Without hard (or easy) samples there is no score, and the picture states this.
 
     Raises:
         EvaluationError: the run's loss has no classifier, or was not trained on the scored classes.
@@ -41,7 +41,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     chosen = choose_samples(margins_N, options.samples)
 
     def norms_at(alphas: Floats) -> Floats:
-        """(S, A)."""
+        """Return norms (S, A)."""
         return np.stack([classifier.gradient_norms(units_ND[chosen], labels_N[chosen], float(alpha)) for alpha in alphas], axis=1)
 
     curves_SA = norms_at(DRAWN_ALPHAS)

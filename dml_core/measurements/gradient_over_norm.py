@@ -1,6 +1,6 @@
-"""The gradient at the embeddings of single images against the embedding's norm (heated-up softmax, Figure 4(c) and (d); section 3.4).
+"""Gradient at the embeddings of single images against the embedding's norm (heated-up softmax, Figure 4(c) and (d); section 3.4).
 
-Alpha is 1. Which samples: three hard or three easy ones, by their margins (`classifier.choose_samples`). An embedding keeps its direction.
+Alpha is 1. The samples are three hard or three easy ones, by their margins (`classifier.choose_samples`). Embeddings keep their direction.
 """
 
 from pathlib import Path
@@ -18,21 +18,21 @@ METRICS = (*(f"gradient_norm@{factor:g}x" for factor in SCORED_FACTORS), *(f"gra
 
 
 class Options(Config):
-    """Which of the figure's panels.
+    """Options of the measurement.
 
     Attributes:
-        samples: "hard" or "easy".
+        samples: the figure's panel, "hard" or "easy".
     """
 
     samples: Samples
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Draws `gradient_over_norm.png` and leaves the curves in `gradient_over_norm.npz`.
+    """Draw `gradient_over_norm.png` and save the curves in `gradient_over_norm.npz`.
 
-    `gradient_norm@10x` is the samples' mean where each embedding has ten times the norm that the network gives it, `gradient_to_limit@10x`
-    of hard samples the same as a share of its limit, the distance between the weights of the class that is chosen and of the own one.
-    Where no sample is hard (or easy) there is no score, and the picture says so.
+    `gradient_norm@10x` is the samples' mean with each embedding at ten times its norm; `gradient_to_limit@10x`, for hard samples, is the
+    same relative to its limit, the distance between the weights of the predicted class and of the own class. Without hard (or easy) samples
+    there is no score, and the picture states this.
 
     Raises:
         EvaluationError: the run's loss has no classifier, or was not trained on the scored classes.
@@ -44,7 +44,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     own_norms_S, units_SD = np.linalg.norm(raw_ND[chosen], axis=1), unit_length(raw_ND[chosen])
 
     def norms_at(lengths_SF: Floats) -> Floats:
-        """(S, F) of the samples at these norms."""
+        """Return the norms (S, F) of the gradients with the samples at these lengths."""
         columns = [classifier.gradient_norms(units_SD * lengths_S[:, None], labels_N[chosen], 1.0) for lengths_S in lengths_SF.T]
         return np.stack(columns, axis=1)
 
@@ -66,7 +66,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         return scores
     taken_S = (units_SD @ classifier.weight.T).argmax(axis=1)
     limits_S = np.linalg.norm(classifier.weight[taken_S] - classifier.weight[labels_N[chosen]], axis=1)
-    if not limits_S.all():  # a bias alone makes the sample hard: its direction is its own class's, and the limit 0
+    if not limits_S.all():  # hard only by the bias: its direction is its own class's, and the limit 0
         return scores
     shares_SF = norms_SF / limits_S[:, None]
     return scores | {f"gradient_to_limit@{factor:g}x": float(shares_SF[:, at].mean()) for at, factor in enumerate(SCORED_FACTORS)}

@@ -1,4 +1,4 @@
-"""Where the softmax loss ends: its mean over the steps of the last epoch (SGSL, introduction and section 3)."""
+"""Final softmax loss: its mean over the steps of the last epoch (SGSL, introduction and section 3)."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ METRICS = ("last_softmax",)
 
 
 class Options(Config):
-    """None."""
+    """No options."""
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """In nats, of the loss's part `softmax`.
+    """Return the mean of the loss's part `softmax`, in nats.
 
     Raises:
-        EvaluationError: the run has no epoch, or its loss no such part.
+        EvaluationError: the run has no epochs, or its loss has no such part.
     """
     steps = [step for step in run.history if step["epoch"] == run.training.num_epochs - 1]
     if not steps or "softmax" not in steps[0]:

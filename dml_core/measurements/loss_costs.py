@@ -1,7 +1,7 @@
-"""How the discriminative loss's cost grows with classes and samples, beside that of the sum over all triplets (section 3.3, table 1).
+"""Growth of the discriminative loss's cost with classes and samples, compared with the sum over all triplets (section 3.3, table 1).
 
-Processor times of this machine: of the run only the seed counts, and unlike other measurements it gives other digits each time.
-Shapes: N samples, D dimensions.
+Measures CPU time on this machine: only the run's seed matters, and unlike other measurements the digits differ each time. Shapes: N
+samples, D dimensions.
 """
 
 import math
@@ -24,12 +24,12 @@ FIXED_SAMPLES, FIXED_CLASSES = 128, 1_000
 
 
 class Options(Config):
-    """From how many to how many the growth is measured.
+    """Ranges over which the growth is measured.
 
     Attributes:
-        classes: of the discriminative loss, with 128 samples.
-        samples: of the discriminative loss, with 1000 classes.
-        triplet_samples: of the sum over all triplets, of four classes.
+        classes: for the discriminative loss, with 128 samples.
+        samples: for the discriminative loss, with 1000 classes.
+        triplet_samples: for the sum over all triplets, with four classes.
     """
 
     classes: tuple[int, int] = (2_000, 16_000)
@@ -38,7 +38,7 @@ class Options(Config):
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """The exponents of processor time: 1 is linear, 2 quadratic."""
+    """Return the exponents of the CPU time: 1 is linear, 2 quadratic."""
     with one_thread():
         exponents = (
             exponent(options.classes, lambda number: discriminative_seconds(run.seed, FIXED_SAMPLES, number)),
@@ -49,20 +49,20 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
 
 def exponent(numbers: tuple[int, int], seconds: Callable[[int], float]) -> float:
-    """p of a cost proportional to number ** p, from two numbers."""
+    """Return p of a cost proportional to number ** p, from two numbers."""
     few, many = numbers
     return math.log(seconds(many) / seconds(few)) / math.log(many / few)
 
 
 def discriminative_seconds(seed: int, num_samples: int, num_classes: int) -> float:
-    """Of the loss and its gradient for one batch; its centroids are one-hot, so there are as many dimensions as classes."""
+    """Return the CPU time of the loss and its gradient for one batch; centroids are one-hot, so there are as many dimensions as classes."""
     embeddings_ND, labels_N = _batch(seed, num_samples, num_classes, num_classes)
     loss = build_loss("discriminative", {}, num_classes, num_classes)
     return _cpu_seconds(lambda: torch.autograd.grad(loss(embeddings_ND, labels_N).total, embeddings_ND))
 
 
 def all_triplets_seconds(seed: int, num_samples: int) -> float:
-    """Of the sum over (i, j, k) of ||x_i - x_j|| - ||x_i - x_k||, each triplet taken by itself, as equation 1 has it."""
+    """Return the CPU time of the sum over (i, j, k) of ||x_i - x_j|| - ||x_i - x_k||, with every triplet separate, as in equation 1."""
     embeddings_ND, labels_N = _batch(seed, num_samples, 4, 64)
 
     def every_triplet() -> None:
@@ -76,7 +76,7 @@ def all_triplets_seconds(seed: int, num_samples: int) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """What follows is worked out in this thread alone, whose processor time is what is measured."""
+    """Compute only in this thread, whose CPU time is measured."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -92,7 +92,7 @@ def _batch(seed: int, num_samples: int, num_classes: int, num_dimensions: int) -
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:
-    """The least processor time of five goes after one to warm up; what else the machine does hardly counts in it."""
+    """Return the minimum CPU time of five runs after a warm-up; other load on the machine hardly affects it."""
     work()
     times = []
     for _ in range(NUM_GOES):

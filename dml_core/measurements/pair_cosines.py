@@ -1,4 +1,4 @@
-"""Cosines of all pairs of training images: the gap between positive and negative pairs, and how much each kind varies (tuplet margin).
+"""Cosines of all pairs of training images: gap between positive and negative pairs, and variation of each kind (tuplet margin).
 
 Shapes: N training images, P positive and Q negative pairs.
 """
@@ -17,7 +17,7 @@ METRICS = ("pair_cosine_gap", "intra_pair_variation")
 
 
 class Options(Config):
-    """Options.
+    """Options of the measurement.
 
     Attributes:
         epsilon: of eq. 15 and 16; published 0.01.
@@ -27,9 +27,9 @@ class Options(Config):
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Mean positive less mean negative cosine (section 3.3, figure 4), and L_pos + L_neg of eq. 15 and 16 over all pairs.
+    """Return mean positive minus mean negative cosine (section 3.3, figure 4), and L_pos + L_neg of eq. 15 and 16 over all pairs.
 
-    As in the paper's histograms the embeddings are those of the training images without augmentation.
+    As in the paper's histograms, the embeddings are those of the training images without augmentation.
     """
     positive_P, negative_Q = pair_cosines(run.training_images.embeddings, run.training_images.labels)
     gap = float(positive_P.mean() - negative_Q.mean())
@@ -37,7 +37,7 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
 
 def pair_cosines(embeddings_ND: NDArray[Any], labels_N: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Cosines of all positive (P,) and of all negative pairs (Q,)."""
+    """Return the cosines of all positive (P,) and of all negative pairs (Q,)."""
     units_ND = embeddings_ND / np.linalg.norm(embeddings_ND, axis=1, keepdims=True)
     first, second = np.triu_indices(len(labels_N), k=1)
     cosines, same = (units_ND @ units_ND.T)[first, second], labels_N[first] == labels_N[second]
@@ -45,7 +45,7 @@ def pair_cosines(embeddings_ND: NDArray[Any], labels_N: NDArray[Any]) -> tuple[N
 
 
 def intra_pair_variation(positive_P: NDArray[Any], negative_Q: NDArray[Any], epsilon: float) -> float:
-    """Mean squared excess of the pairs that are worse than the mean of their kind by more than `epsilon` of it."""
+    """Return the mean squared excess of the pairs that are worse than the mean of their kind by more than `epsilon` of it."""
     too_far_P = (1 - epsilon) * positive_P.mean() - positive_P
     too_near_Q = negative_Q - (1 + epsilon) * negative_Q.mean()
     return float(np.square(too_far_P.clip(0.0)).mean() + np.square(too_near_Q.clip(0.0)).mean())

@@ -1,4 +1,4 @@
-"""Names of the measurements. A name leads to a module with `Options`, `METRICS` and `measure`, imported only when it is used."""
+"""Registry of the measurements. Each name refers to a module with `Options`, `METRICS` and `measure`, imported only on use."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -27,7 +27,7 @@ MEASUREMENTS: dict[str, str] = {
 
 
 def measurement_module(name: str) -> str:
-    """The module of a measurement: what a run's scores depend on beside the evaluator.
+    """Return the module of a measurement: a run's scores depend on it and the evaluator.
 
     Raises:
         ConfigError: no such measurement; the nearest name is given.
@@ -38,17 +38,17 @@ def measurement_module(name: str) -> str:
 
 
 def parse_measurement(name: str, options: Mapping[str, Any], where: str = "measurements") -> Config:
-    """A measurement's options, typed.
+    """Return a measurement's typed options.
 
     Raises:
-        ConfigError: no such measurement, or an option that it has not.
+        ConfigError: no such measurement, or an option that it does not have.
     """
     options_class: type[Config] = import_module(measurement_module(name)).Options
     return parse(options_class, options, f"{where} '{name}'")
 
 
 def measure_function(name: str) -> "Measure":
-    """A measurement's function.
+    """Return a measurement's function.
 
     Raises:
         ConfigError: no such measurement.
@@ -58,7 +58,7 @@ def measure_function(name: str) -> "Measure":
 
 
 def measured_by(name: str) -> tuple[str, ...]:
-    """The metrics that a measurement gives: what a table's column may name.
+    """Return the metrics of a measurement, which a table's columns may name.
 
     Raises:
         ConfigError: no such measurement.

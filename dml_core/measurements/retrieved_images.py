@@ -1,8 +1,8 @@
-"""What is retrieved for the same queries by every system (SoftTriple, Figure 5; tuplet margin, Figure 6): the pictures and their record.
+"""Images retrieved by every system for the same queries (SoftTriple, Figure 5; tuplet margin, Figure 6): pictures and their record.
 
-No paper names its queries. Here they follow from the dataset alone, by a rule, so that rows of a table can be laid side by side and nobody
-has chosen what looks good: of all classes in which a query has something to find, in the dataset's order, so many evenly spaced ones; of
-each the image in the middle.
+No paper names its queries. Here a rule selects them from the dataset only, so that rows of a table are comparable and nobody selects what
+looks good: it takes evenly spaced classes, in the dataset's order, among those in which a query has an image to retrieve, and the middle
+image of each.
 
 Shapes: Q queries, S of them shown, k neighbours.
 """
@@ -29,12 +29,12 @@ RULE = "queries: the middle image of evenly spaced classes, the same for every s
 
 
 class Options(Config):
-    """What is shown.
+    """Options of the measurement.
 
     Attributes:
-        num_queries: S; fewer where there are fewer classes.
+        num_queries: S; fewer if there are fewer classes.
         num_neighbours: k.
-        metric: of the similarities.
+        metric: metric of the similarities.
     """
 
     num_queries: int = Field(default=8, ge=1)
@@ -43,12 +43,12 @@ class Options(Config):
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """The share of right images among the neighbours shown, and among as many neighbours of every query.
+    """Return the share of right images among the neighbours shown, and among as many neighbours of every query.
 
-    `retrieved.png` shows them, `retrieved.json` names them by their places in the role.
+    `retrieved.png` shows them, `retrieved.json` lists their indices in the role.
 
     Raises:
-        EvaluationError: no query has an image of its class to find.
+        EvaluationError: no query has an image of its class to retrieve.
     """
     queries, gallery = run.queries, run.gallery
     same = queries is gallery
@@ -79,12 +79,12 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
 
 
 def fixed_queries(labels_Q: NDArray[np.int64], gallery_labels_N: NDArray[np.int64], same: bool, num_queries: int) -> NDArray[np.int64]:
-    """(S,) places of the queries that are shown, by the module's rule.
+    """Return (S,) indices of the queries to show, by the module's rule.
 
     Args:
-        labels_Q, gallery_labels_N: of those that ask and those that are searched.
-        same: they are one role, in which an image does not find itself.
-        num_queries: S, or as many as there are classes to ask of.
+        labels_Q, gallery_labels_N: labels of the queries and of the gallery.
+        same: True if both are one role, in which an image does not retrieve itself.
+        num_queries: S, limited by the number of classes with an image to retrieve.
     """
     classes, sizes = np.unique(gallery_labels_N, return_counts=True)
     findable = np.intersect1d(classes[sizes > same], labels_Q)

@@ -1,4 +1,4 @@
-"""What is drawn of single images: a curve each, and the image beside it."""
+"""Figures of single images: one curve per image, with the image next to it."""
 
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ def draw_samples(
     """Draw a curve for each chosen image (S,) of the run's gallery.
 
     Args:
-        margins_S: of the images' logits, for the legend.
+        margins_S: margins of the images' logits, for the legend.
         x_SA, y_SA: the curves.
         scales: `xscale`, `yscale` and `xlabel` of the axes.
-        marked_S: an x on each curve that gets a dot.
+        marked_S: x position of a dot on each curve.
     """
     dataset = open_role(run.dataset, run.gallery.role, run.training.validation)
     curves = [

@@ -1,4 +1,4 @@
-"""How far the training classes lie apart: SGSL's CSC (eq. 9) of the images that the network was trained on."""
+"""Separation of the training classes: SGSL's CSC (eq. 9) of the training images."""
 
 from pathlib import Path
 
@@ -12,14 +12,14 @@ METRICS = ("csc_train",)
 
 
 class Options(Config):
-    """None."""
+    """No options."""
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """As the evaluator measures it of the test classes: embeddings as the network gives them, without augmentation.
+    """Return the CSC as the evaluator does for the test classes: unchanged embeddings, without augmentation.
 
     Raises:
-        EvaluationError: nothing scatters within the classes.
+        EvaluationError: no class has a spread.
     """
     scored = run.training_images
     found = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)

@@ -1,8 +1,8 @@
-"""How long a run trained (discriminative loss, Table 7): the one measurement that is of the machine too, and never the same twice.
+"""Training time of a run (discriminative loss, Table 7): the only measurement that depends on the machine and is never the same twice.
 
-It is the time that the workers took for the training step: from opening the dataset to the last checkpoint, with the mining of hard images
-where there is any. Minutes of two machines do not compare, nor do runs that trained side by side on one; what carries over is the ratio of
-two rows that one machine ran one after the other. No identity depends on it, and a run that is reused keeps its time.
+It is the workers' time for the training step: from opening the dataset to the last checkpoint, including the mining of hard images. Minutes
+on two machines are not comparable, nor are those of runs trained at the same time on one; the ratio of two runs trained one after the other
+on one machine is. No identity depends on it, and a reused run keeps its time.
 """
 
 from pathlib import Path
@@ -14,11 +14,11 @@ METRICS = ("training_minutes", "epoch_minutes")
 
 
 class Options(Config):
-    """None."""
+    """No options."""
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Minutes of the whole training and of an epoch; nothing for a run that went on from a checkpoint, whose earlier time is not known."""
+    """Return minutes of the whole training and per epoch; empty for a resumed run, whose earlier time is unknown."""
     num_epochs = run.training.num_epochs
     if "seconds" not in run.facts or run.facts.get("taken_up") or num_epochs == 0:
         return {}

@@ -1,4 +1,4 @@
-"""How many different centres each class keeps (SoftTriple, Figure 3)."""
+"""Number of different centres of each class (SoftTriple, Figure 3)."""
 
 from pathlib import Path
 
@@ -15,20 +15,20 @@ METRICS = ("num_unique_centres",)
 
 
 class Options(Config):
-    """When two centres count as one.
+    """Options of the measurement.
 
     Attributes:
-        max_distance: between unit vectors; assumed, for the paper states none.
+        max_distance: between unit vectors that count as one centre; assumed, since the paper states none.
     """
 
     max_distance: float = 0.1
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
-    """Mean over the training classes; how many classes keep how many is drawn, and the count of each left in `unique_centres.npy`, (C,).
+    """Return the mean over the training classes; draw the distribution and save each class's count in `unique_centres.npy`, (C,).
 
     Raises:
-        EvaluationError: the run's loss has not several centres a class.
+        EvaluationError: the run's loss does not have several centres per class.
     """
     loss = run.system.loss
     if not isinstance(loss, MultiCentre):

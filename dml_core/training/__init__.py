@@ -1,1 +1,1 @@
-"""The training loop and what it is made of. Knows ranks and process groups, never Ray."""
+"""The training loop and its parts. Depends on ranks and process groups, never on Ray."""

@@ -1,7 +1,7 @@
-"""A moving average of the weights: what a run's last steps have in common, without the noise of the very last one.
+"""A moving average of the weights, which removes the noise of the last training steps.
 
-As the exponential moving average of Polyak and Juditsky (1992) in the form that image models are trained with: after each step the average
-moves a little towards the weights. It changes no step; only what the run's result is, and so what is scored, kept and returned.
+The exponential moving average of Polyak and Juditsky (1992) in the form used for image models: after each step the average moves a little
+towards the weights. It changes no training step, only the run's result, which is scored, saved and returned.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from dml_core.training.parallel import TrainingSystem
 
 
 class WeightAverage(AveragedModel):
-    """The average of a system's parameters and floating-point buffers, of no step yet; `update_parameters` takes in a step.
+    """The average of a system's parameters and floating-point buffers; empty until `update_parameters` adds the first step.
 
-    What is no weight is the last step's: counters, and a cross-batch memory, whose samples and labels have no mean.
+    Other state is copied from the last step: counters, and a cross-batch memory, whose samples and labels have no mean.
     """
 
     module: TrainingSystem
@@ -26,7 +26,7 @@ class WeightAverage(AveragedModel):
         super().__init__(system, multi_avg_fn=_weights_alone(config.decay), use_buffers=True)
 
     def update_parameters(self, model: nn.Module) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step to the average."""
         super().update_parameters(model)
         for average, last in zip(self.module.modules(), model.modules(), strict=True):
             if isinstance(average, CrossBatchMemory):
@@ -34,7 +34,7 @@ class WeightAverage(AveragedModel):
 
 
 def _weights_alone(decay: float) -> Any:
-    """The exponential moving average of floating-point tensors; a copy of others."""
+    """Return the update function: exponential moving average for floating-point tensors, a copy for others."""
     moving_average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(averages: list[Tensor], values: list[Tensor], num_averaged: Tensor | int) -> None:

@@ -1,4 +1,4 @@
-"""The settings of an average of the weights (`averaging.py` computes one); light to import."""
+"""Settings of the weight average (computed in `averaging.py`); light to import."""
 
 from pydantic import Field
 
@@ -6,16 +6,16 @@ from dml_core.config import Config
 
 
 class AverageConfig(Config):
-    """Which steps are averaged, and how far back the average looks.
+    """Which steps are averaged, with which weights.
 
     Attributes:
-        decay: what stays of the average after a step; it looks about 1 / (1 - decay) steps back.
-        after: share of the epochs after which it begins, from the weights of then.
+        decay: weight of the old average at each step; the average covers about 1 / (1 - decay) steps.
+        after: share of the epochs after which averaging starts, from the weights at that time.
     """
 
     decay: float = Field(gt=0.0, lt=1.0)
     after: float = Field(default=0.5, ge=0.0, lt=1.0)
 
     def begins_at(self, num_epochs: int) -> int:
-        """The first epoch whose steps are averaged, counted from 0."""
+        """Return the first epoch whose steps are averaged, counted from 0."""
         return int(self.after * num_epochs)

@@ -1,6 +1,6 @@
 """BatchNorm over the global batch, so that a run on W workers has the statistics of one process.
 
-On CUDA torch's own SyncBatchNorm is used; it refuses CPU tensors, and parity is tested on CPUs, so the few lines for them are here.
+CUDA uses torch's own SyncBatchNorm. It rejects CPU tensors, and parity is tested on CPUs, so this module implements it for them.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from dml_core.training.parallel import world_size
 
 
 def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
-    """`module` with every BatchNorm replaced by one over all workers' samples; parameter names stay. Does nothing for one worker."""
+    """Return `module` with every BatchNorm computed over all workers' samples; parameter names stay. Unchanged for one worker."""
     if world_size() == 1:
         return module
     if device.type == "cuda":
@@ -29,10 +29,10 @@ def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def check_batches(model: nn.Module, num_images: int) -> None:
-    """Refuse global batches of one image for a network in whose training a BatchNorm normalises by the batch; leaves it in training mode.
+    """Reject batches of one image if a BatchNorm of the network normalises by the batch in training; leaves the network in training mode.
 
     Raises:
-        ConfigError: naming the first such layer.
+        ConfigError: there is such a layer; the message names the first.
     """
     for name, module in model.train().named_modules():
         if num_images == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
@@ -40,12 +40,12 @@ def check_batches(model: nn.Module, num_images: int) -> None:
 
 
 class _SyncedForward(nn.modules.batchnorm._BatchNorm):
-    """The training forward over all workers; evaluation is the parent's."""
+    """A BatchNorm whose training forward uses all workers' samples; evaluation is inherited."""
 
     def forward(self, values: Tensor) -> Tensor:
         """Normalise (N, C, ...) by the mean and the biased variance over every worker's samples and positions.
 
-        Computed in float32 or better, also of half-precision values and under autocast; the result has the type of `values`.
+        Computes in float32 or wider, also for half-precision values and under autocast; the result has the type of `values`.
         """
         if not self.training:
             return super().forward(values)
@@ -84,7 +84,7 @@ def _all_reduce(values: Tensor) -> Tensor:
 
 
 class _AllReduceSum(torch.autograd.Function):
-    """Sum over workers; its gradient is the sum over workers too, since every worker's loss depends on every worker's samples."""
+    """Sum over workers; its gradient is also summed over workers, since every worker's loss depends on every worker's samples."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

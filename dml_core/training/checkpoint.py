@@ -1,9 +1,9 @@
-"""Checkpoints that prove themselves, written whole or not at all, one per run folder: of an epoch's end or of a step in the middle of one.
+"""Checkpoints verified by hash and written atomically, one per run folder, at the end or in the middle of an epoch.
 
 A checkpoint is the zip file that `torch.save` writes, with the SHA-256 of all other bytes in the archive's comment (`unzip -z` shows it).
-State and proof are one file and one rename, so no crash can leave them at odds, and `torch.load` reads it as any other. It also says which
-run it is of, and holds the run's history so far and the weights of the earlier epochs that it keeps. What does not prove itself is never
-gone on from.
+State and hash are one file and one rename, so a crash cannot make them inconsistent, and `torch.load` reads it like any other. It also
+contains the run's identity, its history so far and the weights of the earlier epochs that it keeps. A run never resumes from a checkpoint
+that fails verification.
 """
 
 import hashlib
@@ -23,17 +23,17 @@ CHECKPOINT_FILE = "checkpoint.pt"
 _PROOF = b"sha256:"
 _PROOF_BYTES = len(_PROOF) + 64
 _BYTES_AT_ONCE = 2**20
-_NO_COMMENT = struct.pack("<H", 0)  # how a zip file without a comment ends: the comment's length
+_NO_COMMENT = struct.pack("<H", 0)  # end of a zip file without a comment: the comment's length
 _OUR_COMMENT = struct.pack("<H", _PROOF_BYTES)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
-    """Write `state` as the folder's checkpoint: to a file beside it, proven, flushed to disk, then renamed over it.
+    """Write `state` as the folder's checkpoint: to a temporary file, with its hash, flushed to disk, then renamed.
 
-    Equal states are equal bytes.
+    Equal states give equal bytes.
 
     Raises:
-        StoreError: the folder cannot be written; an earlier checkpoint is untouched.
+        StoreError: the folder cannot be written; an earlier checkpoint is unchanged.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> Path:
 
 
 def copied(state: Any) -> Any:
-    """A copy of a state on the CPU, which steps that go on leave as it is; tensors become plain ones of the same values and layout."""
+    """Copy a state to the CPU, unaffected by later steps; tensors become plain ones with the same values and layout."""
     if isinstance(state, Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -57,14 +57,14 @@ def copied(state: Any) -> Any:
 
 
 def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any] | None:
-    """The folder's checkpoint on the CPU, or None where there is none.
+    """Load the folder's checkpoint on the CPU, or return None if there is none.
 
     Args:
-        folder: the run's.
-        identity: of the run that the checkpoint must be of; any run's where none is given.
+        folder: the run's folder.
+        identity: identity of the run that the checkpoint must belong to; None accepts any.
 
     Raises:
-        StoreError: there is one that cannot be read, does not prove itself, or is another run's.
+        StoreError: the checkpoint cannot be read, is damaged or belongs to another run.
     """
     path = folder / CHECKPOINT_FILE
     try:
@@ -82,24 +82,24 @@ def load_checkpoint(folder: Path, identity: str | None = None) -> dict[str, Any]
 
 
 def _read(path: Path, file: IO[bytes]) -> dict[str, Any]:
-    """The state in a file whose bytes are proven; the file's bytes are never in memory as a whole."""
+    """Read the state from a verified file without holding the file's bytes in memory as a whole."""
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 - whatever this torch has against bytes that are whole
+    except Exception as error:  # noqa: BLE001 - this torch version may raise anything, even for undamaged bytes
         first_line = str(error).splitlines()[0]
         raise StoreError(f"{path}: whole, but torch {torch.__version__} cannot read it ({first_line}); begin anew with --force") from None
     return state
 
 
 def weights_of(checkpoint: dict[str, Any], epoch: Epoch) -> tuple[dict[str, Tensor], int]:
-    """A trained system's weights, and after how many epochs they were reached.
+    """Return a trained system's weights and the number of epochs after which they were reached.
 
     Args:
-        checkpoint: of a run that has ended.
-        epoch: the last, or one that was kept beside it.
+        checkpoint: of a completed run.
+        epoch: the last epoch, or a kept one.
 
     Raises:
-        StoreError: the run kept no such epoch.
+        StoreError: the run did not keep this epoch.
     """
     if epoch == "last":
         return checkpoint.get("averaged") or checkpoint["system"], int(checkpoint["num_epochs_done"])
@@ -110,16 +110,16 @@ def weights_of(checkpoint: dict[str, Any], epoch: Epoch) -> tuple[dict[str, Tens
 
 
 class UnprovenError(StoreError):
-    """A checkpoint that is damaged, or is not the run's."""
+    """A checkpoint that is damaged or belongs to another run."""
 
 
 def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | None]:
-    """What a run goes on from: the folder's checkpoint if it proves itself, else nothing, with the line that says so.
+    """Return the folder's verified checkpoint to resume from, or None and a message if it was rejected.
 
-    A checkpoint that does not prove itself is renamed to `.checkpoint.pt.damaged-<N>`; the dot keeps it out of a step's records.
+    A rejected checkpoint is renamed to `.checkpoint.pt.damaged-<N>`; the dot excludes it from a step's records.
 
     Raises:
-        StoreError: the checkpoint cannot be read or renamed, which a person has to mend: it may be whole.
+        StoreError: the checkpoint cannot be read or renamed; the user has to fix this, since it may be undamaged.
     """
     try:
         return load_checkpoint(folder, identity), None
@@ -133,7 +133,7 @@ def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | N
 
 
 def _prove(file: IO[bytes]) -> None:
-    """Give the zip file a comment: the SHA-256 of everything before the comment."""
+    """Set the zip file's comment to the SHA-256 of everything before the comment."""
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
     assert file.read() == _NO_COMMENT, "torch.save writes zip files without a comment"
     file.seek(-len(_NO_COMMENT), os.SEEK_END)
@@ -145,7 +145,7 @@ def _prove(file: IO[bytes]) -> None:
 
 
 def _is_proven(file: IO[bytes]) -> bool:
-    """Whether the file ends in the SHA-256 of all bytes before it; leaves the file at its beginning."""
+    """Return whether the file ends in the SHA-256 of all bytes before it; leaves the file at its beginning."""
     num_left = max(0, file.seek(0, os.SEEK_END) - _PROOF_BYTES)
     file.seek(0)
     digest = hashlib.sha256()

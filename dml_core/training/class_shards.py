@@ -1,8 +1,8 @@
-"""A run whose loss's classes are spread over workers: what is told of it to DistributedDataParallel, and its checkpoints, which are whole.
+"""Runs that shard the loss's classes over workers: settings for DistributedDataParallel, and checkpoints with all classes.
 
-Whatever leaves the loop has all classes, so that a checkpoint taken with four workers is gone on from by two or one, and whoever embeds
-or scores knows of no shards. A function that makes something whole is called by all workers, and gives it to all: for a moment each holds
-one tensor of all classes. Where nothing is spread, all leave what they are given as it is.
+Everything outside the loop has all classes, so a checkpoint of four workers can be resumed by two or one, and embedding and scoring code
+does not handle shards. All workers call a function that joins shards, and all receive the result: each briefly holds one tensor of all
+classes. Without shards, the functions return their input unchanged.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,10 @@ from dml_core.training.parallel import TrainingSystem
 
 
 def check_shardable(name: str, loss: Loss, num_workers: int) -> None:
-    """Refuse a loss whose classes cannot be spread over so many workers.
+    """Reject a loss whose classes cannot be sharded over `num_workers` workers.
 
     Raises:
-        ConfigError: the loss is not made for it, or there are fewer classes than workers.
+        ConfigError: the loss does not support it, or there are fewer classes than workers.
     """
     if not loss.CLASS_DIMS:
         raise ConfigError(
@@ -35,14 +35,14 @@ def check_shardable(name: str, loss: Loss, num_workers: int) -> None:
 
 
 def leave_to_their_worker(parallel: nn.Module, system: TrainingSystem) -> None:
-    """Have DistributedDataParallel, when it wraps `parallel`, neither reduce nor compare what each worker has a part of."""
+    """Make DistributedDataParallel, when it wraps `parallel`, neither reduce nor compare sharded parameters."""
     spread = {id(system.loss.get_parameter(name)) for name in system.loss.sharded_dims}
     names = [name for name, parameter in parallel.named_parameters() if id(parameter) in spread]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(parallel, names)  # type: ignore[no-untyped-call]
 
 
 def whole_state(system: TrainingSystem) -> dict[str, Tensor]:
-    """The system's state dictionary with all classes."""
+    """Return the system's state dictionary with all classes."""
     state = system.state_dict()
     for name, dim in system.loss.sharded_dims.items():
         state[f"loss.{name}"] = _join(system, state[f"loss.{name}"], dim)
@@ -50,7 +50,7 @@ def whole_state(system: TrainingSystem) -> dict[str, Tensor]:
 
 
 def whole_optimiser_state(optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[str, Any]:
-    """The optimiser's state dictionary, as if it had stepped all classes."""
+    """Return the optimiser's state dictionary as if one optimiser had updated all classes."""
     state = optimiser.state_dict()
     dims = _dims_of_parameters(optimiser, system)
     parameters = _parameters(optimiser)
@@ -65,7 +65,7 @@ def whole_optimiser_state(optimiser: torch.optim.Optimizer, system: TrainingSyst
 
 
 def own_part(system: TrainingSystem, optimiser: torch.optim.Optimizer) -> Callable[[tuple[Any, ...], Tensor], Tensor]:
-    """A function that returns this worker's part of a checkpoint's tensor, given its path of keys and the tensor of all classes."""
+    """Return a function that cuts this worker's part from a checkpoint's tensor, given its path of keys and the tensor of all classes."""
     by_name = {f"loss.{name}": dim for name, dim in system.loss.sharded_dims.items()}
     by_index = _dims_of_parameters(optimiser, system)
     parameters = _parameters(optimiser)
@@ -86,19 +86,19 @@ def _join(system: TrainingSystem, part: Tensor, dim: int) -> Tensor:
 
 
 def _parameters(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """In the order of their indices in the optimiser's state."""
+    """Return the parameters in the order of their indices in the optimiser's state."""
     return [parameter for group in optimiser.param_groups for parameter in group["params"]]
 
 
 def _dims_of_parameters(optimiser: torch.optim.Optimizer, system: TrainingSystem) -> dict[int, int]:
-    """Index in the optimiser's state -> dimension of classes, of the parameters of which this worker has a part only."""
+    """Map index in the optimiser's state -> dimension of classes, for the sharded parameters."""
     dims = {id(system.loss.get_parameter(name)): dim for name, dim in system.loss.sharded_dims.items()}
     return {index: dims[id(parameter)] for index, parameter in enumerate(_parameters(optimiser)) if id(parameter) in dims}
 
 
 def _is_shaped_as(value: Any, parameter: Tensor) -> bool:
-    """Whether an optimiser's value (moments, momentum; not a number of steps) has the parameter's number of dimensions.
+    """Return whether an optimiser's value (moments, momentum; not a step counter) has as many dimensions as the parameter.
 
-    The sizes differ where one of the two has all classes and the other a part.
+    The sizes differ if one has all classes and the other a shard.
     """
     return isinstance(value, Tensor) and value.dim() == parameter.dim()

@@ -1,4 +1,4 @@
-"""What one training run is: everything here changes its result, and nothing that is not here does."""
+"""Configuration of one training run: everything here changes its result, and nothing else does."""
 
 from typing import Any, Literal
 
@@ -18,38 +18,37 @@ from dml_core.training.schedules import ScheduleConfig
 
 
 class LossChoice(Config):
-    """A loss by name, with its options as that loss's own configuration defines them."""
+    """A loss by name, with the options that its own configuration defines."""
 
     name: str
     options: dict[str, Any] = {}
 
 
 class TrainingConfig(Config):
-    """One system as it is trained.
+    """Configuration of one training run.
 
     Attributes:
         validation: training classes that are held out (`data.splits.open_role` opens the rest); None trains on all of them.
-        num_epochs: 0 leaves the network as it was initialised (the untrained reference).
-        warm_up_batchnorm: one pass over the training images before the first epoch that only moves BatchNorm's averages (heated-up
-            softmax's released code, whose new head would start from averages of nothing).
-        precision: "auto" is bfloat16 autocast on a GPU that has it and float32 elsewhere. "float32" is whole float32 on GPUs too, without
-            TF32, which the papers' cards had not.
-        checkpoint_every_epochs: how much work a crash can cost; the last epoch is always kept.
+        num_epochs: 0 leaves the network as initialised (the untrained reference).
+        warm_up_batchnorm: make one pass over the training images before the first epoch that only updates BatchNorm's averages (heated-up
+            softmax's released code, whose new head would otherwise start from empty averages).
+        precision: "auto" is bfloat16 autocast on GPUs that support it and float32 elsewhere. "float32" is full float32 on GPUs too, without
+            TF32, which the papers' GPUs did not have.
+        checkpoint_every_epochs: epochs between checkpoints, the most that a crash can lose; the last epoch is always saved.
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
-            (`training.grad_cache`): the same gradients for one more forward pass. None holds those of all. A network in which BatchNorm
-            takes its statistics from the batch is refused.
-        compile: true compiles network and loss for training (torch.compile); embedding and scoring are not compiled. Weights differ in
-            their last bits. None runs them as they are written.
-        cross_batch_memory: a batch is compared with those before it too (`training.cross_batch`), for losses that compare samples.
-        shard_classes: true spreads the classes of the loss over the workers, each of which holds the centres of a part, their gradients and
-            their share of the optimiser's state: for more classes than one device holds (`training.class_shards`). Weights differ in their
-            last bits. None keeps all centres on every worker.
-        average: the run's result is a moving average of the weights; None leaves the last step's.
-        keep_epochs: whose weights are kept beside the last epoch's: those of the best on the held-out classes, of the best on the test
-            classes. The last epoch's weights are the same with and without.
-        keep_every_epochs: after how many epochs these are looked for; the last is always looked at.
-        recall_every_epochs: after how many epochs, and after the last, Recall@1 of training images and of test images is measured, for a
-            curve of both; nothing is chosen by it. None leaves it out.
+            (`training.grad_cache`): same gradients for one more forward pass. None holds all. Networks whose BatchNorm uses batch
+            statistics are rejected.
+        compile: True compiles network and loss for training (torch.compile), not for embedding and scoring; weights differ in their last
+            bits. None does not compile.
+        cross_batch_memory: compare a batch also with earlier ones (`training.cross_batch`), for losses that compare samples.
+        shard_classes: True shards the loss's classes over the workers, with their centres, gradients and optimiser state, for more classes
+            than one device holds (`training.class_shards`); weights differ in their last bits. None keeps all centres on every worker.
+        average: return a moving average of the weights; None returns the last step's.
+        keep_epochs: epochs whose weights are kept in addition to the last: the best on the held-out classes, the best on the test classes.
+            This does not change the last epoch's weights.
+        keep_every_epochs: epochs between checks for a new best; the last is always checked.
+        recall_every_epochs: epochs between measurements of Recall@1 on training and test images, for curves; the last is always measured.
+            They select nothing. None disables them.
     """
 
     model: ModelConfig
@@ -73,7 +72,7 @@ class TrainingConfig(Config):
     recall_every_epochs: int | None = Field(default=None, ge=1)
 
     def without_weights(self) -> "TrainingConfig":
-        """The same system, its backbone's published weights left out: for whoever loads a checkpoint into it."""
+        """Return the same configuration without the backbone's published weights, for loading a checkpoint."""
         backbone = self.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
         return self.model_copy(update={"model": self.model.model_copy(update={"backbone": backbone})})
 

@@ -1,8 +1,8 @@
-"""Cross-batch memory (Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020): a batch is compared with those before it.
+"""Cross-batch memory (Wang et al., "Cross-Batch Memory for Embedding Learning", CVPR 2020): compares a batch with earlier ones.
 
-A ring keeps the embeddings of the last samples, without gradients; a batch is put in and then compared with all that is there, each sample
-but with itself. The batch is the gathered one, in the same order on every worker, so every worker keeps the same memory. It is part of the
-system's state: a checkpoint has it, and a run goes on bit for bit.
+A ring buffer keeps the embeddings of the last samples, without gradients. A batch is added to it and then compared with all its samples,
+except each sample with itself. The batch is the gathered one, in the same order on every worker, so all workers have the same memory. The
+memory is part of the system's state and of checkpoints: resuming is bit-identical.
 
 Shapes: N samples of the batch, M of the memory, D embedding dimensions.
 """
@@ -42,40 +42,40 @@ class CrossBatchMemory(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The loss's own, of the global batch."""
+        """The wrapped loss's needs, with the global batch."""
         return replace(self.loss.needs, global_batch=True)
 
     @property
     def learning_rate_factor(self) -> float:
-        """The loss's own."""
+        """The wrapped loss's factor."""
         return self.loss.learning_rate_factor
 
     def start_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Whether the memory is used already."""
+        """Start an epoch; the memory is used from epoch `after_epochs` on."""
         self.is_used = epoch >= self.after_epochs
         self.loss.start_epoch(epoch, num_epochs)
 
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
-        """The loss's own."""
+        """Initialise the wrapped loss."""
         self.loss.initialise(embeddings_ND, labels_N)
 
     def copy_memory(self, other: nn.Module) -> None:
-        """Hold the samples that another memory holds."""
+        """Copy the samples of another memory."""
         assert isinstance(other, CrossBatchMemory)
         self.num_seen = other.num_seen
         self.embeddings.copy_(other.embeddings)
         self.labels.copy_(other.labels)
 
     def get_extra_state(self) -> Tensor:
-        """How many samples have been put in; kept beside the buffers, for on a GPU a step would wait for it."""
+        """Return the number of samples added so far; not a buffer, because on a GPU every step would wait to read it."""
         return torch.tensor(self.num_seen)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """As `get_extra_state` gave it."""
+        """Restore the state from `get_extra_state`."""
         self.num_seen = int(state)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """The batch against the memory, itself included; against itself alone in the first epochs.
+        """Compare the batch with the memory, which includes it; in the first epochs, only with itself.
 
         Raises:
             ConfigError: the memory is smaller than the batch.
@@ -85,12 +85,12 @@ class CrossBatchMemory(Loss):
             return self.loss.compute(embeddings_ND, labels_N, generator)
         return self.loss.compare(embeddings_ND, labels_N, memory_MD, labels_M, own_N, generator)
 
-    # Not compiled: the number of samples seen would be a constant there, and every step would be compiled again.
+    # Not compiled: the number of samples seen would be a constant, so every step would be recompiled.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _put_in(self, embeddings_ND: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Put the batch in place of the oldest; the memory (M, D), its labels (M,), and where in it each sample of the batch now is (N,).
+        """Replace the oldest samples by the batch; return the memory (M, D), its labels (M,) and the batch's indices in it (N,).
 
-        Copies: the next batch is written into the ring, perhaps before this one's backward pass.
+        Returns copies: the next batch may be written into the ring before this one's backward pass.
         """
         if len(labels_N) > self.size:
             raise ConfigError(f"cross_batch_memory: size {self.size} is less than a batch of {len(labels_N)}: raise it")

@@ -1,4 +1,4 @@
-"""The settings of a cross-batch memory (`cross_batch.py` is one); light to import."""
+"""Settings of the cross-batch memory (implemented in `cross_batch.py`); light to import."""
 
 from pydantic import Field
 
@@ -6,12 +6,12 @@ from dml_core.config import Config
 
 
 class CrossBatchConfig(Config):
-    """Options.
+    """Settings of the cross-batch memory.
 
     Attributes:
-        size: samples that are kept, a batch at least.
-        after_epochs: so many epochs compare within the batch alone, until embeddings drift slowly (the paper takes 1,000 steps). The memory
-            fills meanwhile.
+        size: number of samples kept, at least one batch.
+        after_epochs: initial epochs that compare only within the batch, until embeddings drift slowly (the paper takes 1,000 steps). The
+            memory fills meanwhile.
     """
 
     size: int = Field(ge=1)

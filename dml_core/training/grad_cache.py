@@ -1,8 +1,8 @@
-"""A comparing loss over more images than fit into memory (Gao et al., "Scaling Deep Contrastive Learning Batch Size", RepL4NLP 2021).
+"""Losses that compare samples, over batches larger than memory (Gao et al., "Scaling Deep Contrastive Learning Batch Size", RepL4NLP 2021).
 
-A worker's shard is embedded in chunks without a graph, the loss is computed once on all embeddings, and each chunk is then embedded again
-with the same random state, to be handed its part of the loss's gradient. Activations of one chunk exist at a time; the gradients are those
-of the whole batch, for one more forward pass. What is asked of the network is that an image's embedding depends on no other image.
+Each worker embeds its shard in chunks without a graph, computes the loss once on all embeddings, and embeds each chunk again with the same
+random state to backpropagate its part of the loss's gradient. Only one chunk's activations exist at a time; the gradients are those of the
+whole batch, for one more forward pass. An image's embedding must not depend on other images.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class ChunkedSystem(nn.Module):
-    """What DistributedDataParallel wraps instead of the system: one chunk's second pass."""
+    """Module wrapped by DistributedDataParallel instead of the system: the second pass of one chunk."""
 
     def __init__(self, system: TrainingSystem) -> None:
         super().__init__()
         self.system = system
 
     def forward(self, images: Tensor, gradient_ND: Tensor) -> Tensor:
-        """A scalar whose gradient to the network is the chunk's share of the loss's; its value means nothing.
+        """Return a scalar whose gradient to the network is the chunk's share of the loss's; its value is meaningless.
 
-        The loss's own parameters have their gradients already. They add 0 here, so that they are reduced with the network's.
+        The loss's own parameters have their gradients already. They are added here times 0, so that they are reduced with the network's.
         """
         loss = self.system.loss
         reduced = (p.sum() for name, p in loss.named_parameters() if name not in loss.sharded_dims)
@@ -49,16 +49,16 @@ def backward_in_chunks(
     embed_at_once: int,
     autocast: Autocast,
 ) -> LossOutput:
-    """Leave in the parameters the gradients that `TrainingSystem.forward` and `backward` would have left, and return what it returns.
+    """Leave the same gradients as `TrainingSystem.forward` and `backward`, and return the same output.
 
-    Workers may have different numbers of chunks: they meet in the loss and in the last chunk alone.
+    Workers may have different numbers of chunks: they synchronise only in the loss and in the last chunk.
 
     Args:
-        parallel: a `ChunkedSystem`, in DistributedDataParallel where there are several workers.
-        images: this worker's shard; `labels_N`, `sizes` and `generator` as `TrainingSystem.forward` takes them.
-        embed_at_once: images of a chunk.
-        autocast: the precision of the network. Entered anew for each pass: it keeps the weights that it has cast, and those of the pass
-            without a graph would have no gradient.
+        parallel: a `ChunkedSystem`, in DistributedDataParallel if there are several workers.
+        images: this worker's shard; `labels_N`, `sizes` and `generator` as in `TrainingSystem.forward`.
+        embed_at_once: images per chunk.
+        autocast: precision of the network. Entered again for each pass: it caches cast weights, and those of the pass without a graph would
+            have no gradient.
     """
     wrapper = parallel if isinstance(parallel, DistributedDataParallel) else None
     chunked = parallel if wrapper is None else wrapper.module
@@ -87,12 +87,12 @@ def backward_in_chunks(
 
 
 def check_independent(model: nn.Module) -> None:
-    """Refuse a network in whose training a BatchNorm would see chunks where it should see the batch; it is left in training mode.
+    """Reject a network with a BatchNorm that normalises by the batch in training; leaves the network in training mode.
 
-    It is refused rather than left to the user: normalised by small chunks, the network would be another one, and told by nothing.
+    BatchNorm over small chunks would change the network without any warning.
 
     Raises:
-        ConfigError: naming the first such layer.
+        ConfigError: there is such a layer; the message names the first.
     """
     for name, module in model.train().named_modules():
         if isinstance(module, _BatchNorm) and module.training:

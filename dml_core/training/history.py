@@ -1,4 +1,4 @@
-"""What a run says of itself: messages while it trains, and the history that it leaves. Light to import."""
+"""Progress messages and the training history of a run. Light to import."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,10 +13,10 @@ HISTORY_FILE = "history.jsonl"
 
 @dataclass(frozen=True)
 class Progress:
-    """One message to whoever watches: where the run is.
+    """A progress message.
 
     Attributes:
-        note: a line that a person should read; such a message tells nothing else.
+        note: a line for the user; the other fields of such a message are meaningless.
     """
 
     epoch: int
@@ -33,13 +33,13 @@ Report = Callable[[Progress], None]
 
 
 def read_history(folder: Path) -> list[dict[str, float]]:
-    """The steps of a run: epoch, global step, learning-rate factor, loss and its parts. Empty for a run of no epochs."""
+    """Read the steps of a run: epoch, global step, learning-rate factor, loss and its parts. Empty for a run of no epochs."""
     path = folder / HISTORY_FILE
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def write_history(folder: Path, lines: Sequence[str]) -> None:
-    """Write the whole history in place of the file that is there: a reader sees whole steps only.
+    """Replace the history file atomically, so that readers see only complete steps.
 
     Raises:
         StoreError: the folder cannot be written.

@@ -1,8 +1,8 @@
-"""The training loop: one run on one or several workers, resumable bit for bit on the CPU. Knows process groups, never Ray.
+"""The training loop: one run on one or several workers, bit-identical after resuming on the CPU. Uses process groups, never Ray.
 
-A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from
-(seed, epoch, step, sample, how often it came before), so neither the worker count nor an interruption changes what is trained on. What the
-network itself draws (dropout, stochastic depth) derives from (seed, epoch, step, worker). An error on one worker ends all (`Failures`).
+A global batch is drawn once for all workers; each worker loads, augments and embeds its contiguous shard. Every draw derives from (seed,
+epoch, step, sample, number of its earlier occurrences), so neither the number of workers nor an interruption changes the training data. The
+network's own draws (dropout, stochastic depth) derive from (seed, epoch, step, worker). An error on one worker ends all (`Failures`).
 Sections: the run and its parts, the epoch, history and checkpoints, the epochs that are kept.
 """
 
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Kept:
-    """The weights of the best epoch so far of a kind, on the CPU: after how many epochs they were reached, and their Recall@1."""
+    """Weights of the best epoch so far of one kind, on the CPU, with the number of epochs done and the Recall@1."""
 
     num_epochs_done: int
     score: float
@@ -72,13 +72,13 @@ class _Kept:
 
 @dataclass
 class _Epoch:
-    """An epoch under way, as a checkpoint in its middle holds it.
+    """State of an unfinished epoch, as in a checkpoint from its middle.
 
     Attributes:
-        rows: of each step that is done, the loss and its parts, averaged over workers.
-        rates: of each step that is done, the learning-rate factor.
-        negatives: (N, k) hard negatives as the network embedded them when the epoch began.
-        values: of steps that are done and not yet in `rows`, this worker's loss and parts, on its device.
+        rows: loss and its parts of each completed step, averaged over workers.
+        rates: learning-rate factor of each completed step.
+        negatives: (N, k) hard negatives by the embeddings at the start of the epoch.
+        values: this worker's loss and parts, on its device, of completed steps not yet in `rows`.
     """
 
     rows: list[dict[str, float]] = field(default_factory=list)
@@ -89,13 +89,13 @@ class _Epoch:
 
 @dataclass
 class _Run:
-    """The parts of one run, as the sections below share them.
+    """The parts of one run, shared by the sections below.
 
     Attributes:
-        averaged: the average of the weights so far, where the run's result is one.
-        history: a line for each step of the epochs that are done.
-        kept: the epochs that are kept beside the last; on rank 0 alone.
-        failures: what failed on this worker alone since the workers last met.
+        averaged: average of the weights so far, if the run's result is one.
+        history: one line per step of the completed epochs.
+        kept: kept epochs other than the last; only on rank 0.
+        failures: errors of only this worker since the workers last synchronised.
     """
 
     config: TrainingConfig
@@ -134,7 +134,7 @@ class _Run:
 
     @property
     def result(self) -> TrainingSystem:
-        """What the run would come to if it ended now."""
+        """The system that the run would return if it ended now."""
         if self.averaged is None or int(self.averaged.n_averaged) == 0:
             return self.system
         return self.averaged.module
@@ -158,36 +158,36 @@ def fit(
     score_curve: Validate | None = None,
     saving: Saving = AT_EPOCHS_ENDS,
 ) -> TrainingSystem:
-    """Train one system, or go on from the checkpoint in `folder`; every worker of the process group calls it alike.
+    """Train one system, or resume from the checkpoint in `folder`; every worker of the process group makes the same call.
 
-    Rank 0 alone reads the checkpoint, and all go on from what it read. One that is damaged or another run's is set aside. What fails on one
-    worker (a file, an image, a callback) is raised on all when they next meet, within a second or a step; nothing is saved in between.
+    Only rank 0 reads the checkpoint, and all resume from it. A damaged one, or another run's, is set aside. An error on one worker (a file,
+    an image, a callback) is raised on all when they next synchronise, within a second or a step; nothing is saved in between.
 
     Args:
-        config: what to train.
+        config: the training configuration.
         dataset: its training role.
         seed: the run's seed.
         folder: where rank 0 keeps `checkpoint.pt` and `history.jsonl`.
         device: this worker's device.
-        num_loader_workers: processes that load images for this worker, as long as it trains; 0 loads in this one.
+        num_loader_workers: processes that load images for this worker during the run; 0 loads in this process.
         report: called on rank 0, about twice a second and at every epoch's end.
-        identity: says what is trained; a checkpoint of another identity is not gone on from.
-        validate: called on every worker with the model after each epoch; what it returns joins the epoch's metrics and its last step's
-            row of the history. It must leave the model and the random streams as they are.
-        score_test: the same on the test classes, after epochs that `config.keep_epochs` looks at. Nothing but the oracle is chosen by it.
-        score_curve: the same on training and test images, every `config.recall_every_epochs`. Nothing is chosen by it.
-        saving: checkpoints in the middle of epochs, and who may stop the run.
+        identity: identity of the run; a checkpoint with another identity is not resumed.
+        validate: called on every worker with the model after each epoch; its result is added to the epoch's metrics and its last step's row
+            of the history. It must not change the model or the random streams.
+        score_test: the same on the test classes, after epochs that `config.keep_epochs` checks. It selects only the oracle.
+        score_curve: the same on training and test images, every `config.recall_every_epochs`. It selects nothing.
+        saving: checkpoints in the middle of epochs, and requests to stop the run.
 
     Returns:
         The trained model and loss, the same on every worker.
 
     Raises:
         ConfigError: loss, sampler, model, dataset and number of workers do not fit each other.
-        Exception: what `report`, `saving` or the loading of images raised, on one worker or all.
+        Exception: an error of `report`, `saving` or image loading, on one or several workers.
         DataError: the dataset's labels are not class indices.
-        TrainingError: the loss is not finite, or no epoch of a kind that is to be kept could be scored.
-        StoreError: the folder cannot be written, or its checkpoint not be opened.
-        InterruptedRunError: `saving` stopped the run; the same call goes on.
+        TrainingError: the loss is not finite, or no epoch of a kind to keep could be scored.
+        StoreError: the folder cannot be written, or its checkpoint cannot be opened.
+        InterruptedRunError: `saving` stopped the run; the same call resumes it.
     """
     system = build_system(config, len(dataset.class_names), seed, device)
     check_sampler(config.sampler, system.loss.needs, config.loss.name)
@@ -216,7 +216,7 @@ def fit(
     start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
     del checkpoint
     if rank() == 0:
-        with failures.kept():  # what the file holds of epochs that will run again, or that damaged it, is gone
+        with failures.kept():  # drops damaged lines and those of epochs that will be repeated
             write_history(folder, run.history)
     try:
         if config.num_epochs == 0:
@@ -235,11 +235,11 @@ def fit(
 
 
 def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch | None]:
-    """Set the run to a checkpoint's state; return how many epochs are done, and the epoch under way.
+    """Restore a checkpoint's state; return the number of completed epochs and the unfinished epoch.
 
     Args:
-        run: as it was built.
-        checkpoint: what rank 0 has read, None on the other workers; it is emptied.
+        run: the run as built.
+        checkpoint: read by rank 0, None on the other workers; it is emptied.
     """
     if rank() == 0:
         assert checkpoint is not None
@@ -251,12 +251,12 @@ def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch |
     run.optimiser.load_state_dict(state["optimiser"])
     if run.averaged is not None and state["averaged"] is not None:
         run.averaged.module.load_state_dict(state["averaged"])
-        run.averaged.n_averaged.fill_(1)  # only whether there is an average yet counts
+        run.averaged.n_averaged.fill_(1)  # only zero or not matters
     return int(state["num_epochs_done"]), _taken_up(state)
 
 
 def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report, failures: Failures) -> tuple[dict[str, Any] | None, bool]:
-    """The checkpoint to resume from, on rank 0 alone, and on every worker whether there is one. What was set aside is reported."""
+    """Return the checkpoint to resume from, on rank 0 only, and on every worker whether there is one; report a rejected checkpoint."""
     checkpoint: dict[str, Any] | None = None
 
     def read() -> tuple[bool, str | None]:
@@ -273,7 +273,7 @@ def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report
 
 
 def build_system(config: TrainingConfig, num_classes: int, seed: int, device: torch.device) -> TrainingSystem:
-    """Model and loss with the run's initial weights on `device`, BatchNorm over all workers.
+    """Build model and loss with the run's initial weights on `device`, with BatchNorm over all workers.
 
     Raises:
         ConfigError: an unknown part, or parts that do not fit.
@@ -301,7 +301,7 @@ def _autocast(precision: str, device: torch.device) -> Callable[[], contextlib.A
 
 
 def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
-    """Train one epoch, or the rest of one that is under way."""
+    """Train one epoch, or the rest of an unfinished one."""
     config = run.config
     done = under_way or _Epoch(negatives=from_rank_zero(lambda: _mine(run)) if config.sampler.kind == "mined_triplets" else None)
     run.system.train()
@@ -311,7 +311,7 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
         raise ConfigError(f"a batch of {len(batches[0])} images cannot be spread over {world_size()} workers: lower scale.num_workers")
     clock = _Clock(run, epoch, len(batches))
     first = len(done.rows)
-    beat(patience=True)  # until the first step is done: loaders start, kernels are chosen or compiled
+    beat(patience=True)  # until the first step is done: loaders start, kernels are selected or compiled
     for step, (images, labels_N, sizes) in enumerate(_load(run, batches, epoch, first), first):
         factor = learning_rate_factor(config.schedule, epoch, step, len(batches), config.num_epochs)
         set_learning_rates(run.optimiser, factor * run.system.loss.learning_rate_factor)
@@ -334,7 +334,7 @@ def _train_epoch(run: _Run, epoch: int, under_way: _Epoch | None) -> None:
 
 
 def _mine(run: _Run) -> np.ndarray:
-    """Hard negatives of every training image, as the network embeds them now; found by one worker, so that all train on the same."""
+    """Return hard negatives of every training image by its current embedding; only rank 0 calls it, so that all workers use the same."""
     embeddings_ND = training_outputs(run.system, run.dataset, run.config, run.loader)
     with patient():
         return nearest_of_other_classes(embeddings_ND, torch.from_numpy(run.dataset.labels).to(run.device))
@@ -355,20 +355,20 @@ def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], e
 
 
 def _load(run: _Run, batches: list[np.ndarray], epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
-    """This worker's images, all workers' labels and shard sizes of each global batch of the epoch, from the batch `first` on."""
+    """Yield this worker's images, all workers' labels and the shard sizes of each global batch of the epoch, starting at batch `first`."""
     all_sizes = [shard_sizes(len(batch), world_size()) for batch in batches]
     shards, copies = (
         [np.split(rows, np.cumsum(sizes)[:-1])[rank()] for rows, sizes in zip(all_rows, all_sizes, strict=True)]
         for all_rows in (batches, count_copies(batches))
     )
-    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once: a step then waits for no copy
+    labels = torch.from_numpy(run.dataset.labels[np.concatenate(batches)]).to(run.device)  # at once, so that no step waits for a copy
     labels_of = torch.split(labels, list(map(len, batches)))
     loaded = load(run.loader, shards[first:], TrainView(run.config.transform, run.seed, epoch), run.failures, copies[first:])
     yield from zip(loaded, labels_of[first:], all_sizes[first:], strict=True)
 
 
 class _Clock:
-    """Rank 0's messages while an epoch runs."""
+    """Progress messages of rank 0 during an epoch."""
 
     def __init__(self, run: _Run, epoch: int, num_steps: int) -> None:
         self.run, self.epoch, self.num_steps = run, epoch, num_steps
@@ -395,10 +395,10 @@ class _Clock:
 
 
 def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
-    """Average the values of an epoch's last steps over workers, into its rows.
+    """Average the values of an epoch's last steps over workers and append them to its rows.
 
     Raises:
-        TrainingError: a value is not finite; every worker raises, and the last good checkpoint stays.
+        TrainingError: a value is not finite; every worker raises, and the last good checkpoint is kept.
     """
     if not done.values:
         return
@@ -420,7 +420,7 @@ def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
 
 
 def _names_of_all(own: set[str]) -> list[str]:
-    """The names on all workers; a worker that had no image of a batch has no parts of its loss."""
+    """Return the names on all workers; a worker without images in a batch has no parts of its loss."""
     names = [own] * world_size()
     if world_size() > 1:
         dist.all_gather_object(names, own)
@@ -428,7 +428,7 @@ def _names_of_all(own: set[str]) -> list[str]:
 
 
 def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
-    """Append an epoch's steps to the history, and return its means.
+    """Append an epoch's steps to the history and return its means.
 
     Raises:
         TrainingError: a value is not finite.
@@ -453,11 +453,11 @@ def _record_epoch(run: _Run, epoch: int, done: _Epoch) -> dict[str, float]:
 
 
 def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None:
-    """Write a checkpoint in the middle of an epoch, where one is due after this step, and stop where that is wanted.
+    """Write a checkpoint in the middle of an epoch if one is due after this step, and stop the run if requested.
 
     Raises:
-        InterruptedRunError: it is; the checkpoint is in its place.
-        Exception: what failed on one worker; the last checkpoint could not be written, for example.
+        InterruptedRunError: the run was stopped, with a checkpoint in place.
+        Exception: an error of one worker, for example in writing the last checkpoint.
     """
     with run.failures.kept():
         run.writer.check()
@@ -473,7 +473,7 @@ def _save_under_way(run: _Run, epoch: int, done: _Epoch, num_steps: int) -> None
 
 
 def _finish_writing(run: _Run) -> None:
-    """Wait until all is written, and raise what failed on one worker on all."""
+    """Wait until everything is written, then raise errors of one worker on all."""
     with run.failures.kept():
         run.writer.finish()
     run.failures.raise_together()
@@ -497,7 +497,7 @@ def _save(run: _Run, num_epochs_done: int, under_way: _Epoch | None = None) -> N
             negatives = None if under_way.negatives is None else torch.from_numpy(under_way.negatives)
             state["under_way"] = {"rows": under_way.rows, "rates": under_way.rates, "negatives": negatives}
         with run.failures.kept():
-            run.writer.finish()  # no more than one waits for the disk
+            run.writer.finish()  # at most one checkpoint waits for the disk
             state = copied(state)
             run.writer.write(lambda: _write_checkpoint(run, state))
 
@@ -508,7 +508,7 @@ def _write_checkpoint(run: _Run, state: dict[str, Any]) -> None:
 
 
 def _taken_up(checkpoint: dict[str, Any]) -> _Epoch | None:
-    """The epoch in whose middle a checkpoint was taken; None where it was taken at an epoch's end."""
+    """Return the unfinished epoch of a checkpoint, or None if it was taken at an epoch's end."""
     found = checkpoint.get("under_way")
     if found is None:
         return None
@@ -524,7 +524,7 @@ def _is_due(run: _Run, num_epochs_done: int, every: int | None) -> bool:
 
 
 def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
-    """What is measured of the result so far, on classes that training does not see and for the curve."""
+    """Return the metrics of the result so far that are due: on classes unseen in training, and for the curve."""
     due = (
         (run.validate, 1),
         (run.score_test, run.config.keep_every_epochs),
@@ -539,10 +539,10 @@ def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
 
 
 def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:
-    """Take a copy of the weights where they are the best yet; it goes into the next checkpoint, so that the two are never at odds."""
+    """Copy the weights if they are the best so far; they go into the next checkpoint, which keeps the two consistent."""
     if not run.config.keep_epochs or not _is_due(run, num_epochs_done, run.config.keep_every_epochs):
         return
-    state = whole_state(run.result)  # by all workers, whether it is the best or not: rank 0 alone knows the best so far
+    state = whole_state(run.result)  # collective, so called even if not the best: only rank 0 knows the best so far
     if rank() != 0:
         return
     for kind in run.config.keep_epochs:

@@ -1,8 +1,8 @@
 """Hard negatives from the whole training set (Harwood et al., "Smart Mining for Deep Metric Learning", ICCV 2017).
 
-Written from its description only ("fast nearest neighbour search for mining triplets", discriminative loss, sections 2 and 4.4): at the
-start of an epoch all training images are embedded and each one's nearest images of other classes are found. The search here is exact,
-where theirs goes through an approximate index; their adaptive controller of how hard triplets may be is left out.
+Written only from its description ("fast nearest neighbour search for mining triplets", discriminative loss, sections 2 and 4.4): at the
+start of an epoch all training images are embedded, and the nearest images of other classes are found for each. The search is exact, theirs
+uses an approximate index; their adaptive control of the triplets' difficulty is not implemented.
 
 Shapes: N training images, D embedding dimensions, k negatives of each.
 """
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-NUM_NEAREST = 10  # assumed: of so many an epoch takes one at random, so that a few images far from all others are not in every triplet
+NUM_NEAREST = 10  # assumed: each epoch draws one of these at random, so that a few outlying images do not appear in every triplet
 ROWS_AT_ONCE = 1024
 
 
 def nearest_of_other_classes(embeddings_ND: Tensor, labels_N: Tensor, num_nearest: int = NUM_NEAREST) -> NDArray[np.int64]:
-    """(N, k) the images of other classes that lie nearest by cosine, nearest first; k is less where some image has fewer."""
+    """Return the (N, k) nearest images of other classes by cosine, nearest first; k is smaller if some image has fewer."""
     unit_ND = functional.normalize(embeddings_ND.float())
     fewest = len(labels_N) - int(torch.bincount(labels_N).max())
     found = []

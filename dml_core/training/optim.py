@@ -1,4 +1,4 @@
-"""Optimisers with one group each for the backbone, the head (a learned pooling included) and the loss's own parameters (centres)."""
+"""Optimisers with separate groups for the backbone, the head (with a learned pooling) and the loss's own parameters (centres)."""
 
 import math
 from typing import Any
@@ -12,12 +12,12 @@ from dml_core.training.parallel import TrainingSystem
 
 
 def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.optim.Optimizer:
-    """The optimiser over what trains; each group keeps its base rate as `base_learning_rate`.
+    """Build the optimiser over the trainable parameters; each group stores its base rate as `base_learning_rate`.
 
-    Parameters without decay form a group of their own beside their fellows, named `<group> without decay`.
+    Parameters without decay form a separate group named `<group> without decay`.
 
     Raises:
-        ConfigError: nothing trains.
+        ConfigError: there are no trainable parameters.
     """
     pooling, head = system.model.get_submodule("pooling"), system.model.get_submodule("head")
     modules = {"backbone": system.model.get_submodule("backbone"), "head": nn.ModuleList([pooling, head]), "loss": system.loss}
@@ -38,7 +38,7 @@ class TensorFlowAdam(torch.optim.Adam):
     _num_done: int | None = None
 
     def step(self, closure: Any = None) -> Any:
-        """As torch's; all parameters are stepped together. Their state, which may lie on a GPU, is asked for its steps once."""
+        """Step all parameters, as torch does. The step count is read only once from their state, which may be on a GPU."""
         if self._num_done is None:
             self._num_done = max((int(state["step"]) for state in self.state.values()), default=0)
         self._num_done += 1
@@ -48,7 +48,7 @@ class TensorFlowAdam(torch.optim.Adam):
 
 
 def _groups(config: OptimiserConfig, name: str, module: nn.Module) -> list[dict[str, Any]]:
-    """torch's groups for one of ours: what decays, and what does not; empty ones are left out."""
+    """Return torch's parameter groups of one module, with and without decay; empty groups are omitted."""
     own = config.groups.get(name, GroupConfig())  # type: ignore[call-overload]
     rate = config.learning_rate if own.learning_rate is None else own.learning_rate
     decay = config.weight_decay if own.weight_decay is None else own.weight_decay
@@ -69,6 +69,6 @@ def _decays(config: OptimiserConfig, key: str, parameter: nn.Parameter) -> bool:
 
 
 def set_learning_rates(optimiser: torch.optim.Optimizer, factor: float) -> None:
-    """Every group's rate = its base rate times `factor`."""
+    """Set every group's rate to its base rate times `factor`."""
     for group in optimiser.param_groups:
         group["lr"] = group["base_learning_rate"] * factor

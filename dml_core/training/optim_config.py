@@ -1,4 +1,4 @@
-"""The settings of an optimiser (`optim.py` makes it); light to import."""
+"""Settings of the optimiser (built in `optim.py`); light to import."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ GroupName = Literal["backbone", "head", "loss"]
 
 
 class GroupConfig(Config):
-    """What one group has of its own; what is not given is the optimiser's."""
+    """Settings of one group; None uses the optimiser's."""
 
     learning_rate: float | None = Field(default=None, gt=0)
     weight_decay: float | None = Field(default=None, ge=0)
@@ -21,15 +21,15 @@ class OptimiserConfig(Config):
 
     Attributes:
         name: "sgd", "adam" or "adamw", torch's.
-        learning_rate: base rate of every group that has none of its own.
+        learning_rate: base rate of every group without its own.
         weight_decay: L2 coefficient, likewise.
-        without_decay: parameters that no group decays: "biases" (SGSL's released code), or all of "one_dimension", which are biases and
-            the scales of normalisations.
+        without_decay: parameters never decayed: "biases" (SGSL's released code), or "one_dimension": biases and the scales of
+            normalisations.
         momentum, nesterov: SGD's; `eps`: Adam's.
         eps_before_bias_correction: add eps to the square root of the uncorrected second moment, as TensorFlow does: early steps are
-            smaller, by up to sqrt(1 - beta2) where eps outweighs the gradient.
-        fused: a step is one kernel for all parameters, faster on CPUs and GPUs; it changes the last bits.
-        groups: own settings of "backbone", "head" or "loss".
+            smaller, by up to sqrt(1 - beta2) if eps outweighs the gradient.
+        fused: update all parameters in one kernel, faster on CPUs and GPUs; changes the last bits.
+        groups: separate settings of "backbone", "head" or "loss".
     """
 
     name: Literal["sgd", "adam", "adamw"] = "adam"

@@ -1,9 +1,9 @@
 """One global batch over several workers, with the gradients of one process.
 
-Each worker embeds its shard of the global batch. A loss that compares samples sees the gathered global batch; a loss over centres
-sees the shard, weighted so that the average over workers is the loss of the global batch. In both cases averaging the gradients over
-the workers (which is what DistributedDataParallel does) gives exactly the gradient that one process would have computed. A loss whose
-classes are spread over the workers sees the gathered batch too; its centres have their whole gradient already and are not averaged.
+Each worker embeds its shard of the global batch. A loss that compares samples receives the gathered global batch; a loss over centres
+receives the shard, weighted so that the average over workers is the loss of the global batch. In both cases averaging the gradients over
+the workers (as DistributedDataParallel does) gives exactly the gradient of one process. A loss with sharded classes also receives the
+gathered batch; its centres already have their whole gradient and are not averaged.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,22 +22,22 @@ T = TypeVar("T")
 
 
 def world_size() -> int:
-    """Number of workers in the process group; 1 where there is none."""
+    """Return the number of workers in the process group; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This worker's rank; 0 where there is no process group."""
+    """Return this worker's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def raise_together(error: Exception | None = None) -> None:
-    """Raise on every worker what failed on one; every worker calls it, with its own error or None.
+    """Raise an error of one worker on every worker; every worker calls it, with its own error or None.
 
-    Raised on one worker alone, an error would leave the others waiting in the next collective until its timeout.
+    An error raised on only one worker would leave the others waiting in the next collective until its timeout.
 
     Raises:
-        Exception: this worker's own error, else that of the lowest rank that has one.
+        Exception: this worker's own error, else that of the lowest rank with one.
     """
     errors: list[Exception | None] = [None] * world_size()
     if world_size() > 1:
@@ -48,10 +48,10 @@ def raise_together(error: Exception | None = None) -> None:
 
 
 def from_rank_zero(read: Callable[[], T]) -> T:
-    """What `read` returns on rank 0, on every worker; workers whose disks differ would not agree on what each of them reads.
+    """Return the result of `read` on rank 0 to every worker; if their disks differ, workers reading for themselves would disagree.
 
     Raises:
-        Exception: what `read` raised on rank 0, on every worker.
+        Exception: an error of `read` on rank 0, on every worker.
     """
     answer: list[Any] = [None, None]
     own: Exception | None = None
@@ -69,12 +69,12 @@ def from_rank_zero(read: Callable[[], T]) -> T:
 
 
 def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple[Any, ...], Tensor], Tensor]) -> Any:
-    """Rank 0's nested state on every worker, on the CPU; its tensors come one by one, so that a worker holds what it keeps and one more.
+    """Return rank 0's nested state, on the CPU, to every worker; tensors are sent one by one, so a worker holds its part plus one tensor.
 
     Args:
-        state: dictionaries, lists, tensors and plain values; what other workers pass is not looked at.
-        device: this worker's, through which tensors travel.
-        keep: given a tensor's path of keys and the tensor, returns the part that this worker keeps.
+        state: dictionaries, lists, tensors and plain values; ignored on other workers.
+        device: this worker's, through which tensors are sent.
+        keep: maps a tensor's path of keys and the tensor to the part that this worker keeps.
     """
     if world_size() == 1:
         return state
@@ -93,7 +93,7 @@ def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple
 
 
 def _outline(state: Any) -> Any:
-    """The state without the values of its tensors."""
+    """Return the state without the values of its tensors."""
     if isinstance(state, Tensor):
         return torch.empty_like(state, device="meta")
     if isinstance(state, dict):
@@ -102,7 +102,7 @@ def _outline(state: Any) -> Any:
 
 
 def _tensor_from_rank_zero(outline: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
-    """Rank 0's tensor, as bytes, so that any data type travels through any backend."""
+    """Return rank 0's tensor, sent as bytes, so that any data type works with any backend."""
     received = torch.empty_like(outline, device="cpu") if own is None else own
     travelling = received.to(device).contiguous().reshape(-1).view(torch.uint8)
     if travelling.numel():
@@ -113,26 +113,26 @@ def _tensor_from_rank_zero(outline: Tensor, own: Tensor | None, device: torch.de
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """An error as it can be sent to other workers: of the project's own kind, else its text."""
+    """Return an error that can be sent to other workers: the project's own unchanged, others as text."""
     if error is None or isinstance(error, DmlError):
         return error
     return RuntimeError(f"worker {rank()}: {type(error).__name__}: {error}")
 
 
 class Failures:
-    """What failed on this worker alone, kept until all workers meet; one worker has nobody to meet, and raises at once."""
+    """Errors of only this worker, kept until all workers synchronise; a single worker raises at once."""
 
     def __init__(self) -> None:
         self._first: Exception | None = None
 
     @property
     def exist(self) -> bool:
-        """Whether something failed on this worker."""
+        """True if this worker has an error."""
         return self._first is not None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Work of this worker without collectives; what it raises is kept, the first of several."""
+        """Run this worker's code without collectives; keep the first error that it raises."""
         try:
             yield
         except Exception as error:
@@ -141,26 +141,26 @@ class Failures:
             self._first = self._first or error
 
     def raise_together(self) -> None:
-        """Raise on every worker what failed on one; every worker calls it."""
+        """Raise an error of one worker on every worker; every worker calls it."""
         raise_together(self._first)
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:
-    """Sizes of the workers' contiguous shards of a global batch: as equal as can be, the larger ones first."""
+    """Return the sizes of the workers' contiguous shards of a global batch: as equal as possible, the larger ones first."""
     quotient, remainder = divmod(num_samples, num_workers)
     return [quotient + (worker < remainder) for worker in range(num_workers)]
 
 
 def gather_with_gradients(shard: Tensor, sizes: list[int], in_parts: bool = False) -> Tensor:
-    """All workers' shards, concatenated in rank order, with gradients to this worker's own shard.
+    """Concatenate all workers' shards in rank order, with gradients to this worker's own shard.
 
-    Every worker then computes the same loss of the global batch, so the gradient of the own shard is known without communication;
-    it is multiplied by the number of workers because gradients are averaged over workers afterwards.
+    Every worker then computes the same loss of the global batch, so the own shard's gradient needs no communication; it is multiplied by
+    the number of workers because gradients are averaged over workers afterwards.
 
     Args:
         shard: (n_rank, ...), n_rank = sizes[rank].
         sizes: shard size of every worker; they may differ.
-        in_parts: a worker's own gradient is that through the classes that it holds, and the workers' have to be added up.
+        in_parts: each worker's gradient comes only through its own classes, so the workers' gradients are summed.
     """
     if world_size() == 1:
         return shard
@@ -172,7 +172,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shard: Tensor, sizes: list[int], in_parts: bool) -> Tensor:
         ctx.sizes, ctx.in_parts = sizes, in_parts
-        if len(set(sizes)) == 1:  # received where it stays
+        if len(set(sizes)) == 1:  # received without a further copy
             gathered = shard.new_empty(sum(sizes), *shard.shape[1:])
             dist.all_gather_into_tensor(gathered, shard.contiguous())
             return gathered
@@ -192,7 +192,7 @@ class _Gather(torch.autograd.Function):
 
 
 class TrainingSystem(nn.Module):
-    """Model and loss as one module: what DistributedDataParallel wraps and what a checkpoint holds."""
+    """Model and loss as one module, which DistributedDataParallel wraps and a checkpoint contains."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class TrainingSystem(nn.Module):
         self.loss = loss
 
     def forward(self, images: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None = None) -> LossOutput:
-        """Loss of the global batch as seen by this worker; the average over workers of its gradient is the global gradient.
+        """Return this worker's loss of the global batch; the average of its gradient over workers is the global gradient.
 
         Args:
             images: this worker's shard, (n_rank, channels, height, width).
@@ -211,10 +211,10 @@ class TrainingSystem(nn.Module):
         return self.loss_of(self.model(images), labels_N, sizes, generator)
 
     def loss_of(self, embeddings: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator | None) -> LossOutput:
-        """As `forward`, from what the model makes of the images: this worker's (n_rank, D)."""
+        """Return the loss as `forward` does, from the model's outputs for this worker's images, (n_rank, D)."""
         if self.loss.shard is not None:
             half = embeddings.dtype in (torch.float16, torch.bfloat16)
-            wide = embeddings.float() if half else embeddings  # the parts of their gradients are added up in float32 or better
+            wide = embeddings.float() if half else embeddings  # the parts of their gradients are added up in float32 or wider
             in_parts: LossOutput = self.loss(gather_with_gradients(wide, sizes, in_parts=True), labels_N, generator)
             return in_parts
         if self.loss.needs.global_batch:

@@ -1,4 +1,4 @@
-"""Before the first epoch: images as all workers load them, and what some systems do once with the training set."""
+"""Image loading on all workers, and preparation with the training set before the first epoch."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,9 +21,9 @@ FAILED_SIDE = 224
 def load(
     loader: Loader, shards: Sequence[Indices], view: View, failures: Failures, copies: Sequence[Indices] | None = None
 ) -> Iterator[Tensor]:
-    """This worker's images of each batch, (n, 3, H, W).
+    """Yield this worker's images of each batch, (n, 3, H, W).
 
-    Where images cannot be loaded they are black and the error is kept: the step runs, so that this worker meets the others, and all raise.
+    Images that cannot be loaded are black and the error is kept: the step runs, so that all workers synchronise and then raise.
     """
     loaded = loader.batches(shards, view, copies)
     side = view.config.crop_size or FAILED_SIDE
@@ -35,7 +35,7 @@ def load(
 
 
 def prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, seed: int, loader: Loader, failures: Failures) -> None:
-    """What some systems do once with the training images: move BatchNorm's averages, place the loss's centres."""
+    """Prepare a system with the training images, if configured: update BatchNorm's averages, initialise the loss's centres."""
     if config.warm_up_batchnorm:
         _warm_up_batchnorm(system, dataset, config, seed, loader, failures)
     if system.loss.needs.initial_embeddings:
@@ -50,10 +50,10 @@ def prepare(system: TrainingSystem, dataset: PackedDataset, config: TrainingConf
 def _warm_up_batchnorm(
     system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, seed: int, loader: Loader, failures: Failures
 ) -> None:
-    """One pass over the training images in training mode, plain view, in dataset order: it moves BatchNorm's averages and nothing else."""
+    """Make one pass over the training images in training mode, plain view, in dataset order; updates only BatchNorm's averages."""
     system.train()
     size = first_batch_size(config.sampler, len(dataset), len(dataset.class_names))
-    batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the rest joins the last batch
+    batches = np.split(np.arange(len(dataset)), range(size, len(dataset) - size + 1, size))  # the remainder joins the last batch
     shards = [np.split(batch, np.cumsum(shard_sizes(len(batch), world_size()))[:-1])[rank()] for batch in batches]
     for step, images in enumerate(load(loader, shards, TestView(config.transform), failures)):
         with seeded(derived_seed(seed, f"BatchNorm's averages on worker {rank()}", step=step), loader.device):
@@ -64,7 +64,7 @@ def _warm_up_batchnorm(
 
 @torch.no_grad()
 def training_outputs(system: TrainingSystem, dataset: PackedDataset, config: TrainingConfig, loader: Loader) -> Tensor:
-    """What the loss would see of every training image, plain view, in dataset order, (N, D); each worker computes all of it alike."""
+    """Return the loss's inputs for every training image, plain view, in dataset order, (N, D); each worker computes all of them."""
     system.eval()
     batches = np.split(np.arange(len(dataset)), range(EMBEDDING_BATCH, len(dataset), EMBEDDING_BATCH))
     outputs = []

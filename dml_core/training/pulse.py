@@ -1,8 +1,7 @@
-"""The pulse of a worker: a word from the work itself that it goes on, so that a worker that hangs is told from one that takes long.
+"""The heartbeat of a worker, sent by the work itself, so that a monitor can distinguish a hung worker from a slow one.
 
-Whoever does many like things beats once for each (a step, a batch that is embedded). What takes long and cannot say how far it is, such as
-a download or the compilation before a first step, is done in `patient`. Nothing beats beside the work: a thread of its own would go on
-while the work hangs.
+Repeated work beats once per item (a step, an embedded batch). Slow work without progress, such as a download or the compilation before a
+first step, runs in `patient`. No separate thread beats: it would continue while the work hangs.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,19 +13,19 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> None:
-    """Have `listener` told of every beat of this process from now on, alone; of each, whether the next may take long."""
+    """Call only `listener` for every beat of this process from now on, with True if the next beat may take long."""
     _listeners[:] = [listener]
 
 
 def beat(patience: bool = False) -> None:
-    """Say that the work goes on."""
+    """Report that the work continues."""
     for listener in _listeners:
         listener(patience)
 
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Something that may take long without a beat."""
+    """Mark work that may take long without a beat."""
     beat(patience=True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""When a run's state is written between the ends of its epochs, when it stops, and who writes: a thread, so that no step waits for a disk.
+"""Checkpoints within epochs, requests to stop, and a writer thread, so that no step waits for a disk.
 
 Nothing here changes a result.
 """
@@ -18,20 +18,20 @@ MAX_STEPS_BETWEEN_LOOKS = 1000
 
 
 class InterruptedRunError(Exception):
-    """A run that was asked to stop has stopped; it goes on from the checkpoint that it left."""
+    """A run that stopped on request; it can be resumed from its checkpoint."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """How the state of a run is kept beside the ends of its epochs.
+    """When a run saves its state within epochs.
 
     Attributes:
-        every_steps: a checkpoint each time so many steps are done; None for none by steps.
-        every_minutes: a checkpoint when the last one is so old, unless one is being written; None for none by time.
-        in_background: whether files are written while steps go on. At most one checkpoint waits for the disk: the next waits for it.
-        saved: called on rank 0, by whoever writes, when a checkpoint is in place.
-        stop_wanted: asked about twice a second and at most once a step, on every worker as often as on the others. Where it is true on
-            one, all write a checkpoint at the end of that step and raise `InterruptedRunError`. None never stops.
+        every_steps: steps between checkpoints; None for none by steps.
+        every_minutes: age of the last checkpoint at which a new one is due, unless one is being written; None for none by time.
+        in_background: write files while training continues. At most one checkpoint waits for the disk: the next waits for it.
+        saved: called on rank 0, in the writing thread, after each checkpoint.
+        stop_wanted: called about twice a second and at most once a step, equally often on every worker. If it is True on one, all write a
+            checkpoint at the end of that step and raise `InterruptedRunError`. None never stops.
     """
 
     every_steps: int | None = None
@@ -45,7 +45,7 @@ AT_EPOCHS_ENDS = Saving()
 
 
 class Writer:
-    """Writes one thing after another, in a thread where that is asked for. What fails is raised by a later call."""
+    """Performs one write after another, optionally in a thread. Errors are raised by a later call."""
 
     def __init__(self, in_background: bool) -> None:
         self._pool = ThreadPoolExecutor(1, "checkpoints") if in_background else None
@@ -53,17 +53,17 @@ class Writer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is not written yet."""
+        """True if a write is unfinished."""
         return any(not future.done() for future in self._begun)
 
     def check(self) -> None:
-        """Raise what has failed, so that no more is trained than need be which nothing keeps."""
+        """Raise the error of a finished write, so that training does not continue unsaved."""
         for future in [future for future in self._begun if future.done()]:
             self._begun.remove(future)
             future.result()
 
     def write(self, work: Callable[[], None]) -> None:
-        """Have `work` done, after all that came before it."""
+        """Perform `work` after all earlier work."""
         self.check()
         if self._pool is None:
             work()
@@ -71,21 +71,21 @@ class Writer:
             self._begun.append(self._pool.submit(work))
 
     def finish(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         while self._begun:
             self._begun.pop(0).result()
 
     def close(self) -> None:
-        """Wait, and end the thread; what fails now is not raised."""
+        """Wait, and end the thread; errors are not raised any more."""
         if self._pool is not None:
             self._pool.shutdown()
 
 
 class Watch:
-    """Whether a checkpoint is due after a step, and whether to stop there: the same answer on every worker.
+    """Decides after each step whether a checkpoint is due and whether to stop, the same on every worker.
 
-    What only one worker knows (the time that has passed, a signal, a failure) is exchanged about twice a second: rank 0 says after how many
-    steps.
+    State known to only one worker (elapsed time, a signal, a failure) is exchanged about twice a second, after a number of steps set by
+    rank 0.
     """
 
     def __init__(self, saving: Saving, device: torch.device, is_behind: Callable[[], bool], failures: Failures) -> None:
@@ -97,14 +97,14 @@ class Watch:
         self._looked = self._saved = time.monotonic()
 
     def saved(self) -> None:
-        """A checkpoint was taken."""
+        """Record that a checkpoint was taken."""
         self._saved = time.monotonic()
 
     def look(self, num_steps_done: int) -> tuple[bool, bool]:
-        """Whether a checkpoint is due, and whether to stop; called by every worker after every step.
+        """Return whether a checkpoint is due and whether to stop; called by every worker after every step.
 
         Raises:
-            Exception: what failed on one worker, on all.
+            Exception: an error of one worker, on all.
         """
         every = self._saving.every_steps
         due = every is not None and num_steps_done % every == 0

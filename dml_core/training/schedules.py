@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of where training is: the factor on every group's base rate."""
+"""Learning-rate schedules as pure functions of training progress: the factor on every group's base rate."""
 
 import math
 from typing import Literal
@@ -9,20 +9,20 @@ from dml_core.config import Config
 
 
 class ScheduleConfig(Config):
-    """How the learning rate moves.
+    """Settings of the learning-rate schedule.
 
     Attributes:
-        kind: "constant"; "step" (times `factor` after each epoch count in `milestones`); "every" (times `factor` after every
-            `every_epochs` epochs); "cosine" (to `floor` over the whole run).
+        kind: "constant"; "step" (times `factor` after each epoch count in `milestones`); "every" (times `factor` after every `every_epochs`
+            epochs); "cosine" (to `floor` over the whole run).
         milestones: completed epochs after which the rate drops, as SoftTriple's {20, 40}.
         every_epochs: as the 30 of tuplet margin and the 5 of the discriminative loss.
-        factor: what a drop multiplies the rate by.
+        factor: multiplies the rate at each drop.
         floor: the cosine's last factor.
-        cosine_moves: the cosine moves with each "step" or stands still within an "epoch".
-        cosine_after_warmup: the cosine begins where the warm-up ends, over what is left of the run, and its last epoch is at the floor
-            (SGSL's released code); else it runs over the whole run and the warm-up multiplies it.
+        cosine_moves: update the cosine with each "step", or keep it constant within an "epoch".
+        cosine_after_warmup: start the cosine at the end of the warm-up, over the rest of the run, with the last epoch at the floor (SGSL's
+            released code); else it covers the whole run and the warm-up multiplies it.
         warmup_epochs, warmup_steps: length of the linear rise before any kind, in epochs or in steps, per step.
-        warmup_from: the factor at which the rise begins.
+        warmup_from: initial factor of the rise.
     """
 
     kind: Literal["constant", "step", "every", "cosine"] = "constant"
@@ -49,12 +49,12 @@ class ScheduleConfig(Config):
 
 
 def learning_rate_factor(config: ScheduleConfig, epoch: int, step: int, num_steps: int, num_epochs: int) -> float:
-    """The factor on the base rates.
+    """Return the factor on the base rates.
 
     Args:
         config: the schedule.
         epoch: completed epochs.
-        step: completed steps of the present epoch.
+        step: completed steps of the current epoch.
         num_steps: steps of every epoch.
         num_epochs: epochs of the whole run.
     """
@@ -90,7 +90,7 @@ def _cosine(config: ScheduleConfig, share: float) -> float:
 
 
 def _share_after_warmup(config: ScheduleConfig, epoch: int, num_steps: int, num_epochs: int) -> float:
-    """fast-reid's: a step after every epoch by whose end the warm-up is over; 0 where the warm-up fills the run."""
+    """Return fast-reid's share: one move after every epoch at whose end the warm-up is over; 0 if the warm-up fills the run."""
     num_warm_epochs = math.ceil(_warmup_steps(config, num_steps) / num_steps)
     num_moves = epoch - max(0, num_warm_epochs - 1)
     return max(0, num_moves) / (num_epochs - num_warm_epochs) if num_warm_epochs < num_epochs else 0.0

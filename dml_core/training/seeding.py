@@ -1,4 +1,4 @@
-"""Every random number derives from (seed, purpose, epoch, step), never from how many were drawn before: a resumed run draws the same."""
+"""Random numbers derived from (seed, purpose, epoch, step), independent of earlier draws: a resumed run draws the same."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ import torch
 
 
 def derived_seed(seed: int, purpose: str, epoch: int = 0, step: int = 0) -> int:
-    """A 63-bit seed, a hash of its arguments."""
+    """Return a 63-bit seed, a hash of the arguments."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{epoch}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def step_generator(seed: int, epoch: int, step: int) -> torch.Generator:
-    """The CPU generator of one training step, the same on every worker."""
+    """Return the CPU generator of one training step, the same on every worker."""
     return torch.Generator().manual_seed(derived_seed(seed, "step", epoch, step))
 
 
 @contextmanager
 def seeded(number: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch's global streams, which dropout and stochastic depth draw from, begin at `number`; afterwards they are as before."""
+    """Start torch's global streams, used by dropout and stochastic depth, at `number`, and restore them afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(number)
         yield

@@ -1,6 +1,6 @@
-"""Recall@1 on classes that training does not see, after an epoch: the curve that tells learning from learning by heart, and the best epoch.
+"""Recall@1 on classes unseen in training, after an epoch: a curve that shows overfitting, and the criterion for the best epoch.
 
-The loop is handed `HeldOutRecall` and does not import it, so that what scores an epoch is no part of what a trained system depends on,
+The loop receives `HeldOutRecall` and does not import it, so the code that scores an epoch is not part of what a trained system depends on,
 unless the run keeps its best epoch (`tasks.runs.identity`).
 
 Shapes: N images, Q queries, G gallery images, D dimensions.
@@ -34,12 +34,12 @@ from dml_core.training.epochs import CURVE, RECALL
 from dml_core.training.parallel import Failures, rank, world_size
 
 METRIC = RECALL["best_validation"]
-MAX_IMAGES = 10_000  # what an epoch's validation may cost; of more, whole classes are left out
+MAX_IMAGES = 10_000  # limits the cost of validation per epoch; classes beyond it are omitted whole
 BATCH_SIZE = 256
 
 
 class Scorers(NamedTuple):
-    """What scores a model after an epoch, each where the run has a use for it: on the held-out classes, on the test's, for the curve."""
+    """Scorers called after an epoch, None if unused: on the held-out classes, on the test classes, for the curve."""
 
     held_out: "HeldOutRecall | None"
     tested: "HeldOutRecall | None"
@@ -47,18 +47,18 @@ class Scorers(NamedTuple):
 
 
 def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_loader_workers: int = 0) -> Scorers:
-    """What scores the epochs of a run.
+    """Return the scorers of a run's epochs.
 
-    The oracle is told by what papers print: every test image, and where the test has queries and a gallery, these.
+    The oracle uses the protocol of the papers: every test image, and queries and gallery if the test set has them.
 
     Args:
-        folder: of the packed dataset.
-        config: of the run.
-        device: this worker's.
-        num_loader_workers: processes that load images; 0 loads in this one.
+        folder: folder of the packed dataset.
+        config: the run's configuration.
+        device: this worker's device.
+        num_loader_workers: processes that load images; 0 loads in this process.
 
     Raises:
-        ConfigError: an epoch is to be kept that cannot be told from others, as no image has another of its class to find.
+        ConfigError: the best epoch cannot be determined, because no image has another of its class to retrieve.
     """
     held_out = tested = curve = None
     if config.validation is not None:
@@ -86,16 +86,16 @@ def scorers(folder: Path, config: TrainingConfig, device: torch.device, num_load
 
 @dataclass(frozen=True)
 class HeldOutRecall:
-    """Scores a model as it is now; every worker of the process group calls it alike and gets the same answer.
+    """Scores a model in its current state; every worker of the process group makes the same call and gets the same result.
 
     Attributes:
-        dataset: the images of classes that are not trained on.
-        transform: as in training; the plain view is taken.
-        device: this worker's.
-        num_loader_workers: processes that load images; 0 loads in this one.
-        gallery: what the images are compared with; each other where it is None.
-        max_images: of the dataset; infinity for all, as the evaluator takes them.
-        metric: what the score is called.
+        dataset: images of classes not trained on.
+        transform: as in training; the plain view is used.
+        device: this worker's device.
+        num_loader_workers: processes that load images; 0 loads in this process.
+        gallery: images to retrieve from; None compares the images with each other.
+        max_images: limit on the dataset's images; infinity uses all, as the evaluator does.
+        metric: name of the score.
     """
 
     dataset: PackedDataset
@@ -108,16 +108,16 @@ class HeldOutRecall:
 
     @property
     def can_score(self) -> bool:
-        """Whether an image has another of its class to find."""
+        """True if some image has another of its class to retrieve."""
         labels_Q = self.dataset.labels[bounded_rows(self.dataset.labels, self.max_images)]
         if self.gallery is not None:
             return bool(np.isin(labels_Q, self.gallery.labels).any())
         return bool((np.bincount(labels_Q) > 1).any())
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Recall@1 by cosines, exact; nothing where no image has another of its class to find, or embeddings are not finite.
+        """Return exact Recall@1 by cosines; empty if no image has another of its class to retrieve, or embeddings are not finite.
 
-        Neither weights nor BatchNorm's averages nor random streams are touched.
+        Weights, BatchNorm's averages and random streams are not changed.
         """
         assert isinstance(model, Embedder)
         rows_Q = bounded_rows(self.dataset.labels, self.max_images)
@@ -129,7 +129,7 @@ class HeldOutRecall:
         own_Q = np.arange(len(labels_Q)) if self.gallery is None else None
         if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
             return {}
-        # The evaluator's own sweep, called past the module that imports FAISS: that must not share a process with torch's CUDA.
+        # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
         queries, gallery = as_points(queries_QD, "cosine"), as_points(gallery_GD, "cosine")
         resources = Resources(EvaluationConfig().max_block_bytes, usable_device("cpu"))
         scores = score_queries([Shard(lambda: gallery, labels_G, 0)], queries, labels_Q, own_Q, resources)
@@ -137,7 +137,7 @@ class HeldOutRecall:
 
     @cached_property
     def _loader(self) -> Loader:
-        """Its processes live from epoch to epoch, and end with this scorer."""
+        """Loader whose processes persist over epochs and end with this scorer."""
         return Loader(self.dataset, self.num_loader_workers, self.device)
 
     @cached_property
@@ -146,7 +146,7 @@ class HeldOutRecall:
         return Loader(self.gallery, self.num_loader_workers, self.device)
 
     def _embed(self, model: Embedder, loader: Loader, rows_N: np.ndarray) -> np.ndarray:
-        """(N, D): batches go round the workers, so that each is computed as it would be by one worker."""
+        """Return embeddings (N, D). Workers take batches in turn, so that each batch is computed as by a single worker."""
         batches = np.split(np.arange(len(rows_N)), range(BATCH_SIZE, len(rows_N), BATCH_SIZE))
         mine = batches[rank() :: world_size()]
         was_training = model.training
@@ -160,13 +160,13 @@ class HeldOutRecall:
         model.train(was_training)
         failures.raise_together()
         if world_size() > 1:
-            dist.all_reduce(embeddings_ND)  # every row is one worker's, the others have zeros
+            dist.all_reduce(embeddings_ND)  # each row is non-zero on only one worker
         return embeddings_ND.cpu().numpy()
 
 
 @dataclass(frozen=True)
 class _Curve:
-    """Recall@1 of the training images and of the test images, of each as many classes as validation would take."""
+    """Recall@1 of the training and test images, limited to whole classes as in validation."""
 
     training: HeldOutRecall
     test: HeldOutRecall
@@ -176,7 +176,7 @@ class _Curve:
 
 
 def bounded_rows(labels_N: np.ndarray, max_images: float = MAX_IMAGES) -> np.ndarray:
-    """Rising indices of the images of as many whole classes, first to last, as stay within the bound; at least the first two classes."""
+    """Return rising indices of the images of the first whole classes that stay within the bound; at least the first two classes."""
     classes, sizes = np.unique(labels_N, return_counts=True)
     num_kept = max(2, int((np.cumsum(sizes) <= max_images).sum()))
     return np.flatnonzero(np.isin(labels_N, classes[:num_kept]))
