@@ -1,1 +1,1 @@
-"""Datasets: official files in, one packed store out; transforms and samplers."""
+"""Datasets: official files, the packed store, transforms and samplers."""

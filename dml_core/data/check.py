@@ -1,6 +1,6 @@
-"""Everything that can be said about a raw folder before it is packed: counts, unreadable images, duplicates, boxes.
+"""Full check of a raw folder before packing: counts, unreadable images, copies of train images in other roles, boxes.
 
-`prepare` stops at the first problem; `check_dataset` looks at every image and lists all of them.
+`prepare` stops at the first problem; `check_dataset` checks every image and lists all problems.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _BOX_TOLERANCE_PIXELS = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """Something found: what, how many times, and a few examples (paths of images)."""
+    """A kind of finding, how often it occurs, and a few examples (image paths)."""
 
     what: str
     num_found: int
@@ -36,16 +36,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check_dataset` found.
+    """Result of `check_dataset`.
 
     Attributes:
         counts: images and classes per role.
         class_sizes: images of the smallest and of the largest class, per role.
-        published: the same as published; empty where there is none.
-        notes: what is as it should be but worth knowing (grayscale, CMYK).
-        violations: what must be mended.
-        short_sides: of the readable images, in pixels: the smallest, the middle one, the largest.
-        num_boxes: images that have one.
+        published: published counts; empty if there are none.
+        notes: findings that need no action (grayscale, CMYK).
+        violations: findings that must be fixed.
+        short_sides: minimum, median and maximum short side of the readable images, in pixels.
+        num_boxes: number of images with a box.
     """
 
     counts: dict[str, Counts]
@@ -67,11 +67,11 @@ class _Facts:
 
 
 def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Callable[[int, int], None] | None = None) -> CheckReport:
-    """Read the annotations of a raw folder and look at every image.
+    """Read the annotations of a raw folder and check every image.
 
     Raises:
         ConfigError: unknown dataset or option.
-        DataError: the annotations cannot be read, or break a rule of every dataset.
+        DataError: the annotations cannot be read or break a rule of every dataset.
     """
     dataset = parse_dataset(name, options)
     published: dict[str, Counts] = {}
@@ -141,7 +141,7 @@ def _violations(facts: list[_Facts], differences: list[str]) -> list[Finding]:
 
 
 def _leaks(facts: list[_Facts]) -> list[str]:
-    """Images whose bytes are in train and in another role too."""
+    """Return the images whose bytes are both in train and in another role."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for fact in facts:
         if fact.is_readable:

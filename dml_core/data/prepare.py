@@ -1,9 +1,8 @@
 """Pack a raw folder into `images.arrow` (original bytes, memory-mapped later), `manifest.parquet` and `dataset.json`.
 
-The result depends on the raw files and the options alone: no time, no host, no absolute path, so the same input gives the same
-bytes. Everything is written in a folder beside the target, made durable, and renamed; a failure leaves the target as it was. A target
-with any file that is not one of the three is refused, and no other file is ever removed. What a killed attempt had packed is not decoded
-again.
+The result depends only on the raw files and the options, not on time, host or absolute paths: the same input gives the same
+bytes. Files are written to a folder next to the target, synced to disk and renamed; a failure leaves the target unchanged. A target
+with any other file is rejected, and no other file is ever removed. Images packed by a killed attempt are not decoded again.
 """
 
 import contextlib
@@ -57,14 +56,14 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
 
     Args:
         dataset_name: a name of the registry.
-        raw: the folder with the publisher's files.
-        out: the packed dataset's folder.
+        raw: folder with the publisher's files.
+        out: folder of the packed dataset.
         options: the dataset's options.
-        progress: called with (images done, images in all) as packing goes on.
+        progress: called with (images done, total images) during packing.
 
     Raises:
         ConfigError: unknown dataset or option.
-        DataError: raw files missing or damaged; an unreadable image is named, none is skipped.
+        DataError: raw files are missing or damaged; an unreadable image is named, never skipped.
         StoreError: `out` cannot be written, or holds files that `prepare` did not write.
     """
     dataset = parse_dataset(dataset_name, options)
@@ -72,8 +71,8 @@ def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any],
 
 
 def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Path, progress: Progress | None = None) -> DatasetInfo:
-    """Write a manifest's images and rows as a packed dataset; the later half of `prepare`, with its errors."""
-    out = Path(os.path.realpath(out))  # a link stays, and what it leads to is replaced
+    """Write a manifest's images and rows as a packed dataset; the second half of `prepare`, with its errors."""
+    out = Path(os.path.realpath(out))  # keep a link and replace its target
     partial = out.parent / f".{out.name}.partial"
     interrupted = out.parent / f".{out.name}.interrupted"
     for folder in (out, partial, _replaced(out)):
@@ -88,7 +87,7 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
         if not _is_whole(out, info):
             _publish(partial, out)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text is longer
+        reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own message is longer
         raise StoreError(f"{out}: cannot be written ({reason}); free space or choose another folder") from None
     finally:
         with contextlib.suppress(OSError):
@@ -98,12 +97,12 @@ def pack(dataset_name: str, options: dict[str, Any], manifest: Manifest, out: Pa
 
 
 def label_indices(rows: list[Row]) -> dict[int, int]:
-    """The publisher's class numbers, in order, as 0 to C-1 over the whole dataset."""
+    """Map the publisher's class numbers, in order, to 0 to C-1 over the whole dataset."""
     return {label: index for index, label in enumerate(sorted({row.label for row in rows}))}
 
 
 def _set_aside(partial: Path, interrupted: Path) -> None:
-    """Keep the images of a killed attempt, unless a second one was killed before it had packed as many again."""
+    """Keep the images of the killed attempt that had packed the most."""
     packed = partial / IMAGES_FILE
     if packed.is_file() and (not interrupted.is_file() or packed.stat().st_size > interrupted.stat().st_size):
         packed.replace(interrupted)
@@ -111,7 +110,7 @@ def _set_aside(partial: Path, interrupted: Path) -> None:
 
 
 def _salvaged_batches(interrupted: Path) -> Iterator[list[bytes]]:
-    """Images of the whole record batches of an unfinished Arrow file: after its magic it is a stream."""
+    """Yield the images of complete record batches of an unfinished Arrow file, which is a stream after its magic bytes."""
     if not interrupted.is_file():
         return
     with pa.OSFile(str(interrupted)) as file:
@@ -124,7 +123,7 @@ def _salvaged_batches(interrupted: Path) -> Iterator[list[bytes]]:
 
 
 def _write_images(manifest: Manifest, path: Path, salvaged: Iterator[list[bytes]], progress: Progress | None) -> None:
-    """One record batch at a time, so that memory is bounded; threads, because reading and decoding release the interpreter lock."""
+    """Write one record batch at a time to bound memory, with threads, because reading and decoding release the interpreter lock."""
     rows = manifest.rows
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, IMAGES_SCHEMA) as writer, ThreadPoolExecutor() as pool:
         for start in range(0, len(rows), _NUM_ROWS_PER_BATCH):
@@ -172,7 +171,7 @@ def _describe(name: str, options: dict[str, Any], rows: list[Row], folder: Path)
 
 
 def _is_whole(out: Path, info: DatasetInfo) -> bool:
-    """Whether the very same is at `out` already: it stays, for a run may be reading it."""
+    """Return whether `out` already holds the same result; it is then kept, because a run may be reading it."""
     try:
         return verify_files(out) == info
     except DataError:
@@ -180,7 +179,7 @@ def _is_whole(out: Path, info: DatasetInfo) -> bool:
 
 
 def _publish(partial: Path, out: Path) -> None:
-    """Make the files durable, then let the new folder take the old one's place."""
+    """Sync the files to disk, then replace the old folder by the new one."""
     for path in partial.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -197,10 +196,10 @@ def _replaced(out: Path) -> Path:
 
 
 def _check_own(folder: Path) -> None:
-    """Refuse a place that holds anything that `prepare` does not write.
+    """Reject a path that holds anything that `prepare` does not write.
 
     Raises:
-        StoreError: it does; the line names the first file.
+        StoreError: the path holds such a file; the message names the first one.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise StoreError(f"{folder}: is not a folder of packed data; move it away or choose another place")
@@ -210,7 +209,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder of packed data: the files that `prepare` writes, then the folder, which fails where anything else is in it."""
+    """Remove the files that `prepare` writes, then their folder; fail if it holds anything else."""
     if folder.exists():
         for name in _FILES:
             (folder / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Names of the datasets: each is its module's, so that `dvc.yaml` can name the file; imported only when it is used."""
+"""Registry of datasets, each in its own module, so that `dvc.yaml` can name the file; imported only when used."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -23,10 +23,10 @@ DATASETS: dict[str, str] = {
 
 
 def dataset_class(name: str) -> type[DatasetConfig]:
-    """The class behind a dataset's name.
+    """Return the class of a dataset.
 
     Raises:
-        ConfigError: no such dataset; the nearest name is given.
+        ConfigError: unknown dataset; the message suggests the nearest name.
     """
     if name not in DATASETS:
         raise unknown_name("dataset", name, list(DATASETS))
@@ -36,7 +36,7 @@ def dataset_class(name: str) -> type[DatasetConfig]:
 
 
 def parse_dataset(name: str, options: Mapping[str, Any], where: str = "dataset") -> DatasetConfig:
-    """The named dataset with its options.
+    """Return the named dataset with its options.
 
     Raises:
         ConfigError: unknown dataset, unknown option, or an option outside its range.
@@ -45,15 +45,15 @@ def parse_dataset(name: str, options: Mapping[str, Any], where: str = "dataset")
 
 
 def fetch(name: str, options: Mapping[str, Any], raw: Path, progress: Progress | None = None) -> None:
-    """Bring the raw files of the named dataset to `raw`, downloading where a link still works; see `DatasetConfig.fetch`."""
+    """Provide the named dataset's raw files in `raw`, downloading them if a link works; see `DatasetConfig.fetch`."""
     parse_dataset(name, options).fetch(raw, progress)
 
 
 def materialise(name: str, options: Mapping[str, Any], raw: Path) -> None:
-    """Make sure that the raw files of the named dataset are in `raw`, never overwriting what a person put there.
+    """Ensure that the named dataset's raw files are in `raw`, never overwriting the user's files.
 
     Raises:
         ConfigError: unknown dataset or option.
-        DataError: the files are not there and cannot be had without a person; the line says what to do.
+        DataError: the files are missing and the user must provide them; the message says how.
     """
     parse_dataset(name, options).materialise(raw)

@@ -1,4 +1,4 @@
-"""A contact sheet of a packed dataset: one row per class, its name, and some of its images."""
+"""A contact sheet of a packed dataset: one row per class, with its name and some of its images."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ _BOX_COLOUR = (255, 60, 60)
 
 
 def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, path: Path) -> None:
-    """Write a PNG with the first classes of a role, evenly spaced samples of each, and their boxes.
+    """Write a PNG of a role's first classes, evenly spaced samples of each, and their boxes.
 
     Raises:
         DataError: no prepared dataset in `folder`.
-        ConfigError: it has no such role.
+        ConfigError: the dataset has no such role.
     """
     dataset = PackedDataset(folder, role)
     shown = range(min(num_classes, len(dataset.class_names)))
@@ -37,7 +37,7 @@ def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, p
 
 
 def _tile(dataset: PackedDataset, index: int) -> Image.Image:
-    """The image within a square tile, its box drawn on it."""
+    """Return the image in a square tile, with its box."""
     image = Image.fromarray(dataset.image(index).permute(1, 2, 0).numpy())
     scale = _TILE_PIXELS / max(image.size)
     fitted = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))))

@@ -1,1 +1,1 @@
-"""The objectives, one file each; `registry.build_loss` makes one from its name and options."""
+"""The losses, one per file; `registry.build_loss` builds one from its name and options."""

@@ -1,4 +1,4 @@
-"""Center loss (Wen et al., ECCV 2016, eq. 2-4; SGSL eq. 1): pulls samples to running class centres. Used beside a softmax (`combined`).
+"""Center loss (Wen et al., ECCV 2016, eq. 2-4; SGSL eq. 1): pulls samples to running class centres. Used with a softmax (`combined`).
 
 Shapes: N samples, D embedding dimensions, C classes.
 """
@@ -16,7 +16,7 @@ class CenterLossConfig(LossConfig):
 
     Attributes:
         weight: lambda (published 0.003).
-        centre_rate: alpha, how far a batch moves the centres of its classes (published 0.5).
+        centre_rate: alpha, the rate at which a batch moves the centres of its classes (published 0.5).
     """
 
     weight: float = Field(default=0.003, ge=0.0, json_schema_extra=searched(1e-4, 0.1, log=True))
@@ -24,7 +24,7 @@ class CenterLossConfig(LossConfig):
 
 
 class CenterLoss(Loss):
-    """lambda / 2 ||x - c_y||^2. The centres move by eq. 4, not by the optimiser: their rate is the paper's own."""
+    """lambda / 2 ||x - c_y||^2. The centres move by eq. 4, at their own rate, not by the optimiser."""
 
     Config = CenterLossConfig
     config: CenterLossConfig
@@ -35,11 +35,11 @@ class CenterLoss(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The global batch: eq. 4 counts the samples of each class in it."""
+        """The global batch, because eq. 4 counts the samples of each class in it."""
         return Needs(global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch, at the centres as they are; in training the centres then move."""
+        """Return the batch mean at the current centres, then move the centres if training."""
         centres_CD = self.get_buffer("centres_CD")
         difference_ND = embeddings_ND - centres_CD[labels_N]
         total = 0.5 * self.config.weight * difference_ND.square().sum(dim=1).mean()
@@ -48,7 +48,7 @@ class CenterLoss(Loss):
         return LossOutput(total, {"center": total.detach()})
 
     def _move_centres(self, centres_CD: Tensor, difference_ND: Tensor, labels_N: Tensor) -> None:
-        """Eq. 4: c_j += alpha sum_{y_i = j} (x_i - c_j) / (1 + number of samples of class j)."""
+        """Apply eq. 4: c_j += alpha sum_{y_i = j} (x_i - c_j) / (1 + number of samples of class j)."""
         counts_C = torch.bincount(labels_N, minlength=self.num_classes)
         sums_CD = torch.zeros_like(centres_CD).index_add_(0, labels_N, difference_ND.to(centres_CD.dtype))
         centres_CD += self.config.centre_rate * sums_CD / (1 + counts_C)[:, None]

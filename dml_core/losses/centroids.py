@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-POINTS_PER_CENTROID = 100  # "a large set of points" in the paper; assumed: of 3 to 100 tried, this came nearest to Table 3's distances
+POINTS_PER_CENTROID = 100  # "a large set of points" in the paper; assumed: of 3 to 100 tried, 100 was closest to Table 3's distances
 
 
 class CentroidDistances(NamedTuple):
@@ -22,8 +22,8 @@ class CentroidDistances(NamedTuple):
 
 
 def kmeans_centroids(num_centroids: int, dim: int, seed: int) -> Tensor:
-    """Unit-length centres of a K-means over points drawn uniformly on the hypersphere: float32 (C, D), the same for the same seed."""
-    from sklearn.cluster import KMeans  # two seconds that reading the options of a loss does not need
+    """Return unit-length K-means centres of uniform points on the hypersphere: float32 (C, D), deterministic for a seed."""
+    from sklearn.cluster import KMeans  # takes two seconds, not needed to parse a loss's options
 
     points = np.random.default_rng(seed).standard_normal((POINTS_PER_CENTROID * num_centroids, dim))
     points /= np.linalg.norm(points, axis=1, keepdims=True)
@@ -32,6 +32,6 @@ def kmeans_centroids(num_centroids: int, dim: int, seed: int) -> Tensor:
 
 
 def centroid_distances(centroids_CD: Tensor) -> CentroidDistances:
-    """Minimum, maximum, mean and standard deviation of the distances between two different centroids."""
+    """Return statistics of the distances between different centroids."""
     distances = torch.pdist(centroids_CD.double())
     return CentroidDistances(*(float(value) for value in (distances.min(), distances.max(), distances.mean(), distances.std(correction=0))))

@@ -1,8 +1,8 @@
-"""Classes spread over workers: each holds the centres of a contiguous part, and a softmax over all of them is put together from the parts.
+"""Softmax over classes sharded over workers, each of which holds the centres of a contiguous range.
 
-Every worker sees the embeddings of the global batch and comes to the same loss. A sum over workers passes its gradient to each worker's
-own summand without communication, so that a worker's centres have the whole gradient of the loss, and the embeddings that part of theirs
-that goes through these centres; the parts are added up by `training.parallel`. Without a shard (None) each function is torch's.
+Every worker sees the global batch's embeddings and computes the same loss. A sum over workers passes its gradient to each worker's own
+summand without communication. A worker's centres thus get the full gradient of the loss, its embeddings only the part through these
+centres; `training.parallel` adds up the parts. Without a shard (None) each function equals torch's.
 
 Shapes: N samples, C classes of all workers or, with a shard, of this one.
 """
@@ -19,11 +19,11 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class ClassShard:
-    """Which of the classes one worker holds.
+    """The range of classes that one worker holds.
 
     Attributes:
-        sizes: number of classes of each worker, in order of their ranks.
-        rank: the worker's.
+        sizes: number of classes of each worker, in rank order.
+        rank: this worker's rank.
     """
 
     sizes: tuple[int, ...]
@@ -31,21 +31,21 @@ class ClassShard:
 
     @property
     def first(self) -> int:
-        """The first class that this worker holds."""
+        """Index of the first class that this worker holds."""
         return sum(self.sizes[: self.rank])
 
     @property
     def size(self) -> int:
-        """How many classes this worker holds."""
+        """Number of classes that this worker holds."""
         return self.sizes[self.rank]
 
     def cut(self, whole: Tensor, dim: int) -> Tensor:
-        """This worker's part of a tensor whose dimension `dim` is the classes; a copy."""
+        """Return a copy of this worker's part of `whole`, whose dimension `dim` indexes the classes."""
         return whole.narrow(dim, self.first, self.size).clone()
 
     @torch.no_grad()
     def join(self, part: Tensor, dim: int) -> Tensor:
-        """The whole of which every worker has a part, on every worker; all of them call it."""
+        """Gather the workers' parts into the whole tensor, on every worker; all workers must call it."""
         rows = part.transpose(0, dim)
         padded = rows.new_zeros(max(self.sizes), *rows.shape[1:])
         padded[: self.size] = rows
@@ -56,7 +56,7 @@ class ClassShard:
 
 
 def cross_entropy(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None, label_smoothing: float = 0.0) -> Tensor:
-    """Mean over the batch, as torch's; scalar."""
+    """Return the mean cross-entropy of the batch, as torch does; scalar."""
     if shard is None:
         return functional.cross_entropy(logits_NC, labels_N, label_smoothing=label_smoothing)
     cost_N: Tensor = _CrossEntropy.apply(logits_NC, labels_N, shard, label_smoothing)
@@ -64,7 +64,7 @@ def cross_entropy(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None,
 
 
 def logsumexp(logits_NC: Tensor, shard: ClassShard | None) -> Tensor:
-    """(N,), over all classes."""
+    """Return the log-sum-exp over all classes, (N,)."""
     if shard is None:
         return logits_NC.logsumexp(dim=1)
     total_N: Tensor = _LogSumExp.apply(logits_NC)
@@ -72,14 +72,14 @@ def logsumexp(logits_NC: Tensor, shard: ClassShard | None) -> Tensor:
 
 
 def own_logits(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
-    """(N,): each sample's logit of its own class, which one worker has."""
+    """Return each sample's logit of its own class, (N,); exactly one worker holds that class."""
     column_N1, is_here_N1 = own_columns(labels_N, shard)
     found_N = logits_NC.gather(1, column_N1).squeeze(1)
     return found_N if shard is None else _sum_over_workers(found_N.where(is_here_N1.squeeze(1), 0.0))
 
 
 def without_own(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -> Tensor:
-    """(N, C): the logits, with each sample's own class lost in a log-sum-exp over all classes."""
+    """Return the logits, (N, C), with each sample's own class excluded from a log-sum-exp over all classes."""
     column_N1, is_here_N1 = own_columns(labels_N, shard)
     if shard is None:
         return logits_NC.scatter(1, column_N1, -torch.inf)
@@ -87,7 +87,7 @@ def without_own(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None) -
 
 
 def own_columns(labels_N: Tensor, shard: ClassShard | None) -> tuple[Tensor, Tensor]:
-    """(N, 1): the column of each sample's class among this worker's, and whether it is there; where it is not, some column."""
+    """Return the column of each sample's class in this worker's part (arbitrary if elsewhere), and a mask of those in it; both (N, 1)."""
     if shard is None:
         return labels_N[:, None], torch.ones_like(labels_N, dtype=torch.bool)[:, None]
     column_N1 = labels_N[:, None] - shard.first
@@ -95,13 +95,13 @@ def own_columns(labels_N: Tensor, shard: ClassShard | None) -> tuple[Tensor, Ten
 
 
 def mean_over_classes(mean: Tensor, shard: ClassShard | None) -> Tensor:
-    """The mean over all classes, from that over this worker's; scalar."""
+    """Return the mean over all classes, given the mean over this worker's classes; scalar."""
     return mean if shard is None else _sum_over_workers(mean * (shard.size / sum(shard.sizes)))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """(N,): log-sum-exp less the smoothed target. Its gradient, softmax less target, is one tensor of the logits' size; of a sum and a
-    gather of torch's it would be four.
+    """Log-sum-exp minus the smoothed target, (N,). Its gradient, softmax minus target, is one tensor of the logits' size; with torch's sum
+    and gather it would be four.
     """
 
     @staticmethod
@@ -131,7 +131,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class _LogSumExp(torch.autograd.Function):
-    """(N,), with the softmax over all classes as its gradient."""
+    """Log-sum-exp over all classes, (N,); its gradient is the softmax over all classes."""
 
     @staticmethod
     def forward(ctx: Any, logits_NC: Tensor) -> Tensor:
@@ -149,14 +149,14 @@ class _LogSumExp(torch.autograd.Function):
 
 
 def _largest(logits_NC: Tensor) -> Tensor:
-    """(N,): of all workers' logits."""
+    """Return each sample's largest logit over all workers, (N,)."""
     largest_N = logits_NC.amax(dim=1)
     dist.all_reduce(largest_N, dist.ReduceOp.MAX)
     return largest_N
 
 
 def _softmax(logits_NC: Tensor, largest_N: Tensor, log_sum_N: Tensor) -> Tensor:
-    """(N, C), a new tensor. The largest goes first: near numbers differ exactly, where a log-sum-exp's own rounding would stay."""
+    """Return the softmax, (N, C), as a new tensor. Subtracting the maximum first is exact for close numbers; a log-sum-exp is rounded."""
     return (logits_NC - largest_N[:, None]).sub_(log_sum_N[:, None]).exp_()
 
 
@@ -166,7 +166,7 @@ def _sum_over_workers(values: Tensor) -> Tensor:
 
 
 class _SumOverWorkers(torch.autograd.Function):
-    """A sum that every worker goes on with alike: the gradient of each summand is that of the sum, and known without communication."""
+    """Sum over workers. All workers use it identically, so each summand's gradient is the sum's, without communication."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:

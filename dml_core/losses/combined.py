@@ -1,4 +1,4 @@
-"""A weighted sum of registered losses, for the rows that train "softmax + X" (SGSL's Table 3; center loss and ring loss everywhere).
+"""Weighted sum of registered losses, for "softmax + X" (SGSL's Table 3; always for center loss and ring loss).
 
 Shapes: N samples, D embedding dimensions.
 """
@@ -15,7 +15,7 @@ from dml_core.losses.registry import build_loss
 
 
 class Term(Config):
-    """One loss of the sum: its registered name, its options, its weight."""
+    """One loss of the sum: registered name, options and weight."""
 
     name: str
     weight: float = Field(default=1.0, gt=0.0)
@@ -26,7 +26,7 @@ class CombinedConfig(LossConfig):
     """Options.
 
     Attributes:
-        terms: the losses to add up.
+        terms: the losses to sum.
     """
 
     terms: tuple[Term, ...] = Field(min_length=1)
@@ -48,7 +48,7 @@ class Combined(Loss):
 
     @property
     def needs(self) -> Needs:
-        """What any of the terms needs."""
+        """Union of the terms' needs."""
         needs = [loss.needs for loss in self._terms]
         return Needs(
             sampler="k_by_n" if any(need.sampler == "k_by_n" for need in needs) else "any",
@@ -58,22 +58,22 @@ class Combined(Loss):
 
     @property
     def learning_rate_factor(self) -> float:
-        """The smallest of the terms' factors."""
+        """Smallest factor of the terms."""
         return min(loss.learning_rate_factor for loss in self._terms)
 
     def start_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Pass the epoch on to every term."""
+        """Pass the epoch to every term."""
         for loss in self._terms:
             loss.start_epoch(epoch, num_epochs)
 
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
-        """Pass the embeddings on to the terms that need them."""
+        """Pass the embeddings to the terms that need them."""
         for loss in self._terms:
             if loss.needs.initial_embeddings:
                 loss.initialise(embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Return the weighted sum; a term's parts are named `<term>.<part>`, those of the n-th term of one name `<term>_<n>.<part>`."""
+        """Return the weighted sum; parts are named `<term>.<part>`, or `<term>_<n>.<part>` for the n-th term of one name."""
         outputs = [loss.compute(embeddings_ND, labels_N, generator) for loss in self._terms]
         weighted = [term.weight * output.total for term, output in zip(self.config.terms, outputs, strict=True)]
         names = [term.name for term in self.config.terms]

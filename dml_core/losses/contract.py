@@ -1,4 +1,4 @@
-"""What the training loop may ask of a loss, and what a loss may ask of the loop.
+"""Interface between the training loop and a loss.
 
 Shapes: N samples of the batch that the loss sees, D embedding dimensions, C classes, K centres per class.
 """
@@ -15,15 +15,15 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, DataError
 from dml_core.losses.class_shards import ClassShard
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # that are converted to int64
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # converted to int64
 
 
 class LossConfig(Config):
-    """Base of every loss's options (margins, scales). What is known only at run time (classes, sizes) is no option."""
+    """Base of every loss's options (margins, scales). Run-time values (classes, sizes) are not options."""
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Names of the options that change nothing while the others are as they are; a search leaves them out."""
+        """Names of the options that have no effect given the values of the others; a search skips them."""
         return frozenset()
 
 
@@ -36,12 +36,12 @@ class LossOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a loss needs of the loop.
+    """Requirements of a loss on the training loop.
 
     Attributes:
-        sampler: "k_by_n" where batches must hold several images of each of several classes, else "any".
-        global_batch: the loss compares samples (or depends on the whole batch): it sees all workers' embeddings.
-        initial_embeddings: `initialise` is called with the training set's embeddings before the first epoch.
+        sampler: "k_by_n" if batches must hold several images of each of several classes, else "any".
+        global_batch: the loss compares samples (or depends on the whole batch), so it receives all workers' embeddings.
+        initial_embeddings: the loop calls `initialise` with the training set's embeddings before the first epoch.
     """
 
     sampler: Literal["any", "k_by_n"] = "any"
@@ -50,17 +50,16 @@ class Needs:
 
 
 class Loss(nn.Module, ABC):
-    """Base of every loss: single-process mathematics over the embeddings that it is given.
+    """Base of every loss: single-process computation on the given embeddings.
 
     A loss owns its centres or classifier as parameters; they train in the optimiser's `loss` group. It returns the mean over
-    the N samples, plus regularisers. Nothing in it depends on the number of workers: the loop gathers and averages.
-    Where `CLASS_DIMS` says which of its parameters have a part for each class, these may be spread over the workers, and every sum
-    over classes goes through `class_shards`.
+    the N samples, plus regularisers. It does not depend on the number of workers: the loop gathers and averages.
+    Parameters in `CLASS_DIMS` may be sharded by class over the workers; sums over classes therefore use `class_shards`.
 
     Attributes:
-        CLASS_DIMS: name of a parameter -> its dimension of classes; empty where the loss cannot be spread.
-        COMPARES_WITH_MEMORY: there is a `compare`.
-        shard: the part of the classes that this worker holds; None for all.
+        CLASS_DIMS: parameter name -> its class dimension; empty if the loss cannot be sharded.
+        COMPARES_WITH_MEMORY: True if the loss implements `compare`.
+        shard: the range of classes that this worker holds; None for all.
 
     Raises:
         ConfigError: fewer than two classes.
@@ -81,34 +80,34 @@ class Loss(nn.Module, ABC):
 
     @property
     def needs(self) -> Needs:
-        """What this loss, as configured, needs of the loop."""
+        """Requirements of this loss, as configured."""
         return Needs()
 
     @property
     def learning_rate_factor(self) -> float:
-        """Factor on every group's learning rate in the present epoch (heated-up softmax lowers it when it heats)."""
+        """Factor on every group's learning rate in the current epoch (heated-up softmax lowers it when heated)."""
         return 1.0
 
     def start_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Called before each epoch (0-based); all epoch-dependent state derives from these two, so a resumed run is the same."""
+        """Called before each epoch (0-based). Epoch-dependent state derives only from these two, so a resumed run is the same."""
 
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
-        """Called once before training with the training set's embeddings where `needs.initial_embeddings`."""
+        """Called once before training with the training set's embeddings if `needs.initial_embeddings`."""
 
     @property
     def sharded_dims(self) -> dict[str, int]:
-        """As `CLASS_DIMS`, of the parameters of which this worker has a part only."""
+        """`CLASS_DIMS` of the parameters that are currently sharded."""
         return {name: self.CLASS_DIMS[name] for name, _ in self.named_parameters() if self.shard is not None and name in self.CLASS_DIMS}
 
     def shard_classes(self, shard: ClassShard) -> None:
-        """Keep this worker's part of the centres; before an optimiser knows them."""
+        """Keep only this worker's part of the centres; call it before creating an optimiser."""
         self.shard = shard
         for name, dim in self.sharded_dims.items():
             parameter = self.get_parameter(name)
             parameter.data = shard.cut(parameter.data, dim)
 
     def join_classes(self) -> None:
-        """Have all centres again; every worker calls it, and no optimiser steps after it."""
+        """Restore all centres on every worker; all must call it, and no optimiser may step afterwards."""
         for name, dim in self.sharded_dims.items():
             assert self.shard is not None
             parameter = self.get_parameter(name)
@@ -124,7 +123,7 @@ class Loss(nn.Module, ABC):
             generator: CPU generator seeded from (seed, epoch, step), for losses that draw.
 
         Raises:
-            DataError: shapes or types that do not fit, or labels outside [0, C) on the CPU (a GPU would have to be waited for).
+            DataError: wrong shapes or types, or labels outside [0, C) on the CPU (a check on a GPU would force a synchronisation).
         """
         if not torch.compiler.is_compiling():
             embeddings_ND, labels_N = self._checked(embeddings_ND, labels_N)
@@ -133,7 +132,7 @@ class Loss(nn.Module, ABC):
             return self.compute(embeddings_ND.float() if half else embeddings_ND, labels_N, generator)
 
     def _checked(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both as tensors, the labels as int64."""
+        """Return embeddings and labels as validated tensors, integer labels as int64."""
         embeddings_ND, labels_N = torch.as_tensor(embeddings), torch.as_tensor(labels)
         if labels_N.dim() != 1 or embeddings_ND.shape != (len(labels_N), self.embedding_dim) or not len(labels_N):
             found = f"embeddings {tuple(embeddings_ND.shape)} and labels {tuple(labels_N.shape)}"
@@ -150,26 +149,26 @@ class Loss(nn.Module, ABC):
 
     @abstractmethod
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """The paper's mathematics: `forward`'s arguments, embeddings at least float32, no autocast."""
+        """Compute the paper's loss: arguments of `forward`, embeddings at least float32, no autocast."""
 
     def compare(
         self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
     ) -> LossOutput:
-        """As `compute`, but each sample is compared with the M of a memory, where those of the batch are too.
+        """Like `compute`, but compare each sample with the M samples of a memory, which include the batch.
 
         Args:
-            embeddings_ND, labels_N, generator: as for `compute`; gradients reach these embeddings alone.
+            embeddings_ND, labels_N, generator: as for `compute`; only these embeddings receive gradients.
             memory_MD, labels_M: earlier samples and the batch's, without gradients.
-            own_N: where in the memory each sample itself is, with which it is not compared.
+            own_N: index in the memory of each sample itself, which is excluded from its comparisons.
         """
         raise NotImplementedError(f"{type(self).__name__} compares with no memory")
 
 
 def check_labels(labels_N: Tensor, num_classes: int) -> None:
-    """Refuse a training set's labels that no loss could index its classes with; called once before training.
+    """Reject training labels that are not valid class indices; called once before training.
 
     Raises:
-        DataError: labels are not int64 or leave [0, num_classes).
+        DataError: labels are not int64 or not in [0, num_classes).
     """
     if labels_N.dtype != torch.int64:
         raise DataError(f"training labels must be int64 class indices, found {labels_N.dtype}: convert them")

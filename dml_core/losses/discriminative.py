@@ -1,6 +1,6 @@
 """Discriminative loss (Do et al., "A Theoretically Sound Upper Bound on the Triplet Loss", CVPR 2019, eq. 6-8): fixed class centroids.
 
-The head gives the unit-length output of the paper's last layer (kind `two_layer`). Shapes: N samples, D dimensions, C classes.
+The head returns the unit-length output of the paper's last layer (kind `two_layer`). Shapes: N samples, D dimensions, C classes.
 """
 
 from typing import Literal
@@ -18,7 +18,7 @@ class DiscriminativeConfig(LossConfig):
 
     Attributes:
         centroids: "one_hot" (published; all distances sqrt 2) or "kmeans" (Table 3).
-        centroid_seed: seed of the K-means centroids; None draws other ones in each run, from its own seed.
+        centroid_seed: seed of the K-means centroids; None derives one from the run's seed.
     """
 
     centroids: Literal["one_hot", "kmeans"] = "one_hot"
@@ -29,7 +29,7 @@ class Discriminative(Loss):
     """||x - c_y|| - sum_{m != y} ||x - c_m|| / (3 (C - 1)), eq. 8 without its constant G, which only scales the learning rate.
 
     Raises:
-        ConfigError: the last layer's size is not the number of classes.
+        ConfigError: the last layer's size differs from the number of classes.
     """
 
     Config = DiscriminativeConfig
@@ -43,38 +43,38 @@ class Discriminative(Loss):
                 f"the head's output has {embedding_dim}: use head kind 'two_layer'"
             )
         if config.centroids == "kmeans":
-            seed = int(torch.randint(2**31, ())) if config.centroid_seed is None else config.centroid_seed  # torch's is the run's seed here
+            seed = int(torch.randint(2**31, ())) if config.centroid_seed is None else config.centroid_seed  # torch's seed is the run's here
             self.register_buffer("centroids_CD", kmeans_centroids(num_classes, embedding_dim, seed))
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch of eq. 8."""
-        if self.config.centroids == "one_hot":  # no C x C identity is made: x's dot products with it are x
+        """Return the batch mean of eq. 8."""
+        if self.config.centroids == "one_hot":  # avoids a C x C identity matrix: the dot products with its rows are x itself
             total = bound_terms(embeddings_ND, embeddings_ND, labels_N).mean()
         else:
             total = centroid_terms(embeddings_ND, labels_N, self.get_buffer("centroids_CD")).mean()
         return LossOutput(total, {"discriminative": total.detach()})
 
     def fixed_centroids(self) -> Tensor:
-        """The centroids, (C, D): of Table 3's distances."""
+        """Return the centroids, (C, D), whose distances Table 3 reports."""
         return torch.eye(self.num_classes) if self.config.centroids == "one_hot" else self.get_buffer("centroids_CD")
 
 
 def centroid_terms(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor) -> Tensor:
-    """Eq. 8's summand of each sample, (N,)."""
+    """Return the summand of eq. 8 for each sample, (N,)."""
     return bound_terms(embeddings_ND, embeddings_ND @ centroids_CD.T, labels_N, centroids_CD.square().sum(dim=1))
 
 
 def bound_terms(embeddings_ND: Tensor, dot_NC: Tensor, labels_N: Tensor, squared_norm_C: Tensor | float = 1.0) -> Tensor:
-    """Eq. 8's summand of each sample, (N,), from its dot products with the centroids and their squared norms."""
+    """Return the summand of eq. 8 for each sample, (N,), from its dot products with the centroids and their squared norms."""
     squared_NC = torch.add(embeddings_ND.square().sum(dim=1, keepdim=True) + squared_norm_C, dot_NC, alpha=-2.0)
-    # Below the rounding error of the subtraction a distance is not known; its gradient is then taken as zero instead of infinite.
+    # A distance below the rounding error of the subtraction is unknown; its gradient is set to zero instead of infinity.
     distance_NC = squared_NC.clamp_min(torch.finfo(squared_NC.dtype).eps).sqrt()
     own_N = distance_NC.gather(1, labels_N[:, None]).squeeze(1)
     return own_N - (distance_NC.sum(dim=1) - own_N) / (3 * (dot_NC.shape[1] - 1))
 
 
 def triplet_upper_bound(embeddings_ND: Tensor, labels_N: Tensor, centroids_CD: Tensor) -> Tensor:
-    """L_d of eq. 8 with its constant G: at least the sum of ||x_i - x_j|| - ||x_i - x_k|| over all triplets (eq. 5, Lemma 3.1).
+    """Return L_d of eq. 8 with its constant G: at least the sum of ||x_i - x_j|| - ||x_i - x_k|| over all triplets (eq. 5, Lemma 3.1).
 
     Args:
         embeddings_ND: N samples, N / C of each class.

@@ -1,4 +1,4 @@
-"""HardTriple loss (Qian et al., "SoftTriple Loss", ICCV 2019, eq. 5-6): several centres per class, the nearest one counts.
+"""HardTriple loss (Qian et al., "SoftTriple Loss", ICCV 2019, eq. 5-6): several centres per class, of which only the nearest counts.
 
 Shapes: N samples, C classes, K centres per class.
 """
@@ -14,5 +14,5 @@ class HardTriple(MultiCentre):
     Config = MultiCentreConfig
 
     def class_similarity(self, sim_NKC: Tensor) -> Tensor:
-        """Similarity to the nearest centre of each class (eq. 5), (N, C)."""
+        """Return the similarity to the nearest centre of each class (eq. 5), (N, C)."""
         return sim_NKC.amax(dim=1)

@@ -1,7 +1,7 @@
 """Heated-up softmax (Zhang et al., "Heated-Up Softmax Embedding", 2018, eq. 1-3 and section 3.2): a temperature raised near the end.
 
-The head gives the embedding as the variant has it: l2-normalised (LN, HLN) or batch-normalised over sqrt(k) (BN, HBN). Variant SM is
-the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M classes.
+The head normalises the embedding as the variant requires: l2-normalised (LN, HLN) or batch-normalised and divided by sqrt(k) (BN, HBN).
+Variant SM is the plain `softmax` loss. Shapes: N samples, D = k embedding dimensions, C = M classes.
 """
 
 from typing import ClassVar, Literal, Self
@@ -22,15 +22,15 @@ class HeatedUpSoftmaxConfig(LossConfig):
 
     Attributes:
         alpha: reciprocal temperature at the start (published 16).
-        heated_alpha: reciprocal temperature when heated (published 4), alpha at most; None never heats (variants LN and BN).
+        heated_alpha: reciprocal temperature when heated (published 4), at most alpha; None never heats (variants LN and BN).
         heat_from: share of the epochs trained before heating (released code: 61 of 80; the paper: "until convergence").
-        schedule: "step" changes alpha and learning rate at once; "gentle" moves both geometrically over the heated epochs (the paper
-            tried a gentle increase and does not state its course: assumed).
+        schedule: "step" changes alpha and the learning rate at once; "gentle" changes both geometrically over the heated epochs (the
+            paper tried a gentle increase without stating its schedule: assumed).
         heated_learning_rate_factor: factor on the learning rate when heated (published 0.1).
-        bias: a learned b_m, as eq. 1 and the released code have it.
-        bias_inside_alpha: logits alpha (w_m.f + b_m), eq. 1; else alpha w_m.f + b_m, as released, where the bias moves alpha times slower.
-        initial: "uniform", torch's, whose w_m are of norm 0.58 with random biases; "unit_norm", w_m of norm near 1 and biases of 0, as
-            released. A step turns a normalised w_m by 1 / norm squared.
+        bias: learn b_m, as in eq. 1 and the released code.
+        bias_inside_alpha: logits alpha (w_m.f + b_m), eq. 1; else alpha w_m.f + b_m, as released, where the bias learns alpha times slower.
+        initial: "uniform", torch's default: w_m of norm 0.58, random biases; "unit_norm", as released: w_m of norm near 1, zero biases.
+            An optimiser step rotates a normalised w_m in proportion to 1 / norm squared.
         better_init: start the classifier at the normalised class means of the untrained embeddings (released code, on SOP).
     """
 
@@ -67,12 +67,12 @@ class HeatedUpSoftmax(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The training set's embeddings where the classifier starts at the class means."""
+        """The training set's embeddings, if the classifier starts at the class means."""
         return Needs(initial_embeddings=self.config.better_init)
 
     @property
     def alpha(self) -> float:
-        """The reciprocal temperature of the present epoch."""
+        """Reciprocal temperature of the current epoch."""
         start = self.config.alpha
         return float(start * ((self.config.heated_alpha or start) / start) ** self._heat)
 
@@ -82,7 +82,7 @@ class HeatedUpSoftmax(Loss):
         return float(self.config.heated_learning_rate_factor**self._heat)
 
     def start_epoch(self, epoch: int, num_epochs: int) -> None:
-        """Heat once `heat_from` of the epochs are over."""
+        """Heat after the share `heat_from` of the epochs."""
         num_cold_epochs = round(self.config.heat_from * num_epochs)
         num_heated = epoch + 1 - num_cold_epochs
         if self.config.heated_alpha is None or num_heated <= 0:
@@ -95,7 +95,7 @@ class HeatedUpSoftmax(Loss):
         start_at_class_means(self.classifier, embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch of eq. 2."""
+        """Return the batch mean of eq. 2."""
         bias_C: Tensor | None = self.classifier.bias
         if bias_C is not None and self.config.bias_inside_alpha:
             bias_C = self.alpha * bias_C

@@ -1,4 +1,4 @@
-"""L2-constrained softmax (Ranjan et al., 2017, eq. 2): the embedding on a sphere of fixed or learned radius, the classifier free.
+"""L2-constrained softmax (Ranjan et al., 2017, eq. 2): embeddings on a sphere of fixed or learned radius, unconstrained classifier.
 
 Shapes: N samples, D embedding dimensions, C classes.
 """
@@ -18,11 +18,11 @@ class L2ConstrainedSoftmaxConfig(LossConfig):
     """Options.
 
     Attributes:
-        radius: alpha, the norm that every embedding gets, or starts with if it is learned (assumed 40).
+        radius: alpha, the norm of every embedding; the initial value if it is learned (assumed 40).
         learn_radius: learn alpha as a parameter.
         label_smoothing: epsilon, spread over all C classes (0 in the paper; SGSL's Table 3 adds it to every softmax).
-        dropout: share of the features that the classifier does not see (0 in the paper; Boudiaf et al.'s 0.5, whose settings SGSL's Table 3
-            takes over).
+        dropout: share of the features hidden from the classifier (0 in the paper; 0.5 in Boudiaf et al., whose settings SGSL's Table 3
+            adopts).
     """
 
     radius: float = Field(default=40.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
@@ -43,7 +43,7 @@ class L2ConstrainedSoftmax(Loss):
         self.radius = nn.Parameter(torch.tensor(config.radius), requires_grad=config.learn_radius)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean cross-entropy of the batch."""
+        """Return the mean cross-entropy of the batch."""
         seen_ND = self.radius * unit_length(embeddings_ND)
         if self.config.dropout:
             seen_ND = drop_features(seen_ND, self.config.dropout, generator)

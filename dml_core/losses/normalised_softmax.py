@@ -1,6 +1,6 @@
 """Normalised softmax (Qian et al., "SoftTriple Loss", ICCV 2019, eq. 3): one unit-length centre per class.
 
-Proposition 1 of the paper: this is a triplet loss over (sample, own centre, other centre), smoothed by an entropy.
+Proposition 1 of the paper: this is a triplet loss over (sample, own centre, other centre), smoothed by an entropy term.
 Shapes: N samples, D embedding dimensions, C classes.
 """
 
@@ -20,7 +20,7 @@ class NormalisedSoftmaxConfig(LossConfig):
     """Options.
 
     Attributes:
-        scale: lambda of eq. 3. Not published; 20 is what SoftTriple's released code uses for its own lambda.
+        scale: lambda of eq. 3. Not published; SoftTriple's released code uses 20 for its own lambda.
     """
 
     scale: float = Field(default=20.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
@@ -35,11 +35,11 @@ class NormalisedSoftmax(Loss):
 
     def __init__(self, config: NormalisedSoftmaxConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
-        bound = num_classes**-0.5  # the released SoftTriple's, at one centre per class; the norm sets how far one step turns a centre
+        bound = num_classes**-0.5  # as in released SoftTriple with K = 1; the norm sets how far one step rotates a centre
         self.centres_CD = nn.Parameter(torch.empty(num_classes, embedding_dim).uniform_(-bound, bound))
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch of eq. 3."""
-        scaled_ND = self.config.scale * unit_length(embeddings_ND)  # here, not at the logits: no second N x C tensor
+        """Return the batch mean of eq. 3."""
+        scaled_ND = self.config.scale * unit_length(embeddings_ND)  # not at the logits, which takes a second N x C tensor
         total = cross_entropy(scaled_ND @ unit_length(self.centres_CD).T, labels_N, self.shard)
         return LossOutput(total, {"softmax": total.detach()})

@@ -1,6 +1,6 @@
-"""Any of pytorch-metric-learning's losses over labelled batches, by class name (`pml:<ClassName>`), with an optional miner.
+"""Losses of pytorch-metric-learning over labelled batches, by class name (`pml:<ClassName>`), with an optional miner.
 
-Options are the class's own, by name. One that is itself an object (miner, distance, reducer, embedding_regularizer,
+Options are the class's keyword arguments. An option that is itself an object (miner, distance, reducer, embedding_regularizer,
 weight_regularizer), at any depth, is a mapping of `name` and its options:
 `{margin: 0.1, miner: {name: BatchHardMiner, distance: {name: LpDistance, power: 2}}}`.
 """
@@ -21,7 +21,7 @@ from dml_core.config import unknown_name
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 
-CLASSES = {  # kind of object, also the name of the option that takes one: where the library keeps them, and their base
+CLASSES = {  # kind of object, also its option's name -> module and base class in the library
     "loss": (losses, losses.BaseMetricLossFunction),
     "miner": (miners, miners.BaseMiner),
     "distance": (distances, distances.BaseDistance),
@@ -29,13 +29,13 @@ CLASSES = {  # kind of object, also the name of the option that takes one: where
     "embedding_regularizer": (regularizers, regularizers.BaseRegularizer),
     "weight_regularizer": (regularizers, regularizers.BaseRegularizer),
 }
-# A base class, and two losses that take no labels.
+# A base class and two losses that take no labels.
 UNUSABLE = (losses.GenericPairLoss, losses.ManifoldLoss, losses.VICRegLoss)
-RUN_TIME = frozenset({"num_classes", "embedding_size"})  # given by the run wherever a class takes them, never by its configuration
+RUN_TIME = frozenset({"num_classes", "embedding_size"})  # set by the run for classes that take them, never by the configuration
 
 
 class PmlConfig(LossConfig):
-    """What follows `pml:` and the options beside it, checked against the signatures.
+    """Class name after `pml:` and its options, checked against the library's signatures.
 
     Attributes:
         target: class name within pytorch_metric_learning.losses.
@@ -55,10 +55,10 @@ class PmlConfig(LossConfig):
 
 
 class PmlLoss(Loss):
-    """The named loss and miner behind our contract: float32 under autocast, the run's own random draws, the global batch.
+    """The named loss and miner as a `Loss`: float32 under autocast, random draws from the run's generator, the global batch.
 
     Raises:
-        ConfigError: the library refuses the values.
+        ConfigError: the library rejects the values.
     """
 
     Config = PmlConfig
@@ -79,11 +79,11 @@ class PmlLoss(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The global batch; several images a class, unless the loss has a classifier and no miner."""
+        """The global batch; several images per class, unless the loss has a classifier and no miner."""
         return Needs(sampler="any" if self.has_classes and self.miner is None else "k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """The library's loss, reduced as its reducer says."""
+        """Return the library's loss, reduced by its reducer."""
         with _seeded(generator, embeddings_ND.device):
             indices = self.miner(embeddings_ND, labels_N) if self.miner is not None else None
             total: Tensor = self.loss(embeddings_ND, labels_N, indices)
@@ -92,10 +92,10 @@ class PmlLoss(Loss):
     def compare(
         self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
     ) -> LossOutput:
-        """The library's loss over the pairs or triplets of anchors from the batch and others from the memory.
+        """Return the library's loss over pairs or triplets of an anchor from the batch and others from the memory.
 
         Raises:
-            ConfigError: the library's loss cannot do that.
+            ConfigError: the library's loss does not support this.
         """
         with _seeded(generator, embeddings_ND.device):
             if self.miner is not None:
@@ -112,7 +112,7 @@ class PmlLoss(Loss):
 
 @contextmanager
 def _seeded(generator: Generator | None, device: torch.device) -> Iterator[None]:
-    """The library draws from torch's global state, which differs between workers; inside, it draws what the step's generator says."""
+    """Seed torch's global state, which the library draws from and which differs between workers, from the step's generator."""
     seed = int(torch.randint(2**31, (), generator=generator))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ def _seeded(generator: Generator | None, device: torch.device) -> Iterator[None]
 
 
 def _named(kind: str, name: str) -> Any:
-    """The library's class of that kind and name."""
+    """Return the library's class of the given kind and name."""
     module, base = CLASSES[kind]
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, base)}
     known = {key: value for key, value in classes.items() if value not in (base, *UNUSABLE)}
@@ -130,14 +130,14 @@ def _named(kind: str, name: str) -> Any:
 
 
 def _parameters(found: type) -> set[str]:
-    """Keyword arguments of a class, with those that it hands on to its bases."""
+    """Return the names of a class's keyword arguments, including its bases'."""
     own = [base for base in found.__mro__ if base.__module__.startswith("pytorch_metric_learning")]
     parameters = [parameter for base in own for parameter in inspect.signature(base.__init__).parameters.values()]  # type: ignore[misc]
     return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD} - {"self"}
 
 
 def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str] = frozenset()) -> None:
-    """Refuse an unknown class, an unknown option, and an option that the run itself provides, here and in the objects among the options."""
+    """Reject unknown classes and options, and options that the run sets, also in nested objects."""
     known = (_parameters(_named(kind, name)) | also) - RUN_TIME
     for option, value in options.items():
         if option not in known:
@@ -151,7 +151,7 @@ def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str
 
 
 def _built(kind: str, name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-    """The object of that kind and name, with the objects among its options and the sizes that it takes."""
+    """Build the object of the given kind and name, with its nested objects and the sizes that it takes."""
     target = _named(kind, name)
     parts = {key: _built(key, value["name"], _without_name(value), sizes) for key, value in options.items() if key in CLASSES}
     return target(**{**options, **parts, **{key: size for key, size in sizes.items() if key in _parameters(target)}})

@@ -34,8 +34,8 @@ class ProxyNCA(Loss):
         self.proxies_CD = nn.Parameter(torch.randn(num_classes, embedding_dim))
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch of eq. 4."""
-        # -d = 2 cos - 2, and the 2 falls out of the quotient.
+        """Return the batch mean of eq. 4."""
+        # -d = 2 cos - 2, and the constant cancels in the quotient.
         logits_NC = 2.0 * self.config.scale * unit_length(embeddings_ND) @ unit_length(self.proxies_CD).T
         own_N1 = labels_N[:, None]
         others_N = logits_NC.scatter(1, own_N1, -torch.inf).logsumexp(dim=1)

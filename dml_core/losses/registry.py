@@ -1,4 +1,4 @@
-"""Names of the losses. A name leads to a module and a class, imported only when it is used: a run depends on its own loss's file alone.
+"""Registry of losses: name -> class, imported only when used, so that a run depends only on its own loss's file.
 
 `pml:<ClassName>` is any loss of pytorch-metric-learning, with that class's options.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dml_core.config import parse, unknown_name
 
 if TYPE_CHECKING:
-    from dml_core.losses.contract import Loss, LossConfig  # which bring torch
+    from dml_core.losses.contract import Loss, LossConfig  # these import torch
 
 LOSSES: dict[str, str] = {
     "softmax": "dml_core.losses.softmax:Softmax",
@@ -36,20 +36,20 @@ PML_ADAPTER = "dml_core.losses.pml:PmlLoss"
 
 
 def check_loss_name(name: str) -> None:
-    """Refuse a name that leads to no loss; nothing is imported.
+    """Reject an unknown loss name without importing anything.
 
     Raises:
-        ConfigError: no such loss; the nearest name is given.
+        ConfigError: unknown loss; the message suggests the nearest name.
     """
     if name not in LOSSES and not name.startswith(PML_PREFIX):
         raise unknown_name("loss", name, [*LOSSES, f"{PML_PREFIX}<ClassName>"])
 
 
 def loss_class(name: str) -> "type[Loss]":
-    """The class behind a loss's name.
+    """Return the class of a loss.
 
     Raises:
-        ConfigError: no such loss; the nearest name is given.
+        ConfigError: unknown loss; the message suggests the nearest name.
     """
     check_loss_name(name)
     module_name, class_name = LOSSES.get(name, PML_ADAPTER).split(":")
@@ -58,7 +58,7 @@ def loss_class(name: str) -> "type[Loss]":
 
 
 def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> "LossConfig":
-    """Options of the named loss as its typed configuration.
+    """Return the named loss's options as its typed configuration.
 
     Raises:
         ConfigError: unknown loss, unknown option, or an option outside its range.
@@ -72,16 +72,16 @@ def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embeddin
     """Build a loss for `num_classes` classes and embeddings of `embedding_dim` dimensions.
 
     Raises:
-        ConfigError: unknown loss or option, or options that do not fit the classes or the embedding size.
+        ConfigError: unknown loss or option, or options incompatible with the number of classes or the embedding size.
     """
     return loss_class(name)(parse_loss_options(name, options), num_classes, embedding_dim)
 
 
 def loss_modules(name: str, options: Mapping[str, Any]) -> set[str]:
-    """The modules of the named loss and, for a sum of losses, of its terms: what a training run's identity depends on. Imports none.
+    """Return the modules of the named loss and of its terms, which are part of a training run's identity. Imports none of them.
 
     Raises:
-        ConfigError: no such loss, here or among the terms.
+        ConfigError: unknown loss, here or among the terms.
     """
     terms = options.get("terms", ()) if name == "combined" else ()
     check_loss_name(name)

@@ -1,4 +1,4 @@
-"""Ring loss (Zheng et al., CVPR 2018; SGSL eq. 4): pulls embedding norms to a learned radius. Used beside a softmax (`combined`).
+"""Ring loss (Zheng et al., CVPR 2018; SGSL eq. 4): pulls embedding norms to a learned radius. Used together with a softmax (`combined`).
 
 Shapes: N samples, D embedding dimensions.
 """
@@ -22,7 +22,7 @@ class RingLossConfig(LossConfig):
 
 
 class RingLoss(Loss):
-    """lambda / 2 (||x|| - R)^2 with a learned R that starts at the mean norm of the training set's embeddings."""
+    """lambda / 2 (||x|| - R)^2 with a learned R, initially the mean norm of the training set's embeddings."""
 
     Config = RingLossConfig
     config: RingLossConfig
@@ -33,7 +33,7 @@ class RingLoss(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The training set's embeddings, for the first radius."""
+        """The training set's embeddings, for the initial radius."""
         return Needs(initial_embeddings=True)
 
     @torch.no_grad()
@@ -42,7 +42,7 @@ class RingLoss(Loss):
         self.radius.copy_(torch.linalg.vector_norm(embeddings_ND, dim=1).mean())
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the batch."""
+        """Return the batch mean."""
         norm_N = torch.linalg.vector_norm(embeddings_ND, dim=1)
         total = 0.5 * self.config.weight * (norm_N - self.radius).square().mean()
         return LossOutput(total, {"ring": total.detach()})

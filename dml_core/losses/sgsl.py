@@ -23,10 +23,10 @@ class SGSLConfig(LossConfig):
     Attributes:
         gamma: scale within the log-sum-exp over the other classes (published 30).
         weight: beta of eq. 10 (published 1).
-        gate: SGSL counts only in batches whose softmax loss is at most this (published 3; math.inf always).
+        gate: apply SGSL only to batches whose softmax loss is at most this (published 3; math.inf: to all).
         label_smoothing: epsilon, spread over the other C - 1 classes (released code: 0.4 on CUB and Cars, 0.1 on SOP and In-shop).
-        dropout: share of the features that the softmax does not see, SGSL seeing all (Boudiaf et al., whose settings the paper takes over,
-            0.5; released code: none).
+        dropout: share of the features hidden from the softmax but not from SGSL (0.5 in Boudiaf et al., whose settings the paper adopts;
+            released code: none).
     """
 
     gamma: float = Field(default=30.0, gt=0.0, json_schema_extra=searched(5, 80, log=True))
@@ -37,7 +37,7 @@ class SGSLConfig(LossConfig):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Those of the stop-gradient term where it has no weight or never passes the gate."""
+        """Options of the stop-gradient term if its weight is 0 or its gate never opens."""
         if self.weight == 0:
             return frozenset({"gamma", "gate"})
         return frozenset() if self.gate else frozenset({"gamma", "weight"})
@@ -52,7 +52,7 @@ class SGSL(Loss):
 
     def __init__(self, config: SGSLConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
-        # torch spreads its epsilon over all C classes; this one leaves (1 - eps) to the true class and eps to the others.
+        # torch spreads epsilon over all C classes; SGSL gives (1 - eps) to the true class and eps to the others.
         self.smoothing = config.label_smoothing * num_classes / (num_classes - 1)
         if self.smoothing > 1.0:
             raise ConfigError(f"loss 'sgsl': label_smoothing {config.label_smoothing} favours the wrong of {num_classes} classes: lower it")
@@ -60,11 +60,11 @@ class SGSL(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The global batch: the gate depends on its mean loss (the released code gates each GPU by itself)."""
+        """The global batch, because the gate depends on its mean loss (the released code gates each GPU separately)."""
         return Needs(global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Eq. 7 with eq. 10's weight."""
+        """Return eq. 7, weighted as in eq. 10."""
         seen_ND = drop_features(embeddings_ND, self.config.dropout, generator) if self.config.dropout else embeddings_ND
         softmax = cross_entropy(seen_ND @ self.weight_CD.T, labels_N, self.shard, label_smoothing=self.smoothing)
         sgsl = stop_gradient_softmax(embeddings_ND, self.weight_CD, labels_N, self.config.gamma, self.shard)
@@ -74,7 +74,7 @@ class SGSL(Loss):
 
 
 def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | None) -> Tensor:
-    """Dropout whose draws are the step's own, on the CPU: the same whatever the device and after an interruption."""
+    """Apply dropout drawn on the CPU by the step's generator: identical on every device and after an interruption."""
     kept_ND = torch.rand(embeddings_ND.shape, generator=generator) >= share
     return embeddings_ND * kept_ND.to(embeddings_ND) / (1.0 - share)
 
@@ -82,7 +82,7 @@ def drop_features(embeddings_ND: Tensor, share: float, generator: Generator | No
 def stop_gradient_softmax(
     embeddings_ND: Tensor, weight_CD: Tensor, labels_N: Tensor, gamma: float, shard: ClassShard | None = None
 ) -> Tensor:
-    """Eq. 6, mean over the batch; the gradient reaches the embeddings only."""
+    """Return the batch mean of eq. 6; only the embeddings receive gradients."""
     cos_NC = unit_length(embeddings_ND) @ unit_length(weight_CD.detach()).T
     others_N = logsumexp(without_own(gamma * cos_NC, labels_N, shard), shard) / gamma
     return functional.softplus(others_N - own_logits(cos_NC, labels_N, shard)).mean()

@@ -18,11 +18,11 @@ class SoftmaxConfig(LossConfig):
     """Options.
 
     Attributes:
-        bias: whether the classifier has b_m (heated-up softmax eq. 1: yes; SoftTriple's and SGSL's equations: no).
-        initial: "uniform", torch's; or "unit_norm", weights of norm near 1 and biases of 0 (heated-up softmax's released code).
+        bias: learn b_m (heated-up softmax eq. 1: yes; SoftTriple's and SGSL's equations: no).
+        initial: "uniform", torch's default; or "unit_norm", weights of norm near 1 and zero biases (heated-up softmax's released code).
         label_smoothing: epsilon; the target is (1 - eps) on the true class plus eps / C on every class.
-        better_init: start the weights at the directions of the untrained embeddings' class means (heated-up softmax's released code, on
-            SOP, the plain softmax included).
+        better_init: start the weights at the directions of the untrained embeddings' class means (heated-up softmax's released code on
+            SOP, also for plain softmax).
     """
 
     bias: bool = True
@@ -45,7 +45,7 @@ class Softmax(Loss):
 
     @property
     def needs(self) -> Needs:
-        """The training set's embeddings where the classifier starts at the class means."""
+        """The training set's embeddings, if the classifier starts at the class means."""
         return Needs(initial_embeddings=self.config.better_init)
 
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:
@@ -53,7 +53,7 @@ class Softmax(Loss):
         start_at_class_means(self.classifier, embeddings_ND, labels_N)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean cross-entropy of the batch."""
+        """Return the mean cross-entropy of the batch."""
         logits_NC = self.classifier(embeddings_ND)
         total = functional.cross_entropy(logits_NC, labels_N, label_smoothing=self.config.label_smoothing)
         return LossOutput(total, {"softmax": total.detach()})

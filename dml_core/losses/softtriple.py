@@ -12,7 +12,7 @@ from dml_core.search import searched
 
 
 class SoftTripleConfig(MultiCentreConfig):
-    """Options beside those of `MultiCentreConfig`.
+    """Options in addition to those of `MultiCentreConfig`.
 
     Attributes:
         gamma: temperature of the assignment to a class's centres (published 0.1).
@@ -22,7 +22,7 @@ class SoftTripleConfig(MultiCentreConfig):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """A single centre has all of the assignment."""
+        """Also gamma if K = 1: the assignment to a single centre is always 1."""
         return super().without_effect | ({"gamma"} if self.num_centres == 1 else set())
 
 
@@ -33,7 +33,7 @@ class SoftTriple(MultiCentre):
     config: SoftTripleConfig
 
     def class_similarity(self, sim_NKC: Tensor) -> Tensor:
-        """The relaxed similarity S' of section 3.1, (N, C)."""
+        """Return the relaxed similarity S' of section 3.1, (N, C)."""
         if sim_NKC.shape[1] == 1:
             return sim_NKC.squeeze(1)
         return (torch.softmax(sim_NKC / self.config.gamma, dim=1) * sim_NKC).sum(dim=1)

@@ -1,6 +1,6 @@
 """Batch-hard triplet loss (Hermans et al., "In Defense of the Triplet Loss", 2017, eq. 5), with a hinge or the soft margin.
 
-Euclidean distances, not squared, of the embeddings as they are (normalise them in the head if wanted). Shapes: N samples, D dimensions.
+Distances are Euclidean, not squared; embeddings are not normalised here (the head can do it). Shapes: N samples, D dimensions.
 """
 
 import torch
@@ -16,14 +16,14 @@ class TripletBatchHardConfig(LossConfig):
     """Options.
 
     Attributes:
-        margin: m of the hinge; None takes the soft margin ln(1 + exp(.)), the paper's best (SoftMargin in SGSL's Table 3).
+        margin: m of the hinge; None selects the soft margin ln(1 + exp(.)), the paper's best (SoftMargin in SGSL's Table 3).
     """
 
     margin: float | None = Field(default=None, gt=0.0, json_schema_extra=searched(0.05, 1, log=True))
 
 
 class TripletBatchHard(Loss):
-    """Each anchor against its farthest positive and its nearest negative of the batch."""
+    """Each anchor with its farthest positive and its nearest negative of the batch."""
 
     Config = TripletBatchHardConfig
     config: TripletBatchHardConfig
@@ -31,11 +31,11 @@ class TripletBatchHard(Loss):
 
     @property
     def needs(self) -> Needs:
-        """Pairs of one class within the global batch."""
+        """Same-class pairs within the global batch."""
         return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the anchors that have a positive and a negative; exactly 0 where none has."""
+        """Return the mean over the anchors that have a positive and a negative; exactly 0 if no anchor has both."""
         same_NN = labels_N[:, None] == labels_N
         anchor_N = (same_NN.sum(dim=1) > 1) & (~same_NN).any(dim=1)
         if not anchor_N.any():
@@ -48,7 +48,7 @@ class TripletBatchHard(Loss):
     def compare(
         self, embeddings_ND: Tensor, labels_N: Tensor, memory_MD: Tensor, labels_M: Tensor, own_N: Tensor, generator: Generator | None
     ) -> LossOutput:
-        """As `compute`, each anchor against the farthest positive and the nearest negative of the memory."""
+        """Like `compute`, but take the farthest positive and the nearest negative from the memory."""
         same_NM = labels_N[:, None] == labels_M
         positive_NM = same_NM.scatter(1, own_N[:, None], value=False)
         anchor_N = positive_NM.any(dim=1) & (~same_NM).any(dim=1)

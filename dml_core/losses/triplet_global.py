@@ -1,8 +1,8 @@
-"""Triplet loss with a global loss on the distances of the batch: what smart mining trains (Harwood et al., ICCV 2017).
+"""Triplet loss plus a global loss on the batch's distances, as in smart mining (Harwood et al., ICCV 2017).
 
 Written from descriptions only: "combines the triplet model and the global structure of the embedding space" (that paper's abstract), "a
 global loss function that uses the first and second order statistics of sample distance distribution" (discriminative loss, section 2, of
-Kumar et al., CVPR 2016). The constants are assumed. Distances are squared, of unit-length embeddings, over 4: from 0 to 1.
+Kumar et al., CVPR 2016). The constants are assumed. Distances are squared distances of unit-length embeddings, divided by 4: 0 to 1.
 
 Shapes: N samples, D embedding dimensions, P positive pairs (ordered).
 """
@@ -21,10 +21,10 @@ class TripletGlobalConfig(LossConfig):
     """Options; all assumed.
 
     Attributes:
-        margin: of the triplets.
-        global_margin: by which the mean negative distance is to exceed the mean positive one.
-        mean_weight: of the means beside the variances in the global loss.
-        global_weight: of the global loss beside the triplets.
+        margin: margin of the triplets.
+        global_margin: margin of the mean negative distance over the mean positive one.
+        mean_weight: weight of the means relative to the variances in the global loss.
+        global_weight: weight of the global loss relative to the triplets.
     """
 
     margin: float = Field(default=0.01, gt=0.0, json_schema_extra=searched(1e-3, 0.5, log=True))
@@ -34,17 +34,17 @@ class TripletGlobalConfig(LossConfig):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Those of a term that has no weight."""
+        """Options of a term whose weight is 0."""
         if self.global_weight == 0:
             return frozenset({"mean_weight", "global_margin"})
         return frozenset() if self.mean_weight else frozenset({"global_margin"})
 
 
 class TripletGlobal(Loss):
-    """Mean of [d+ - d- + margin]_+, and var d+ + var d- + mean_weight [mean d+ - mean d- + global_margin]_+.
+    """Mean of [d+ - d- + margin]_+, plus global_weight (var d+ + var d- + mean_weight [mean d+ - mean d- + global_margin]_+).
 
-    The triplets are the positive pairs of the batch, each with the anchor's nearest negative: of mined triplets the mined one, or one of
-    another triplet that is nearer still.
+    The triplets are the positive pairs of the batch, each with the anchor's nearest negative: the mined one, or a nearer one of another
+    triplet.
     """
 
     Config = TripletGlobalConfig
@@ -52,11 +52,11 @@ class TripletGlobal(Loss):
 
     @property
     def needs(self) -> Needs:
-        """Pairs of one class within the global batch."""
+        """Same-class pairs within the global batch."""
         return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Over the positive pairs whose anchor has a negative; exactly 0 where there is none."""
+        """Use the positive pairs whose anchor has a negative; exactly 0 if there are none."""
         same_NN = labels_N[:, None] == labels_N
         pair_NN = same_NN.clone().fill_diagonal_(False) & (~same_NN).any(dim=1, keepdim=True)
         if not pair_NN.any():

@@ -1,4 +1,4 @@
-"""Triplet loss with semi-hard negatives (Schroff et al., "FaceNet", CVPR 2015, section 3), squared distances of unit-length embeddings.
+"""Triplet loss with semi-hard negatives (Schroff et al., "FaceNet", CVPR 2015, section 3) on squared distances of unit-length embeddings.
 
 Shapes: N samples, D embedding dimensions.
 """
@@ -24,18 +24,18 @@ class TripletSemiHardConfig(LossConfig):
 
 
 class TripletSemiHard(Loss):
-    """[d_ap - d_an + alpha]_+ for each positive pair with its nearest negative beyond d_ap, or its farthest where none is beyond."""
+    """[d_ap - d_an + alpha]_+ for each positive pair with its nearest negative beyond d_ap, or its farthest negative if none is beyond."""
 
     Config = TripletSemiHardConfig
     config: TripletSemiHardConfig
 
     @property
     def needs(self) -> Needs:
-        """Pairs of one class within the global batch."""
+        """Same-class pairs within the global batch."""
         return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Mean over the positive pairs whose anchor has a negative; exactly 0 where there is none."""
+        """Return the mean over the positive pairs whose anchor has a negative; exactly 0 if there are none."""
         same_NN = labels_N[:, None] == labels_N
         num_negatives_N1 = (~same_NN).sum(dim=1, keepdim=True)
         pair_NN = same_NN.clone().fill_diagonal_(False) & (num_negatives_N1 > 0)
@@ -44,7 +44,7 @@ class TripletSemiHard(Loss):
         unit_ND = unit_length(embeddings_ND)
         distance_NN = 2.0 - 2.0 * unit_ND @ unit_ND.T
         negatives_NN = distance_NN.masked_fill(same_NN, torch.inf).sort(dim=1).values
-        # A negative as far as the positive is not beyond it, whatever the rounding of the two distances.
+        # A negative at the positive's distance is not beyond it, even if the two distances round differently.
         rounding = 32 * torch.finfo(distance_NN.dtype).eps
         place_NN = torch.searchsorted(negatives_NN.detach(), distance_NN.detach() + rounding)
         place_NN = torch.minimum(place_NN, (num_negatives_N1 - 1).clamp_min(0))

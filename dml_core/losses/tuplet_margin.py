@@ -22,7 +22,7 @@ class TupletMarginConfig(LossConfig):
     Attributes:
         scale: s of eq. 13 (published 64).
         slack_margin: beta of eq. 13 in radians (published 0.1).
-        negatives: "random" draws one sample of each other class per positive pair (published, section 3.2); "all" takes every negative.
+        negatives: "random" draws one sample of each other class per positive pair (published, section 3.2); "all" uses every negative.
         variance_weight: lambda of eq. 17 (published 0.5).
         variance_epsilon: epsilon of eq. 15 and 16 (published 0.01).
     """
@@ -42,11 +42,11 @@ class TupletMargin(Loss):
 
     @property
     def needs(self) -> Needs:
-        """Pairs of one class within the global batch."""
+        """Same-class pairs within the global batch."""
         return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
-        """Eq. 17; exactly 0 where the batch has no positive or no negative pair."""
+        """Return eq. 17; exactly 0 if the batch has no positive or no negative pair."""
         same_NN = labels_N[:, None] == labels_N
         other_NN = ~same_NN
         anchor_P, positive_P = (same_NN & ~torch.eye(len(labels_N), dtype=torch.bool, device=labels_N.device)).nonzero(as_tuple=True)
@@ -65,7 +65,7 @@ class TupletMargin(Loss):
     def _log_sum_negatives(
         self, cos_NN: Tensor, other_NN: Tensor, labels_N: Tensor, anchor_P: Tensor, generator: Generator | None
     ) -> Tensor:
-        """log sum_i exp(s cos an_i) for each positive pair, (P,)."""
+        """Return log sum_i exp(s cos an_i) for each positive pair, (P,)."""
         if self.config.negatives == "all":
             logits_NN = (self.config.scale * cos_NN).masked_fill(~other_NN, -torch.inf)
             return logits_NN.logsumexp(dim=1)[anchor_P]
@@ -74,6 +74,6 @@ class TupletMargin(Loss):
         return logits_PG.masked_fill(own_PG, -torch.inf).logsumexp(dim=1)
 
     def _pair_variation(self, cos: Tensor, sign: float) -> Tensor:
-        """Eq. 15 (sign 1, positive pairs) or 16 (sign -1, negative pairs): mean squared excess beyond the mean cosine."""
+        """Return eq. 15 (sign 1, positive pairs) or 16 (sign -1, negative pairs): the mean squared excess beyond the mean cosine."""
         bound = (1.0 - sign * self.config.variance_epsilon) * cos.mean()
         return functional.relu(sign * (bound - cos)).square().mean()

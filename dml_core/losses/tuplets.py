@@ -1,4 +1,4 @@
-"""What the tuplet margin loss is built of: the cosine of an angle less a slack, and random negatives (Yu & Tao, ICCV 2019, 3.2-3.3).
+"""Parts of the tuplet margin loss: the cosine of an angle minus a slack, and random negatives (Yu & Tao, ICCV 2019, 3.2-3.3).
 
 Shapes: N samples, P positive pairs (ordered), G classes in the batch.
 """
@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 
 
 def cos_with_slack(cos: Tensor, slack: float) -> Tensor:
-    """cos(theta - slack) from cos(theta), finite with a finite gradient also at theta = 0 and pi.
+    """Return cos(theta - slack) from cos(theta); value and gradient are finite, also at theta = 0 and pi.
 
-    cos(theta - slack) = cos(theta) cos(slack) + sin(theta) sin(slack). The sine's gradient is infinite at 0 (so is the arc cosine's);
-    a sine below the rounding error of the cosine is taken as exactly 0, with a zero gradient.
+    cos(theta - slack) = cos(theta) cos(slack) + sin(theta) sin(slack). The sine's gradient is infinite at 0, as is the arc cosine's, so
+    a sine below the rounding error of the cosine is replaced by exactly 0, with a zero gradient.
     """
     squared_sine = 1.0 - cos.square()
     known = squared_sine > 64 * torch.finfo(cos.dtype).eps
@@ -22,10 +22,10 @@ def cos_with_slack(cos: Tensor, slack: float) -> Tensor:
 
 
 def random_negatives(labels_N: Tensor, anchor_P: Tensor, generator: Generator | None) -> tuple[Tensor, Tensor]:
-    """One sample of each class of the batch for each positive pair, uniform within the class.
+    """Draw one sample of each class of the batch for each positive pair, uniformly within the class.
 
     Returns:
-        Indices of the drawn samples (P, G), and a mask (P, G) that is true where the class is the anchor's own.
+        Indices of the drawn samples (P, G), and a mask (P, G) that is true for the anchor's own class.
     """
     _, class_N, count_G = torch.unique(labels_N, return_inverse=True, return_counts=True)
     by_class_N = class_N.argsort(stable=True)

@@ -1,4 +1,4 @@
-"""The settings of an embedding network: pooling, head, and the whole (`backbones/config.py` has the backbone's); light to import."""
+"""Settings of an embedding network: pooling, head and the whole (the backbone's are in `backbones/config.py`); light to import."""
 
 from typing import Literal, Self
 
@@ -17,22 +17,22 @@ READ_BY_KIND = {
 
 
 class HeadConfig(Config):
-    """Options; a value set for one that the kind does not read is refused.
+    """Options; setting an option that the kind does not read is an error.
 
     Attributes:
         kind: "identity"; "linear" (SoftTriple, tuplet margin; heated-up softmax's LN and HLN with `normalise_in_training`); "bn"
             (heated-up softmax's BN and HBN); "two_layer" (discriminative loss); "bn_neck" (SGSL, Boudiaf).
-        embedding_dim: E; None leaves out bn_neck's projection, so that E = F (SGSL's 2048-d rows).
-        bias: a bias in the linear layer.
-        initial: the linear layer's weights at the start, of "linear" and "bn": "uniform", torch's; or "slim", TF-slim's normal of standard
-            deviation sqrt(2 / F) (0.044 for 1024 features) with biases of 0, as heated-up softmax's released code has them.
-        normalise_in_training: the loss sees unit-length embeddings.
-        test_layer: which layer of "two_layer" gives the test embedding (the paper's Table 2; published "second_last").
-        batchnorm: the embedding layer of "two_layer" is that of "bn", so that the two heads differ in the last layer alone.
-        learn_scale: bn_neck's BatchNorm trains its scale (SGSL's paper: no; its released code: yes).
-        learn_shift: bn_neck's BatchNorm trains its shift (SGSL: no).
+        embedding_dim: E; None omits bn_neck's projection, so that E = F (SGSL's 2048-d results).
+        bias: use a bias in the linear layer.
+        initial: initial weights of the linear layer of "linear" and "bn": "uniform", torch's default; or "slim", as in heated-up softmax's
+            released code: TF-slim's normal of standard deviation sqrt(2 / F) (0.044 for 1024 features) and zero biases.
+        normalise_in_training: normalise the training output to unit length.
+        test_layer: layer of "two_layer" that gives the test embedding (the paper's Table 2; published "second_last").
+        batchnorm: use the embedding layer of "bn" in "two_layer", so that the two heads differ only in the last layer.
+        learn_scale: train the scale of bn_neck's BatchNorm (SGSL's paper: no; its released code: yes).
+        learn_shift: train the shift of bn_neck's BatchNorm (SGSL: no).
         num_bn_relu: BatchNorm-ReLU pairs before bn_neck's BatchNorm (SGSL's Figure 4; 0).
-        normalise_at_test: unit-length test embeddings.
+        normalise_at_test: normalise test embeddings to unit length.
     """
 
     kind: Literal["identity", "linear", "bn", "two_layer", "bn_neck"] = "linear"
@@ -65,7 +65,7 @@ class PoolingConfig(Config):
     Attributes:
         kind: "average", "max", "average_max" (their sum, as in Proxy-Anchor's code) or "gem".
         gem_power: GeM's p (SGSL's released code 3).
-        learn_gem_power: p is a parameter that starts at `gem_power`.
+        learn_gem_power: learn p as a parameter, initially `gem_power`.
     """
 
     kind: Literal["average", "max", "average_max", "gem"] = "average"
@@ -78,14 +78,14 @@ class ModelConfig(Config):
 
     Attributes:
         backbone: images to feature maps.
-        pooling: feature maps to one vector an image.
-        head: that vector to what the loss sees and to the test embedding.
-        freeze_batchnorm: what of the backbone's BatchNorm stays as it is in training: "none", its "scale" alone (TF-slim, which has none),
-            its running "statistics" (SoftTriple on CUB and Cars), or scale and shift beside them ("all", SGSL's released code).
-        batchnorm_momentum: the share of a batch's statistics that the backbone's running ones take up; None leaves 0.1 (TensorFlow's
-            decay is 1 less this; heated-up softmax's released code has 0.05).
-        memory_format: how weights and feature maps lie in memory; it changes the last bits of what is computed. With the channels of a
-            pixel side by side ("channels_last") training takes 0.7 to 0.85 of the time on CPUs, and tensor cores want it so.
+        pooling: feature maps to one vector per image.
+        head: that vector to the training output and the test embedding.
+        freeze_batchnorm: frozen parts of the backbone's BatchNorm: "none", only the "scale" (TF-slim, which has none), the running
+            "statistics" (SoftTriple on CUB and Cars), or statistics, scale and shift ("all", SGSL's released code).
+        batchnorm_momentum: weight of a batch's statistics in the backbone's running ones; None keeps 0.1 (TensorFlow's decay is 1 minus
+            this; heated-up softmax's released code: 0.05).
+        memory_format: memory layout of weights and feature maps; it changes the last bits of results. "channels_last" (a pixel's channels
+            are adjacent) trains in 0.7 to 0.85 of the time on CPUs, and tensor cores prefer it.
     """
 
     backbone: BackboneConfig

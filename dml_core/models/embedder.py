@@ -10,7 +10,7 @@ from dml_core.models.pooling import build_pooling
 
 
 class Embedder(nn.Module):
-    """Backbone, pooling and head. `forward` is what the loss sees; `embed` is the test embedding."""
+    """Backbone, pooling and head. `forward` returns the training output, `embed` the test embedding."""
 
     def __init__(self, config: ModelConfig, num_classes: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Embedder(nn.Module):
         for module in self._backbone_batchnorms():
             _set_up_batchnorm(module, config)
         if config.memory_format == "channels_last":
-            self.to(memory_format=torch.channels_last)  # with weights laid out so, so are the maps from the first convolution on
+            self.to(memory_format=torch.channels_last)  # feature maps follow the weights' layout from the first convolution on
 
     def forward(self, images: Tensor) -> Tensor:
         """Training output (N, head.output_dim) of images (N, 3, H, W)."""
@@ -36,7 +36,7 @@ class Embedder(nn.Module):
         return embeddings
 
     def train(self, mode: bool = True) -> "Embedder":
-        """As nn.Module's, but a backbone's BatchNorm with frozen statistics stays in evaluation mode."""
+        """Like nn.Module's, but a backbone's BatchNorm with frozen statistics stays in evaluation mode."""
         super().train(mode)
         if self.has_frozen_statistics:
             for module in self._backbone_batchnorms():
@@ -48,7 +48,7 @@ class Embedder(nn.Module):
 
 
 def _set_up_batchnorm(module: nn.modules.batchnorm._BatchNorm, config: ModelConfig) -> None:
-    """What trains of one of the backbone's, and how fast its running statistics move."""
+    """Freeze parts of one of the backbone's BatchNorms and set its momentum."""
     if config.freeze_batchnorm in ("scale", "all"):
         module.weight.requires_grad_(False)
     if config.freeze_batchnorm == "all":

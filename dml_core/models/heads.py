@@ -1,6 +1,6 @@
-"""Embedding heads: from a pooled feature to what the loss sees (`forward`) and to the test embedding (`embed`).
+"""Embedding heads: from a pooled feature to the training output, which the loss sees (`forward`), and to the test embedding (`embed`).
 
-Shapes: N samples, F backbone features, D what the loss sees, E test embedding dimensions, C classes.
+Shapes: N samples, F backbone features, D training output dimensions, E test embedding dimensions, C classes.
 """
 
 import torch
@@ -16,7 +16,7 @@ class Head(nn.Module):
     """Base of all heads.
 
     Attributes:
-        output_dim: D, dimensions that the loss sees.
+        output_dim: D, dimensions of the training output.
         embedding_dim: E, dimensions of the test embedding.
     """
 
@@ -27,22 +27,22 @@ class Head(nn.Module):
         self.normalise_at_test = normalise_at_test
 
     def forward(self, features_NF: Tensor) -> Tensor:
-        """What the loss sees, (N, D)."""
+        """Return the training output, (N, D)."""
         return self.test_features(features_NF)
 
     def embed(self, features_NF: Tensor) -> Tensor:
-        """The test embedding, (N, E), float32 or better, of unit length where so configured."""
+        """Return the test embedding, (N, E), in float32 or better, normalised if so configured."""
         embeddings_NE = self.test_features(features_NF)
         wide_NE = embeddings_NE.float() if embeddings_NE.dtype in (torch.float16, torch.bfloat16) else embeddings_NE
         return unit_length(wide_NE) if self.normalise_at_test else wide_NE
 
     def test_features(self, features_NF: Tensor) -> Tensor:
-        """The test embedding before normalisation, (N, E); here the feature itself."""
+        """Return the test embedding before normalisation, (N, E); here the feature itself."""
         return features_NF
 
 
 class LinearHead(Head):
-    """One linear layer; what the loss sees may be normalised."""
+    """One linear layer; the training output may be normalised."""
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
@@ -52,18 +52,18 @@ class LinearHead(Head):
         self.normalise_in_training = config.normalise_in_training
 
     def forward(self, features_NF: Tensor) -> Tensor:
-        """What the loss sees, (N, D)."""
+        """Return the training output, (N, D)."""
         output_ND = self.test_features(features_NF)
         return unit_length(output_ND) if self.normalise_in_training else output_ND
 
     def test_features(self, features_NF: Tensor) -> Tensor:
-        """The linear layer's output, (N, E)."""
+        """Return the linear layer's output, (N, E)."""
         output_NE: Tensor = self.linear(features_NF)
         return output_NE
 
 
 class BatchNormHead(Head):
-    """BN(W f) / sqrt(k), heated-up softmax's eq. 7: no scale, a learned shift, running averages and epsilon as released."""
+    """BN(W f) / sqrt(k), heated-up softmax's eq. 7: no scale, a learned shift, momentum and epsilon as released."""
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int) -> None:
         super().__init__(embedding_dim, embedding_dim, config.normalise_at_test)
@@ -74,15 +74,15 @@ class BatchNormHead(Head):
         self.norm.weight.requires_grad_(False)
 
     def test_features(self, features_NF: Tensor) -> Tensor:
-        """The batch-normalised embedding, (N, E), of a norm near 1."""
+        """Return the batch-normalised embedding, (N, E), whose norm is near 1."""
         normed_NE: Tensor = self.norm(self.linear(features_NF)) / self.embedding_dim**0.5
         return normed_NE
 
 
 class TwoLayerHead(Head):
-    """Two linear layers of E and C outputs (discriminative loss, section 4.2); the loss sees the last one's, of unit length.
+    """Two linear layers of E and C outputs (discriminative loss, section 4.2); the training output is the last one's, at unit length.
 
-    The first may be the whole of `BatchNormHead`'s embedding layer.
+    The first may be `BatchNormHead`'s whole embedding layer.
     """
 
     def __init__(self, config: HeadConfig, in_features: int, embedding_dim: int, num_classes: int) -> None:
@@ -95,17 +95,17 @@ class TwoLayerHead(Head):
         self.test_at_last = last
 
     def forward(self, features_NF: Tensor) -> Tensor:
-        """Unit-length output of the last layer, (N, C)."""
+        """Return the unit-length output of the last layer, (N, C)."""
         return unit_length(self.second(self.first(features_NF)))
 
     def test_features(self, features_NF: Tensor) -> Tensor:
-        """Output of the layer that gives the test embedding, (N, E)."""
+        """Return the output of the layer that gives the test embedding, (N, E)."""
         output_NE: Tensor = self.forward(features_NF) if self.test_at_last else self.first(features_NF)
         return output_NE
 
 
 class BatchNormNeck(Head):
-    """Optional projection, then BatchNorm: SGSL's neck, with Figure 4's BatchNorm-ReLU pairs before the BatchNorm if asked for."""
+    """SGSL's neck: optional projection, Figure 4's optional BatchNorm-ReLU pairs, BatchNorm."""
 
     def __init__(self, config: HeadConfig, in_features: int) -> None:
         dim = config.embedding_dim or in_features
@@ -123,7 +123,7 @@ class BatchNormNeck(Head):
         self.layers = nn.Sequential(*layers, last)
 
     def test_features(self, features_NF: Tensor) -> Tensor:
-        """The last BatchNorm's output, (N, E)."""
+        """Return the last BatchNorm's output, (N, E)."""
         output_NE: Tensor = self.layers(features_NF)
         return output_NE
 

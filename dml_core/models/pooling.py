@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from dml_core.models.config import PoolingConfig
 
-CLAMP = 1e-6  # GeM's smallest activation, as SGSL's released code has it: negative activations count as this
+CLAMP = 1e-6  # GeM's smallest activation, as in SGSL's released code: smaller and negative ones are clamped
 
 
 def build_pooling(config: PoolingConfig) -> nn.Module:
-    """A module from feature maps (N, C, H, W) to vectors (N, C)."""
+    """Build a module from feature maps (N, C, H, W) to vectors (N, C)."""
     if config.kind == "gem":
         return GeM(config.gem_power, config.learn_gem_power)
     kinds = {"average": AveragePooling, "max": MaxPooling, "average_max": AverageMaxPooling}
@@ -23,7 +23,7 @@ class AveragePooling(nn.Module):
     """Mean over the positions."""
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C)."""
+        """Map (N, C, H, W) to (N, C)."""
         return maps_NCHW.mean(dim=(2, 3))
 
 
@@ -31,7 +31,7 @@ class MaxPooling(nn.Module):
     """Maximum over the positions."""
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C)."""
+        """Map (N, C, H, W) to (N, C)."""
         return maps_NCHW.amax(dim=(2, 3))
 
 
@@ -39,19 +39,19 @@ class AverageMaxPooling(nn.Module):
     """Mean plus maximum over the positions."""
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C)."""
+        """Map (N, C, H, W) to (N, C)."""
         return maps_NCHW.mean(dim=(2, 3)) + maps_NCHW.amax(dim=(2, 3))
 
 
 class GeM(nn.Module):
-    """Generalised mean: (mean of x^p)^(1/p) over the positions; p = 1 is the average, large p the maximum."""
+    """Generalised mean: (mean of x^p)^(1/p) over the positions; p = 1 is the average, large p approaches the maximum."""
 
     def __init__(self, power: float, learn_power: bool) -> None:
         super().__init__()
         self.power = nn.Parameter(torch.tensor(power), requires_grad=learn_power)
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C), computed in float32 or better: x^p leaves float16's range from 40 on."""
+        """Map (N, C, H, W) to (N, C) in float32 or better: x^3 overflows float16 above 40."""
         with torch.autocast(maps_NCHW.device.type, enabled=False):
             wide_NCHW = maps_NCHW.float() if maps_NCHW.dtype in (torch.float16, torch.bfloat16) else maps_NCHW
             return wide_NCHW.clamp_min(CLAMP).pow(self.power).mean(dim=(2, 3)).pow(1.0 / self.power)

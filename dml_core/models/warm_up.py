@@ -1,4 +1,4 @@
-"""BatchNorm's running averages set before training, as heated-up softmax's released code does (one pass at a learning rate of 0)."""
+"""Initialise BatchNorm's running averages before training, as heated-up softmax's released code does (one pass at learning rate 0)."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 def warm_up_batch_norm(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Run `batches` of images through the model in training mode without learning: only BatchNorm's running averages change.
 
-    The released code takes the training images once, centre-cropped and in order. The model is left in the mode that it was in.
+    The released code uses the training images once, centre-cropped and in order. The model's mode is restored.
     """
     was_training = model.training
     model.train()

@@ -1,1 +1,1 @@
-"""Drawn images in any official layout."""
+"""Generated images in any official layout."""

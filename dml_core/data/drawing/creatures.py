@@ -1,9 +1,9 @@
 """Drawn creatures: the pictures of the embedded dataset.
 
-A species is a body of five ellipses (tail, body, wing, head, beak) with hues, patterns and proportions of its own. It is seen in one
-of several modes (poses, shared by all species, each with its plumage rule), and under nuisances: place, size, rotation, mirror image,
-light, tint, background and clutter. What tells species apart is the arrangement of hues, patterns and proportions, so what is
-learned from some species serves to tell others apart.
+A species is a body of five ellipses (tail, body, wing, head, beak) with its own hues, patterns and proportions. It appears in one of
+several modes (poses, shared by all species, each with its plumage rule) and with nuisances: position, size, rotation, mirroring, light,
+tint, background and clutter. Species differ in the arrangement of hues, patterns and proportions, so what is learned from some species
+transfers to others.
 
 Lengths are shares of the picture's side, angles radians, colours RGB in [0, 1]. H = W = side of the canvas in pixels.
 """
@@ -22,7 +22,7 @@ _OVERSAMPLING = 2
 
 @dataclass(frozen=True)
 class Plumage:
-    """Two colours (hue, saturation, value) and how they alternate over a part."""
+    """Two colours (hue, saturation, value) and their pattern on a part."""
 
     base: Colour
     second: Colour
@@ -32,7 +32,7 @@ class Plumage:
 
 @dataclass(frozen=True)
 class Species:
-    """What is the same in all pictures of a class."""
+    """Traits shared by all pictures of a class."""
 
     body: Plumage
     wing: Plumage
@@ -47,7 +47,7 @@ class Species:
 
 @dataclass(frozen=True)
 class Pose:
-    """What a mode changes, in the same way for every species."""
+    """Changes made by a mode, the same for every species."""
 
     wing_angle: float
     wing_lift: float
@@ -60,7 +60,7 @@ class Pose:
 
 @dataclass(frozen=True)
 class Part:
-    """One ellipse in the creature's own frame (unit lengths, nose to the right)."""
+    """One ellipse in the creature's coordinate frame (unit lengths, nose to the right)."""
 
     x: float
     y: float
@@ -71,7 +71,7 @@ class Part:
 
 
 def draw_species(rng: np.random.Generator) -> Species:
-    """A new species; every trait is drawn independently."""
+    """Draw a new species; every trait is drawn independently."""
     return Species(
         body=_draw_plumage(rng),
         wing=_draw_plumage(rng),
@@ -86,7 +86,7 @@ def draw_species(rng: np.random.Generator) -> Species:
 
 
 def draw_pose(rng: np.random.Generator) -> Pose:
-    """A new mode."""
+    """Draw a new mode."""
     return Pose(
         wing_angle=rng.uniform(-1.2, 1.2),
         wing_lift=rng.uniform(-0.25, 0.35),
@@ -99,7 +99,7 @@ def draw_pose(rng: np.random.Generator) -> Pose:
 
 
 def draw_picture(species: Species, pose: Pose, size: int, difficulty: float, rng: np.random.Generator) -> tuple[Array, tuple[int, ...]]:
-    """One picture as uint8 (size, size, 3) and the creature's tight box (left, top, right, bottom), right and bottom exclusive.
+    """Return a picture, uint8 (size, size, 3), and the creature's tight box (left, top, right, bottom), right and bottom exclusive.
 
     Args:
         difficulty: 0 to 1, strength of every nuisance.
@@ -128,7 +128,7 @@ def _draw_plumage(rng: np.random.Generator) -> Plumage:
 
 
 def _parts(species: Species, pose: Pose) -> list[Part]:
-    """From back to front."""
+    """Return the parts from back to front."""
     length = 0.95 * pose.body_stretch
     tail_x, tail_y = -length - 0.35 * np.cos(pose.tail_angle), 0.35 * np.sin(pose.tail_angle)
     head_x, head_y = length * 0.95, -0.35 - 0.4 * np.sin(pose.head_angle)
@@ -144,7 +144,7 @@ def _parts(species: Species, pose: Pose) -> list[Part]:
 
 
 def _paint(canvas_HW3: Array, frame: tuple[Array, Array], part: Part, pose: Pose) -> Array:
-    """Paint one part in place; returns its mask (H, W)."""
+    """Paint one part in place and return its mask (H, W)."""
     along, across = _rotated(frame[0] - part.x, frame[1] - part.y, part.angle)
     along, across = along / part.length, across / part.width
     mask_HW: Array = along**2 + across**2 < 1.0
@@ -154,7 +154,7 @@ def _paint(canvas_HW3: Array, frame: tuple[Array, Array], part: Part, pose: Pose
 
 
 def _pattern(plumage: Plumage, along: Array, across: Array) -> Array:
-    """Where the second colour shows."""
+    """Return a mask of the pixels that show the second colour."""
     turns = 2 * plumage.frequency
     bars, streaks = np.sin(along * turns) > 0, np.sin(across * turns) > 0
     if plumage.pattern == "bars":
@@ -169,12 +169,12 @@ def _pattern(plumage: Plumage, along: Array, across: Array) -> Array:
 
 
 def _rgb(colour: Colour, pose: Pose) -> Array:
-    """The colour as the mode shows it: hue turned, saturation faded."""
+    """Return the colour in the mode: hue shifted, saturation faded."""
     return np.array(colorsys.hsv_to_rgb((colour[0] + pose.hue_shift) % 1.0, colour[1] * pose.fade, colour[2]), dtype=np.float32)
 
 
 def _background(side: int, difficulty: float, rng: np.random.Generator) -> Array:
-    """A two-coloured gradient with clutter: ellipses in random colours and patterns."""
+    """Return a two-coloured gradient with clutter: ellipses in random colours and patterns."""
     x_HW, y_HW = _grid(side)
     corners = rng.uniform(0.2, 0.9, size=(2, 3)).astype(np.float32)
     slope_HW = np.cos(turn := rng.uniform(0, 2 * np.pi)) * (x_HW - 0.5) + np.sin(turn) * (y_HW - 0.5) + 0.5
@@ -188,7 +188,7 @@ def _background(side: int, difficulty: float, rng: np.random.Generator) -> Array
 
 
 def _light(canvas_HW3: Array, difficulty: float, rng: np.random.Generator) -> Array:
-    """Brightness, contrast and a tint."""
+    """Apply random brightness, contrast and tint."""
     tint = 1.0 + difficulty * rng.uniform(-0.2, 0.2, size=3)
     brightness = difficulty * rng.uniform(-0.15, 0.15)
     contrast = 1.0 + difficulty * rng.uniform(-0.4, 0.2)
@@ -197,19 +197,19 @@ def _light(canvas_HW3: Array, difficulty: float, rng: np.random.Generator) -> Ar
 
 
 def _grid(side: int) -> tuple[Array, Array]:
-    """x and y of the pixels' centres, each (H, W)."""
+    """Return x and y of the pixel centres, each (H, W)."""
     ticks: Array = (np.arange(side, dtype=np.float32) + 0.5) / side
     return np.broadcast_to(ticks, (side, side)), np.broadcast_to(ticks[:, None], (side, side))
 
 
 def _rotated(x: Array, y: Array, angle: float) -> tuple[Array, Array]:
-    """Coordinates in a frame turned by `angle` against the y axis (which points down)."""
+    """Return coordinates in a frame rotated by `angle` against the y axis (which points down)."""
     cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     return x * cos - y * sin, x * sin + y * cos
 
 
 def _tight_box(covered_HW: Array) -> tuple[int, ...]:
-    """Box of the covered pixels, in pixels of the final picture, never cutting one."""
+    """Return the box of the covered pixels, in pixels of the final picture, rounded outwards."""
     columns, rows = np.flatnonzero(covered_HW.any(axis=0)), np.flatnonzero(covered_HW.any(axis=1))
     left, top = int(columns[0]) // _OVERSAMPLING, int(rows[0]) // _OVERSAMPLING
     return left, top, int(columns[-1]) // _OVERSAMPLING + 1, int(rows[-1]) // _OVERSAMPLING + 1

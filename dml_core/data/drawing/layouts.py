@@ -1,8 +1,8 @@
-"""Writers of the official on-disk layouts: generated pictures become a tree that the real loaders read.
+"""Writers of the official on-disk layouts: they write generated pictures as a tree for the real loaders.
 
 The first half of the classes is the training part, as in every published DML split; IDX files have a training and a test file.
-Where the publisher ships a split for
-classification (CUB, Cars), the writers plant one that mixes every class over both parts: a loader that read it would be caught.
+Where the publisher provides a classification split (CUB, Cars), the writers include one that mixes every class over both parts, which
+exposes a loader that reads it.
 """
 
 import csv
@@ -24,7 +24,7 @@ _MAT_HEADER_BYTES = 116
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawn image: its class (from 0), number within the class (from 0), JPEG bytes and the creature's box."""
+    """One generated image: class (from 0), number within the class (from 0), JPEG bytes and the creature's box."""
 
     class_index: int
     number: int
@@ -36,7 +36,7 @@ Writer = Callable[[Path, Iterable[Picture], int], None]
 
 
 def write_cub200(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`CUB_200_2011/` with its five tables and `images/001.Species_1/`."""
+    """Write `CUB_200_2011/` with its five tables and `images/001.Species_1/`."""
     root = folder / "CUB_200_2011"
     names = [f"{index + 1:03d}.Species_{index + 1}" for index in range(num_classes)]
     tables: dict[str, list[str]] = {name: [] for name in ("images", "image_class_labels", "bounding_boxes", "train_test_split")}
@@ -54,7 +54,7 @@ def write_cub200(folder: Path, pictures: Iterable[Picture], num_classes: int) ->
 
 
 def write_cars_annos(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`cars_annos.mat` and `car_ims/000001.jpg`."""
+    """Write `cars_annos.mat` and `car_ims/000001.jpg`."""
     records = []
     for image, picture in enumerate(pictures, start=1):
         path = f"car_ims/{image:06d}.jpg"
@@ -64,7 +64,7 @@ def write_cars_annos(folder: Path, pictures: Iterable[Picture], num_classes: int
 
 
 def write_cars_devkit(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`devkit/*.mat`, `cars_train/00001.jpg` and `cars_test/00001.jpg`, each with pictures of every class."""
+    """Write `devkit/*.mat`, `cars_train/00001.jpg` and `cars_test/00001.jpg`, each with pictures of every class."""
     parts: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for picture in pictures:
         part = ("train", "test")[picture.number % 2]
@@ -77,7 +77,7 @@ def write_cars_devkit(folder: Path, pictures: Iterable[Picture], num_classes: in
 
 
 def write_cars_folders(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`car_data/car_data/train/<class>/00001.jpg`, `anno_train.csv`, `anno_test.csv`, `names.csv` (the Kaggle copy)."""
+    """Write `car_data/car_data/train/<class>/00001.jpg`, `anno_train.csv`, `anno_test.csv`, `names.csv` (the Kaggle copy)."""
     names = _car_names(num_classes)
     tables: dict[str, list[list[Any]]] = {"train": [], "test": []}
     for picture in pictures:
@@ -92,7 +92,7 @@ def write_cars_folders(folder: Path, pictures: Iterable[Picture], num_classes: i
 
 
 def write_sop(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`Stanford_Online_Products/{Ebay_train,Ebay_test,Ebay_info}.txt` and `bicycle_final/110000000001_0.JPG`."""
+    """Write `Stanford_Online_Products/{Ebay_train,Ebay_test,Ebay_info}.txt` and `bicycle_final/110000000001_0.JPG`."""
     root = folder / "Stanford_Online_Products"
     header = "image_id class_id super_class_id path"
     tables = {"train": [header], "test": [header], "info": [header]}
@@ -108,7 +108,7 @@ def write_sop(folder: Path, pictures: Iterable[Picture], num_classes: int) -> No
 
 
 def write_inshop(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt` and `Img/img/WOMEN/Tees/id_00000001/01_1_front.jpg`."""
+    """Write `Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt` and `Img/img/WOMEN/Tees/id_00000001/01_1_front.jpg`."""
     partition, boxes = [], []
     for picture in pictures:
         item = f"id_{picture.class_index + 1:08d}"
@@ -123,7 +123,7 @@ def write_inshop(folder: Path, pictures: Iterable[Picture], num_classes: int) ->
 
 
 def write_idx(folder: Path, pictures: Iterable[Picture], num_classes: int) -> None:
-    """`train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same of `t10k`, in grey; every other picture of a class tests."""
+    """Write `{train,t10k}-images-idx3-ubyte` and `{train,t10k}-labels-idx1-ubyte` in grey; every second picture of a class is in `t10k`."""
     parts: dict[str, list[tuple[int, Any]]] = {"train": [], "t10k": []}
     for picture in pictures:
         grey_HW = np.asarray(Image.open(io.BytesIO(picture.jpeg)).convert("L"))
@@ -160,18 +160,18 @@ def _write_csv(path: Path, rows: list[list[Any]]) -> None:
 
 
 def _car_names(num_classes: int) -> list[str]:
-    """With a slash now and then, as in 'Ram C/V Cargo Van Minivan 2012'."""
+    """Return class names, some with a slash, as in 'Ram C/V Cargo Van Minivan 2012'."""
     return [f"Maker{'/' if index % 5 == 0 else ' '}Model {index + 1}" for index in range(num_classes)]
 
 
 def _cars_fields(picture: Picture) -> dict[str, int]:
-    """Box corners count from 1 and are inclusive, as MATLAB's do; classes count from 1."""
+    """Return box corners, which count from 1 and are inclusive as in MATLAB, and the class, which counts from 1."""
     left, top, right, bottom = (int(side) for side in picture.box)
     return {"bbox_x1": left + 1, "bbox_y1": top + 1, "bbox_x2": right, "bbox_y2": bottom, "class": picture.class_index + 1}
 
 
 def _structs(records: list[dict[str, Any]]) -> Any:
-    """Records as MATLAB's struct array."""
+    """Return records as MATLAB's struct array."""
     fields = list(records[0])
     return np.array([tuple(record[field] for field in fields) for record in records], dtype=[(field, object) for field in fields])
 
@@ -181,12 +181,12 @@ def _cells(texts: list[str]) -> Any:
 
 
 def _idx(array: Any) -> bytes:
-    """Unsigned bytes as IDX has them."""
+    """Encode unsigned bytes as IDX."""
     return bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape) + bytes(array.tobytes())
 
 
 def _write_mat(path: Path, values: dict[str, Any]) -> None:
-    """A MATLAB 5 file without the time that scipy writes into its header."""
+    """Write a MATLAB 5 file without the time stamp that scipy puts into its header."""
     from scipy.io import savemat
 
     buffer = io.BytesIO()

@@ -1,1 +1,1 @@
-"""The publishers' archives and a person's own folders as rows: one file a dataset; what they share is in `shared`."""
+"""Readers of the publishers' archives and the user's own folders: one file per dataset; common parts are in `shared`."""

@@ -1,14 +1,14 @@
-"""Cars196: 16,185 images of 196 car models (Krause et al., 2013), with a bounding box each; classes 1 to 98 train, the rest test.
+"""Cars196: 16,185 images of 196 car models (Krause et al., 2013), each with a bounding box; classes 1 to 98 train, the rest test.
 
-Three layouts are in circulation and the original links are dead, so the folder's own files decide which one is read:
+Three layouts are in circulation and the original links are dead, so the layout is detected from the folder's files:
 
 - "annos": `cars_annos.mat` and `car_ims/000001.jpg`;
 - "devkit": `devkit/cars_{train,test}_annos*.mat`, `cars_train/00001.jpg`, `cars_test/00001.jpg`; the test labels
-  (`cars_test_annos_withlabels.mat`) are in `devkit/`, or beside it as torchvision has them;
+  (`cars_test_annos_withlabels.mat`) are in `devkit/`, or next to it as in torchvision;
 - "folders": `anno_train.csv`, `anno_test.csv`, `names.csv` and `car_data/car_data/{train,test}/<class>/00001.jpg`.
 
-Each of them carries a classification split that mixes all classes; both parts are pooled and it is never used. Box corners count
-from 1 and are inclusive.
+Each has a classification split that mixes all classes; both parts are pooled and the split is never used. Box corners count from 1 and
+are inclusive.
 """
 
 import csv
@@ -35,8 +35,8 @@ class _Part:
     """A file or folder of a layout.
 
     Attributes:
-        paths: where it may be, relative to the dataset's folder; the first that exists is read.
-        fetch: what to fetch where it is missing.
+        paths: possible paths, relative to the dataset's folder; the first that exists is read.
+        fetch: download that the error message names if it is missing.
     """
 
     paths: tuple[str, ...]
@@ -52,7 +52,7 @@ def _devkit(name: str, beside: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 _LABELS = "cars_test_annos_withlabels.mat"
 _KAGGLE = "Kaggle's copy (jutrera/stanford-car-dataset-by-classes-folder)"
-# By layout: part -> where it is. The parts that are folders are how rows name their images.
+# By layout: part -> paths. Rows name their images by the names of the parts that are folders.
 _LAYOUTS = {
     "annos": {
         "cars_annos.mat": _Part(("cars_annos.mat",), "cars_annos.mat (md5 b407c6086d669747186bd1d764ff9dbc)"),
@@ -92,7 +92,7 @@ class Cars196(OfficialDataset):
     )
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows in the order of the annotation files, training file first; class numbers are the publisher's, from 1."""
+        """Return rows in the order of the annotation files, training file first; class numbers are the publisher's, from 1."""
         layout, parts = _parts(self.folder(raw))
         names, annotations = _READERS[layout](parts)
         labels = {label for *_, label in annotations}
@@ -107,7 +107,7 @@ class Cars196(OfficialDataset):
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """Image paths begin with a folder's name in its layout, wherever a copy has that folder."""
+        """Return a reader that maps the folder names at the start of image paths to the copy's folders."""
         _, parts = _parts(self.folder(raw))
         folders = {f"{name}/": path for name, path in parts.items() if path.is_dir()}
 
@@ -119,10 +119,10 @@ class Cars196(OfficialDataset):
 
 
 def _parts(folder: Path) -> tuple[str, Parts]:
-    """The layout that a folder has whole, and where its parts are.
+    """Return the layout that is complete in a folder, and the paths of its parts.
 
     Raises:
-        DataError: it has none whole; the line names the one that it has most of, what is missing of it and what to fetch.
+        DataError: no layout is complete; the message names the parts missing from the most complete one and what to fetch.
     """
     found = {layout: {name: part.find(folder) for name, part in parts.items()} for layout, parts in _LAYOUTS.items()}
     for layout, places in found.items():
@@ -195,7 +195,7 @@ def _names(values: dict[str, Any], path: Path) -> list[str]:
 
 
 def _annotation(record: dict[str, Any], path_field: str, folder: str, path: Path) -> Annotation:
-    """One struct, read by its fields' names: their order differs between the layouts."""
+    """Read one struct by its field names, because their order differs between the layouts."""
     missing = [field for field in (path_field, "class", *_BOX_FIELDS) if field not in record]
     if missing:
         raise DataError(f"{path}: an annotation has no field '{missing[0]}'; the test annotations must be the ones with labels")

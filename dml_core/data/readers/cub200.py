@@ -1,6 +1,6 @@
-"""CUB-200-2011: 11,788 images of 200 bird species (Wah et al., 2011), with a bounding box each.
+"""CUB-200-2011: 11,788 images of 200 bird species (Wah et al., 2011), each with a bounding box.
 
-The DML split is by class: the first half of the classes trains, the second half tests (5,864 and 5,924 images). The archive's
+The DML split is by class: the first half of the classes is for training, the second for test (5,864 and 5,924 images). The archive's
 `train_test_split.txt` splits every class for classification and is never read.
 """
 
@@ -21,7 +21,7 @@ FOLDER = "CUB_200_2011"
 class Cub200(OfficialDataset):
     """The official archive `CUB_200_2011.tgz`, unpacked: `CUB_200_2011/{images.txt, classes.txt, images/, ...}`.
 
-    The raw folder may be that folder, or hold it, one or two levels down (Kaggle's copies).
+    The raw folder may be that folder or contain it, one or two levels down (Kaggle's copies).
     """
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(5_864, 100), "test": Counts(5_924, 100)}
@@ -40,7 +40,7 @@ class Cub200(OfficialDataset):
     )
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows in the order of `images.txt`; class numbers are the publisher's, from 1."""
+        """Return rows in the order of `images.txt`; class numbers are the publisher's, from 1."""
         folder = self.folder(raw)
         names = {int(number): name for number, name in _table(folder / "classes.txt", 2)}
         check_no_gap(set(names), folder / "classes.txt")
@@ -60,7 +60,7 @@ class Cub200(OfficialDataset):
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """Image paths are relative to the archive's `images` folder."""
+        """Return a reader of image paths relative to the archive's `images` folder."""
         images = self.folder(raw) / "images"
         if not images.is_dir():
             raise DataError(f"{images}: the annotations are there and this folder of images is not; {self.how_to_get}")
@@ -68,7 +68,7 @@ class Cub200(OfficialDataset):
 
 
 def _table(path: Path, num_columns: int) -> list[list[str]]:
-    """Lines of space-separated columns; the last column may hold spaces."""
+    """Return lines of space-separated columns; the last column may contain spaces."""
     lines = [line.split(maxsplit=num_columns - 1) for line in read_lines(path)]
     for number, columns in enumerate(lines, start=1):
         if len(columns) != num_columns or not columns[0].isdigit():
@@ -77,6 +77,6 @@ def _table(path: Path, num_columns: int) -> list[list[str]]:
 
 
 def _box(numbers: list[str], folder: Path) -> Box:
-    """x, y, width, height as (left, top, right, bottom)."""
+    """Convert x, y, width, height to (left, top, right, bottom)."""
     left, top, width, height = read_numbers(numbers, folder / "bounding_boxes.txt")
     return left, top, left + width, top + height

@@ -6,7 +6,7 @@ from dml_core.data.readers.shared.idx_dataset import IdxDataset
 
 
 class FashionMnist(IdxDataset):
-    """The four IDX files; Debian's package `dataset-fashion-mnist` has them. `sha256` is of the files as they are unzipped."""
+    """The four IDX files, available in Debian's package `dataset-fashion-mnist`. `sha256` is of the unzipped files."""
 
     how_to_get: ClassVar[str] = "run `dml data fetch fashion-mnist`, or install Debian's dataset-fashion-mnist"
     class_names: ClassVar[tuple[str, ...]] = (

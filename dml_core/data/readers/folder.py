@@ -1,7 +1,7 @@
-"""`folder`: a person's own images, a directory per class.
+"""`folder`: the user's own images, one directory per class.
 
-Either `<class>/<image>`: the first half of the classes, by name, trains and the rest tests; or `train/<class>/<image>` beside
-`test/<class>/<image>` (or `query/` and `gallery/`), which then are the roles. Hidden files (also macOS's `._*`) are not looked at.
+Either `<class>/<image>`: the first half of the classes, by name, is for training and the rest for test; or `train/<class>/<image>` with
+`test/<class>/<image>` (or `query/` and `gallery/`), which give the roles. Hidden files (also macOS's `._*`) are ignored.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from dml_core.errors import DataError
 
 
 class Folder(DatasetConfig):
-    """A directory per class under the raw folder."""
+    """One directory per class in the raw folder."""
 
     own_images: ClassVar[bool] = True
     how_to_get: ClassVar[str] = "put one directory of images per class there"
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows by role, class name and file name; classes are numbered by name."""
+        """Return rows by role, class name and file name; classes are numbered by name."""
         places = _class_folders(raw)
         numbers = {name: number for number, name in enumerate(sorted({folder.name for _, folder in places}))}
         return [
@@ -47,7 +47,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    """Images of one class; anything else in its folder is an error rather than left out."""
+    """Return the images of one class; anything else in its folder is an error, not skipped."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     inner = next((path for path in paths if path.is_dir()), None)
     if inner is not None:

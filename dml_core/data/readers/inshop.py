@@ -19,13 +19,13 @@ _NUM_BOX_COLUMNS = 7
 
 
 class Inshop(OfficialDataset):
-    """The official package: `Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt`, `img.zip` unpacked under `Img/` or beside them.
+    """The official package: `Eval/list_eval_partition.txt`, `Anno/list_bbox_inshop.txt`, `img.zip` unpacked in `Img/` or next to them.
 
-    The raw folder may be the package's, or hold it, one or two levels down (`In-shop Clothes Retrieval Benchmark/`); the two lists may also
-    lie beside `img/` or together in `Anno/`.
+    The raw folder may be the package's or contain it, one or two levels down (`In-shop Clothes Retrieval Benchmark/`); both lists may be
+    next to `img/` or in `Anno/`.
 
     Attributes:
-        boxes: False for the high-resolution images (`img_highres/`), which the published boxes do not fit, or where their list is missing.
+        boxes: False for the high-resolution images (`img_highres/`), which the published boxes do not fit, or if the box list is missing.
     """
 
     published: ClassVar[Mapping[str, Counts]] = {
@@ -42,7 +42,7 @@ class Inshop(OfficialDataset):
     boxes: bool = True
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows in the partition file's order; item ids are the class names, their numbers the labels."""
+        """Return rows in the partition file's order; item ids are the class names, their numbers the labels."""
         folder = self.folder(raw)
         boxes = _read_boxes(find_place(folder, _BOXES) or folder / _BOXES[0]) if self.boxes else {}
         path = find_place(folder, _PARTITIONS) or folder / _PARTITIONS[0]
@@ -54,10 +54,10 @@ class Inshop(OfficialDataset):
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """Image paths begin with `img/`, which is under `Img/` in the official package.
+        """Return a reader of image paths that start with `img/`, which is in `Img/` in the official package.
 
         Raises:
-            DataError: there is no such folder, or only the high-resolution images where boxes are wanted.
+            DataError: no image folder, or only the high-resolution images although boxes are requested.
         """
         folder = self.folder(raw)
         images, large = find_place(folder, _IMAGES), find_place(folder, _LARGE_IMAGES)
@@ -70,7 +70,7 @@ class Inshop(OfficialDataset):
 
 
 def _read_table(path: Path, num_columns: int) -> list[list[str]]:
-    """The lines after the count and the header, as columns; the count must be the number of lines."""
+    """Return the lines after count and header, as columns; the count must match the number of lines."""
     lines = [line.split() for line in read_lines(path)]
     if len(lines) < 2 or lines[0] != [str(len(lines) - 2)]:
         raise DataError(f"{path}: {max(len(lines) - 2, 0)} lines do not match the count in the first line; unpack the archive again")

@@ -1,8 +1,8 @@
-"""`manifest`: a person's own images, listed in a CSV or Parquet file.
+"""`manifest`: the user's own images, listed in a CSV or Parquet file.
 
-Columns: `path` (relative to the raw folder) and `label` (the class's name); where wanted `role` (train, test, query, gallery) and
-`left`, `top`, `right`, `bottom` (pixels, right and bottom exclusive; empty where an image has no box). Without roles the first half
-of the classes, by name, trains and the rest tests.
+Columns: `path` (relative to the raw folder) and `label` (class name); optional `role` (train, test, query, gallery) and
+`left`, `top`, `right`, `bottom` (pixels, right and bottom exclusive; empty if an image has no box). Without roles the first half
+of the classes, by name, is for training and the rest for test.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ class ManifestFile(DatasetConfig):
     file: str = "manifest.csv"
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows in the file's order; classes are numbered by name."""
+        """Return rows in the file's order; classes are numbered by name."""
         path = raw / self.file
         records = _read_records(path)
         names = {record["label"] for record in records}
@@ -49,7 +49,7 @@ class ManifestFile(DatasetConfig):
 
 
 def _read_records(path: Path) -> list[dict[str, Any]]:
-    """Rows as dictionaries; path, label and role are text whatever the file holds."""
+    """Return rows as dictionaries; path, label and role are always text."""
     import pyarrow as pa
     from pyarrow import csv, parquet
 

@@ -18,7 +18,7 @@ _HEADER = "image_id class_id super_class_id path"
 class Sop(OfficialDataset):
     """The official archive, unpacked: `Stanford_Online_Products/{Ebay_train.txt, Ebay_test.txt, bicycle_final/, ...}`.
 
-    The raw folder may be that folder, or hold it, one or two levels down.
+    The raw folder may be that folder or contain it, one or two levels down.
     """
 
     published: ClassVar[Mapping[str, Counts]] = {"train": Counts(59_551, 11_318), "test": Counts(60_502, 11_316)}
@@ -29,14 +29,14 @@ class Sop(OfficialDataset):
     )
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows of the training list, then of the test list; a class is named by its folder and number."""
+        """Return rows of the training list, then of the test list; a class is named by its folder and number."""
         folder = self.folder(raw)
         rows = _read_list(folder / "Ebay_train.txt", "train") + _read_list(folder / "Ebay_test.txt", "test")
         check_no_gap({row.label for row in rows}, folder)
         return rows
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """Image paths are relative to the archive's folder."""
+        """Return a reader of image paths relative to the archive's folder."""
         folder = self.folder(raw)
         return lambda row: read_file(folder / row.path)
 

@@ -1,6 +1,6 @@
-"""`synthetic`, the embedded dataset: drawn pictures in the official layout of a published dataset, so that its real loader runs.
+"""`synthetic`, the embedded dataset: generated pictures in the official layout of a published dataset, read by that dataset's loader.
 
-The first half of the classes trains, the second half tests, as in CUB; in IDX files every class has images that train and images that test.
+The first half of the classes is for training, the second for test, as in CUB; in IDX files every class has both training and test images.
 """
 
 import hashlib
@@ -45,17 +45,17 @@ Layout = Literal["cub200", "cars-annos", "cars-devkit", "cars-folders", "sop", "
 
 
 class Synthetic(DatasetConfig):
-    """What is drawn, and read back by the loader of the layout that it is written in; the same options give the same bytes.
+    """A generated dataset, read by its layout's loader; the same options give the same bytes.
 
     Attributes:
-        num_classes: the first half trains, the rest tests; at most ten in the layout "idx", where all do both.
+        num_classes: the first half is for training, the rest for test; at most ten in the layout "idx", where all are in both.
         images_per_class: pictures of each class.
         image_size: side in pixels.
         num_modes: poses, shared by all classes; a picture shows one of them.
-        difficulty: 0 to 1, strength of every nuisance (place, rotation, light, clutter).
-        grayscale_share: share of the pictures that are stored without colour.
-        seed: of everything that is drawn.
-        layout: of which published dataset the files and tables are.
+        difficulty: 0 to 1, strength of every nuisance (position, rotation, light, clutter).
+        grayscale_share: share of the pictures stored without colour.
+        seed: seed of all random draws.
+        layout: published dataset whose files and tables are written.
     """
 
     how_to_get: ClassVar[str] = "it is generated; run `dml data fetch synthetic`"
@@ -71,28 +71,28 @@ class Synthetic(DatasetConfig):
 
     @property
     def shares_classes(self) -> bool:
-        """As the layout's loader."""
+        """As in the layout's loader."""
         return self._loader().shares_classes
 
     def rows(self, raw: Path) -> list[Row]:
-        """As the layout's loader reads them; the published counts are not this tree's."""
+        """Return the rows from the layout's loader; the published counts do not apply."""
         return self._loader().rows(raw)
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """As the layout's loader."""
+        """Return the reader of the layout's loader."""
         return self._loader().reader(raw)
 
     def _loader(self) -> DatasetConfig:
         return _LOADERS[self.layout](published_counts=False)
 
     def _sources_sha256(self) -> str:
-        """Hash of the generator's and the loader's source: a tree drawn by a former version, or for a former loader, is not today's."""
+        """Return a hash of the generator's and the loader's source, so that a tree from another version of either is regenerated."""
         loader = idx_dataset.__file__ if self.layout == "idx" else inspect.getfile(type(self._loader()))
         sources = (__file__, creatures.__file__, layouts.__file__, loader)
         return hashlib.sha256(b"".join(Path(path).read_bytes() for path in sources)).hexdigest()
 
     def materialise(self, raw: Path) -> None:
-        """Generate unless `raw` holds what these very options and this very generator give; another generated tree is replaced.
+        """Generate the dataset unless `raw` holds the result of these options and this generator; another generated tree is replaced.
 
         Raises:
             DataError: `raw` holds files that the generator did not write.
@@ -115,7 +115,7 @@ class Synthetic(DatasetConfig):
 
 
 def draw_pictures(config: Synthetic) -> Iterator[Picture]:
-    """All pictures, class by class. Each has a random stream of its own: a picture does not depend on how many others there are."""
+    """Yield all pictures, class by class. Each has its own random stream and does not depend on how many others there are."""
     poses = [draw_pose(_stream(config.seed, 0, mode)) for mode in range(config.num_modes)]
     for class_index in range(config.num_classes):
         species = draw_species(_stream(config.seed, 1, class_index))

@@ -1,1 +1,1 @@
-"""Packed datasets: rows, the Arrow store, resizing for it, decoding, the split that holds classes out."""
+"""Packed datasets: rows, the Arrow store, resizing, decoding, and the validation split by class."""

@@ -1,8 +1,8 @@
-"""Encoded image bytes to RGB pixels, the same in packing, training and embedding.
+"""Decoding of image bytes to RGB pixels, identical for packing, training and embedding.
 
-JPEG and PNG go through torchvision (libjpeg-turbo, libpng; the same pixels as Pillow's, several times faster for small images),
-every other format through Pillow. The papers' datasets are decoded as they are stored (`decode_rgb`), as in their released code; a
-person's own photographs are turned upright by their EXIF orientation (`decode_upright`), wherever they are seen.
+JPEG and PNG use torchvision (libjpeg-turbo, libpng; the same pixels as Pillow's, several times faster for small images), other formats
+Pillow. The papers' datasets are decoded as stored (`decode_rgb`), as in their released code; the user's own photographs are always rotated
+upright by their EXIF orientation (`decode_upright`).
 """
 
 import io
@@ -15,23 +15,23 @@ from torch import Tensor
 from torchvision.io import ImageReadMode, decode_jpeg, decode_png
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-MOST_PIXELS = 178_956_970  # as many as Pillow decodes
-MOST_TIMES_AS_LONG = 1000  # one side than the other: resizing the short side enlarges the long one
+MOST_PIXELS = 178_956_970  # Pillow's limit
+MOST_TIMES_AS_LONG = 1000  # ratio of the sides: resizing the short side enlarges the long one
 ORIENTATION_TAG = 0x0112
 _JPEG_START = b"\xff\xd8"
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
-# torchvision 0.29 names torchcodec as its successor on every call; the pinned version still decodes.
+# torchvision 0.29 recommends torchcodec on every call; the pinned version still decodes.
 warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities of TorchVision", category=DeprecationWarning)
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # below `MOST_PIXELS`
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")  # of a damaged EXIF tag
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")  # caused by a damaged EXIF tag
 
 
 def decode_rgb(data: bytes) -> Tensor:
-    """Decode one image to uint8 (3, height, width) as it is stored, RGB whatever the file holds (grayscale, palette, CMYK, alpha).
+    """Decode one image to uint8 (3, height, width) as stored, converted to RGB (from grayscale, palette, CMYK, alpha).
 
     Raises:
-        ValueError: the bytes are not one whole image, or one of too many pixels; the text says what is wrong.
+        ValueError: the bytes are not one complete image, or have too many pixels; the message gives the reason.
     """
     if not data:
         raise ValueError("empty")
@@ -54,10 +54,10 @@ def decode_rgb(data: bytes) -> Tensor:
 
 
 def decode_upright(data: bytes) -> Tensor:
-    """Decode one image as `decode_rgb` does, and turn it upright by its EXIF orientation.
+    """Decode one image like `decode_rgb` and rotate it upright by its EXIF orientation.
 
     Raises:
-        ValueError: as `decode_rgb`.
+        ValueError: as for `decode_rgb`.
     """
     pixels = decode_rgb(data)
     with Image.open(io.BytesIO(data)) as image:
@@ -65,9 +65,9 @@ def decode_upright(data: bytes) -> Tensor:
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF's orientation of an image that Pillow has opened, 1 (upright) to 8; 1 where there is none, or none that can be read.
+    """Return the EXIF orientation of an image opened by Pillow, 1 (upright) to 8; 1 if it is missing or unreadable.
 
-    TIFF has 1: Pillow itself turns its pixels.
+    TIFF has 1, because Pillow itself rotates its pixels.
     """
     if image.format == "TIFF":
         return 1
@@ -79,38 +79,38 @@ def orientation(image: Image.Image) -> int:
 
 
 def upright(pixels: Tensor, found: int) -> Tensor:
-    """Pixels (C, H, W) turned and mirrored as an EXIF orientation says, (C, H, W) or (C, W, H)."""
-    if found > 4:  # what is stored as a row is a column
+    """Rotate and mirror pixels (C, H, W) by an EXIF orientation, to (C, H, W) or (C, W, H)."""
+    if found > 4:  # stored rows are columns
         pixels = pixels.transpose(1, 2)
     mirrored = {2: [2], 3: [1, 2], 4: [1], 6: [2], 7: [1, 2], 8: [1]}.get(found, [])
     return pixels.flip(mirrored) if mirrored else pixels
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """Width and height by the header."""
-    if data.startswith(_PNG_START) and len(data) >= 24:  # the signature, and the beginning of the first chunk
+    """Return width and height from the header."""
+    if data.startswith(_PNG_START) and len(data) >= 24:  # the signature and the start of the first chunk
         width, height = struct.unpack(">II", data[16:24])
         return width, height
     if data.startswith(_JPEG_START) and (found := _jpeg_size(data)) is not None:
         return found
-    with Image.open(io.BytesIO(data)) as image:  # ten times as slow
+    with Image.open(io.BytesIO(data)) as image:  # ten times slower
         return image.size
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height by the frame's header (a marker of C0 to CF but three); None where the segments do not follow each other."""
+    """Return width and height from the frame header (markers C0 to CF except three); None if the segments are malformed."""
     at = 2
     while at + 9 <= len(data) and data[at] == 0xFF:
         kind = data[at + 1]
         if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
             height, width = struct.unpack(">HH", data[at + 5 : at + 9])
             return width, height
-        at += 1 if kind == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # over a filling byte, or a segment
+        at += 1 if kind == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4])  # skip a fill byte or a segment
     return None
 
 
 def _check_size(width: int, height: int) -> None:
-    """Refuse an image that would take gigabytes.
+    """Reject an image that would need gigabytes.
 
     Raises:
         ValueError: too many pixels, or too long and thin.
@@ -124,10 +124,10 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _to_8_bits(pixels: Tensor) -> Tensor:
-    """The high byte of 16-bit pixels; others as they are."""
+    """Return the high byte of 16-bit pixels; 8-bit pixels unchanged."""
     return pixels if pixels.dtype == torch.uint8 else (pixels.int() >> 8).to(torch.uint8)
 
 
 def _as_tensor(data: bytes) -> Tensor:
-    """A copy, because torch warns about memory that it must not write."""
+    """Return a copy as a tensor, because torch warns about read-only memory."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""`dataset.json` of a packed dataset: what is in the store, and the hashes that identify it. A hash of its own proves the file itself.
+"""`dataset.json` of a packed dataset: its contents, the hashes that identify it, and a hash of `dataset.json` itself.
 
-The hashes are compared with the files when a flow begins (`verify_files`), before any step reads them. Reading an image later verifies
-nothing: hashing takes a second for some hundred megabytes. A damaged image that still decodes is found by the next flow.
+A flow verifies the hashes when it starts (`verify_files`), before any step reads the files. Reading an image later verifies nothing,
+because hashing takes a second per few hundred megabytes; the next flow detects a damaged image that still decodes.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from dml_core.files import check_regular, file_sha256, read_regular, sealed, uns
 
 __all__ = ["DatasetInfo", "RoleInfo", "file_sha256", "read_info"]
 
-FORMAT: Literal[2] = 2  # 1 had no hash of its own
+FORMAT: Literal[2] = 2  # format 1 had no hash of the file itself
 INFO_FILE = "dataset.json"
 IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
@@ -34,12 +34,12 @@ class RoleInfo(Config):
 
 
 class DatasetInfo(Config):
-    """What `prepare` made.
+    """Description of a packed dataset.
 
     Attributes:
-        format: the file's format.
+        format: version of the file format.
         name: the dataset's name in the registry.
-        options: the dataset's options, defaults included.
+        options: the dataset's options, including defaults.
         roles: counts per role.
         num_classes: classes of all roles together.
         images_sha256: hash of `images.arrow`.
@@ -56,7 +56,7 @@ class DatasetInfo(Config):
 
     @property
     def is_own(self) -> bool:
-        """Whether the images are a person's own, which are turned upright by their EXIF orientation; others are decoded as stored."""
+        """True for the user's own images, which are rotated upright by their EXIF orientation; others are decoded as stored."""
         return self.name in OWN_READERS
 
     @property
@@ -66,7 +66,7 @@ class DatasetInfo(Config):
 
 
 def verify_files(folder: Path) -> DatasetInfo:
-    """Compare the files of a prepared folder with the hashes of its `dataset.json`, and return that.
+    """Compare the files of a prepared folder with the hashes in its `dataset.json`, and return its contents.
 
     Raises:
         DataError: the folder holds no prepared dataset, or a file is missing or damaged.
@@ -92,12 +92,12 @@ def read_info(folder: Path) -> DatasetInfo:
     """Read `dataset.json` of a prepared folder.
 
     Raises:
-        DataError: the folder holds no prepared dataset, or one of a newer format, or the file is damaged.
+        DataError: the folder holds no prepared dataset or one of a newer format, or the file is damaged.
     """
     path = folder / INFO_FILE
     try:
         values = unsealed(read_regular(path), path, FORMAT, REMEDY)
-        values.pop("format_version", None)  # how format 1 called it
+        values.pop("format_version", None)  # its name in format 1
         return DatasetInfo.model_validate({"format": 1, **values})
     except FileNotFoundError:
         raise DataError(f"{folder}: no prepared dataset; run `dml data prepare`") from None

@@ -1,6 +1,6 @@
-"""Reading a packed dataset: one role of it, as images, labels and boxes.
+"""One role of a packed dataset, as images, labels and boxes.
 
-The Arrow file is memory-mapped, so all workers of a machine share one copy of it in the page cache and opening it reads nothing.
+The Arrow file is memory-mapped: all workers of a machine share one copy in the page cache, and opening it reads nothing.
 """
 
 from functools import cached_property
@@ -25,16 +25,16 @@ _KEPT_BYTES = 64 * 2**20
 class PackedDataset:
     """The images of one role, in packing order.
 
-    It opens its files when they are first used and pickles as its arguments, so it can be sent to a worker process or be
-    inherited by a forked one. Decoded pixels are kept up to 64 MiB: all epochs of a dataset of small images decode it once.
+    It opens its files at first use and pickles as its arguments, so it can be sent to a worker process or inherited by a forked one.
+    Up to 64 MiB of decoded pixels are cached, so a dataset of small images is decoded only once for all epochs.
 
     Args:
-        folder: what `prepare` wrote.
+        folder: folder written by `prepare`.
         role: "train", "test", "query" or "gallery".
-        classes: names of the role's classes to keep (a validation split's); None keeps all.
+        classes: names of the role's classes to keep (for a validation split); None keeps all.
 
     Raises:
-        DataError: no prepared dataset there.
+        DataError: no prepared dataset in `folder`.
         ConfigError: the dataset has no such role, or the role no such class.
     """
 
@@ -58,28 +58,28 @@ class PackedDataset:
 
     @cached_property
     def labels(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """(N,) class indices, 0 to C - 1, in the order of the dataset's own. Query and gallery share theirs, so they compare."""
+        """Class indices (N,), 0 to C - 1, in the order of the dataset's numbers. Query and gallery share them, so they compare."""
         indices: np.ndarray[Any, np.dtype[np.int64]] = np.searchsorted(self._classes[0], self._rows["label"].to_numpy()).astype(np.int64)
         return indices
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Name of each class, by class index; for query and gallery the classes of both."""
+        """Class names by class index; for query and gallery the classes of both."""
         return self._classes[1]
 
     @cached_property
     def paths(self) -> list[str]:
-        """(N,) names of the images in the raw dataset."""
+        """Names of the N images in the raw dataset."""
         rows = self._read(("role", "label_name", "path"))
         return [str(path) for path in rows.filter(pc.equal(rows["role"], self.role))["path"].to_pylist()]
 
     def raw_bytes(self, index: int) -> bytes:
-        """The image as it was in the raw dataset, encoded."""
+        """Return the encoded image as in the raw dataset."""
         data: bytes = self._images[int(self._positions[index])].as_py()
         return data
 
     def image(self, index: int) -> Tensor:
-        """uint8 (3, height, width), RGB; to be read and not written. A person's own images are upright by their EXIF orientation.
+        """Return the image, uint8 (3, height, width), RGB, read-only. The user's own images are upright by their EXIF orientation.
 
         Raises:
             DataError: the bytes do not decode, so the store was damaged after it was written.
@@ -97,13 +97,13 @@ class PackedDataset:
         return pixels
 
     def box(self, index: int) -> Box | None:
-        """(left, top, right, bottom) in pixels, or None where the dataset has no boxes."""
+        """Return the box (left, top, right, bottom) in pixels, or None if the dataset has no boxes."""
         box = self._boxes[int(index)].as_py()
         return None if box is None else (box[0], box[1], box[2], box[3])
 
     @cached_property
     def _comparable_rows(self) -> Any:
-        """Manifest rows of this role and of the one that it is compared with; names of images, which are most of it, are left out."""
+        """Manifest rows of this role and of the one that it is compared with, without image names, which are most of the data."""
         return self._read(("index", "role", "label", "label_name", "box"))
 
     def _read(self, columns: tuple[str, ...]) -> Any:
@@ -123,7 +123,7 @@ class PackedDataset:
 
     @cached_property
     def _classes(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
-        """The dataset's own numbers of the classes, rising, and their names."""
+        """The dataset's own class numbers, ascending, and the class names."""
         numbers, first = np.unique(self._comparable_rows["label"].to_numpy(), return_index=True)
         return numbers, [str(name) for name in self._comparable_rows["label_name"].take(first).to_pylist()]
 

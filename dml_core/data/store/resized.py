@@ -1,7 +1,7 @@
-"""A store of images that are resized already, for protocols that begin with a fixed resize: less to decode and move in every epoch.
+"""Resizing of images before packing, for protocols that start with a fixed resize: less to decode and transfer in every epoch.
 
-The resized pixels are kept losslessly (PNG), and resizing them to the same size again changes nothing, so the network is fed exactly
-what it would be fed from the original files. Boxes, which are measured in the originals, are dropped.
+Resized pixels are stored losslessly (PNG), and resizing them to the same size again changes nothing, so the network's input is identical
+to that from the original files. Boxes, which are measured in the originals, are dropped.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from dml_core.errors import DataError
 
 
 def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
-    """uint8 (C, H, W) resized with antialiasing, so that the short side is `size`, or to (height, width); the image itself where it is."""
+    """Resize uint8 (C, H, W), antialiased, to the short side `size` or to (height, width); an image of that size is returned unchanged."""
     target, mode = [size] if isinstance(size, int) else list(size), InterpolationMode(interpolation)
-    if interpolation == "lanczos":  # Pillow's alone
+    if interpolation == "lanczos":  # only in Pillow
         of_pillow: Tensor = tv.pil_to_tensor(tv.resize(tv.to_pil_image(image), target, mode))
         return of_pillow
     resized: Tensor = tv.resize(image, target, mode, antialias=True)
@@ -29,9 +29,9 @@ def resize(image: Tensor, size: Resize, interpolation: Interpolation) -> Tensor:
 
 
 def resized(manifest: Manifest, size: Resize, interpolation: Interpolation, own_images: bool = False) -> Manifest:
-    """The manifest with every image resized as `TransformConfig` does (an int is the short side), as PNG, without boxes.
+    """Return the manifest with images resized as in `TransformConfig` (an int is the short side), as PNG, without boxes.
 
-    A person's own images are turned upright first, by their EXIF orientation.
+    The user's own images are first rotated upright by their EXIF orientation.
     """
     rows = [dataclasses.replace(row, box=None) for row in manifest.rows]
     return Manifest(rows, lambda row: _resized_png(manifest, row, size, interpolation, own_images))

@@ -1,4 +1,4 @@
-"""The rows of a dataset: one per image, whatever the publisher's files look like."""
+"""Rows of a dataset, one per image, independent of the publisher's file formats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Row:
         path: unique name, relative to the raw folder, with forward slashes.
         label: the publisher's class number; only its order matters.
         label_name: the publisher's class name.
-        role: "train", "test" or (In-shop) "query", "gallery"; classes are disjoint between training and the
-            rest, unless the dataset is split by image.
+        role: "train", "test" or (In-shop) "query", "gallery"; the classes of training and the other roles are disjoint,
+            unless the dataset is split by image.
         box: (left, top, right, bottom) in pixels of the original image, right and bottom exclusive, or None.
     """
 
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All rows of a dataset in packing order, and how the encoded bytes of one of them are read."""
+    """All rows of a dataset in packing order, and a function that reads the encoded bytes of a row."""
 
     rows: list[Row]
     read_bytes: Callable[[Row], bytes]
@@ -45,12 +45,12 @@ class Counts:
 
 
 def as_role(text: object) -> Role | None:
-    """The role of that name, or None where there is none."""
+    """Return the role of that name, or None."""
     return next((role for role in get_args(Role) if role == text), None)
 
 
 def role_counts(rows: list[Row]) -> dict[str, Counts]:
-    """Images and classes per role, in order of first appearance."""
+    """Return images and classes per role, in order of first appearance."""
     labels: dict[str, list[int]] = {}
     for row in rows:
         labels.setdefault(row.role, []).append(row.label)

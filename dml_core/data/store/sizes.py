@@ -1,4 +1,4 @@
-"""How images are resized: the two types that a packed store and a protocol's views share; light to import."""
+"""Types for resizing, shared by a packed store and a protocol's views; light to import."""
 
 from typing import Annotated, Literal
 
@@ -6,5 +6,5 @@ from pydantic import Field
 
 MAX_SIDE = 4096  # pixels; a larger image of three float32 channels takes more than 200 MB
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
-Resize = Side | tuple[Side, Side]  # the short side, or (height, width) whatever the aspect ratio
+Resize = Side | tuple[Side, Side]  # the short side, or (height, width) ignoring the aspect ratio
 Interpolation = Literal["bilinear", "bicubic", "lanczos"]

@@ -1,4 +1,4 @@
-"""The settings of a validation split and which classes it holds out (`splits.py` makes it); light to import."""
+"""Settings of a validation split and its choice of held-out classes (`splits.py` creates the split); light to import."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from dml_core.errors import ConfigError
 
 
 class ValidationConfig(Config):
-    """Training classes that are not trained on but kept for choosing settings, so that the test classes stay unseen.
+    """Training classes held out for choosing settings, so that the test classes stay unseen.
 
-    They are a share of the classes, or one of the folds that the classes are dealt to.
+    Either a share of the classes, or one of several folds, is held out.
 
     Attributes:
-        share: of the training classes; at least two are held out and at least two left.
-        folds: into how many disjoint parts the training classes are dealt, each of two classes at least; sizes differ by one at most.
-        fold: which of these is held out, from 0.
-        seed: which ones; of folds, how they are dealt.
+        share: share of the training classes; at least two are held out and at least two kept.
+        folds: number of disjoint parts of the training classes, each of at least two classes; sizes differ by at most one.
+        fold: index of the held-out part, from 0.
+        seed: seed of the choice of classes or of the partition into folds.
     """
 
     share: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -37,18 +37,18 @@ class ValidationConfig(Config):
 
     @model_serializer(mode="wrap")
     def _the_way_alone(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the way that is not taken: a share is written, and hashed into identities, as it was before there were folds."""
+        """Omit unset options, so that a share is serialised, and hashed into identities, as before folds existed."""
         return {name: value for name, value in serialise(self).items() if value is not None}
 
 
 def held_out_classes(names: Sequence[str], config: ValidationConfig) -> set[str]:
-    """The training classes that are held out, at least two.
+    """Return the held-out training classes, at least two.
 
-    The choice depends on the seed and the classes' names alone: they are ordered by a hash of both; of a share the first are held out, of
-    folds every n-th.
+    The choice depends only on the seed and the class names: they are ordered by a hash of both; the first ones are held out for a share,
+    every `folds`-th for a fold.
 
     Raises:
-        ConfigError: fewer than two classes would be left for training, or be in a fold.
+        ConfigError: fewer than two classes would remain for training, or be in a fold.
     """
     ordered = sorted(names, key=lambda name: hashlib.sha256(f"{config.seed} {name}".encode()).digest())
     if config.folds is not None:
@@ -63,7 +63,7 @@ def held_out_classes(names: Sequence[str], config: ValidationConfig) -> set[str]
 
 
 def num_held_out(config: ValidationConfig, num_classes: int) -> int:
-    """How many of so many training classes are held out; of folds those of the largest."""
+    """Return the number of held-out classes; with folds, that of the largest fold."""
     if config.folds is not None:
         return -(-num_classes // config.folds)
     assert config.share is not None
@@ -71,10 +71,10 @@ def num_held_out(config: ValidationConfig, num_classes: int) -> int:
 
 
 def check_folds(folds: int, num_classes: int) -> None:
-    """Refuse more folds than leave each two classes: an image has to be told from one of another class.
+    """Reject folds with fewer than two classes, in which there is no other class to distinguish an image from.
 
     Raises:
-        ConfigError: too many, or too few classes for any.
+        ConfigError: too many folds, or too few classes for any.
     """
     if num_classes < 4:
         raise ConfigError(f"{num_classes} training classes cannot be dealt to folds of two classes each; four are needed")

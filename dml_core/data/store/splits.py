@@ -1,4 +1,4 @@
-"""Class-disjoint validation: some of the training classes are held out, chosen by a seed, and the choice is saved with the run."""
+"""Class-disjoint validation: a seed selects the held-out training classes, and the split is saved with the run."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ SPLIT_FILE = "validation_split.json"
 
 
 class ClassSplit(Config):
-    """Which training classes train and which validate.
+    """Training classes split into those for training and those for validation.
 
     Attributes:
-        fingerprint: of the packed dataset that was split.
-        share, folds, fold, seed: what the choice derives from.
+        fingerprint: fingerprint of the packed dataset that was split.
+        share, folds, fold, seed: settings that determine the split.
         train, validation: class names, each in the dataset's order.
     """
 
@@ -31,10 +31,10 @@ class ClassSplit(Config):
 
 
 def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
-    """Hold out some of the training classes of a packed dataset (`held_out_classes` says which).
+    """Hold out training classes of a packed dataset, chosen by `held_out_classes`.
 
     Raises:
-        ConfigError: fewer than two classes would be left for training, or be in a fold.
+        ConfigError: fewer than two classes would remain for training, or be in a fold.
     """
     names = PackedDataset(folder, "train").class_names
     held_out = held_out_classes(names, config)
@@ -50,10 +50,10 @@ def split_classes(folder: Path, config: ValidationConfig) -> ClassSplit:
 
 
 def open_role(folder: Path, role: str, validation: ValidationConfig | None) -> PackedDataset:
-    """One role of a packed dataset as a run sees it: "train" without the classes held out, "validation" those alone.
+    """Open one role of a packed dataset for a run: "train" without the held-out classes, "validation" with only those.
 
     Raises:
-        DataError: no prepared dataset there.
+        DataError: no prepared dataset in `folder`.
         ConfigError: it has no such role, or too few classes to hold some out.
     """
     if validation is None or role not in ("train", "validation"):

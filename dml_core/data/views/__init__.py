@@ -1,1 +1,1 @@
-"""From a stored image to the network's input: transforms, samplers, batches."""
+"""From a stored image to the network's input: transforms, samplers and batches."""

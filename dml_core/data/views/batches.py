@@ -1,7 +1,7 @@
-"""Index arrays to stacked tensors on a device, through torch's DataLoader; the tensors are the same in whatever process they are made.
+"""Batches of views on a device, loaded through torch's DataLoader; they do not depend on the process that makes them.
 
-Pixels travel as uint8, a quarter of the bytes, and are scaled where the network is. To a GPU they go from pinned memory on a stream of
-their own, one batch ahead of the one that is trained on.
+Pixels are transferred as uint8, a quarter of the bytes, and scaled on the network's device. Copies to a GPU use pinned memory and a
+separate stream, one batch ahead of training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,29 +20,29 @@ from dml_core.errors import ConfigError, DmlError
 
 CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-_PART_PIXELS = 2**17  # numbers: a photograph for a network, or a batch of small images
+_PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
 
 
 class ImageSource(Protocol):
-    """What a batch needs of a dataset; `PackedDataset` is one."""
+    """The part of a dataset that batches need; `PackedDataset` implements it."""
 
     def image(self, index: int) -> Tensor:
-        """uint8 (3, H, W)."""
+        """Return the image, uint8 (3, H, W)."""
 
     def box(self, index: int) -> Box | None:
-        """(left, top, right, bottom) or None."""
+        """Return the box (left, top, right, bottom), or None."""
 
 
 class View(Protocol):
-    """A picklable function of (image, box, index, copy) that gives the uint8 pixels of a view."""
+    """A picklable function of (image, box, index, copy) that returns the uint8 pixels of a view."""
 
     @property
     def config(self) -> TransformConfig:
-        """How they are cut and scaled."""
+        """Cropping and scaling of the views."""
 
     def __call__(self, image: Tensor, box: Box | None, index: int, copy: int = 0) -> Tensor:
-        """uint8 (3, H, W), RGB."""
+        """Return the view, uint8 (3, H, W), RGB."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TrainView:
     epoch: int
 
     def __call__(self, image: Tensor, box: Box | None, index: int, copy: int = 0) -> Tensor:
-        """See `transforms.train_pixels`; refuses an image without a box where the configuration crops to it."""
+        """Return `transforms.train_pixels`; reject an image without a box if the configuration crops to it."""
         _require_box(self.config, box, index)
         return train_pixels(image, self.config, self.seed, self.epoch, index, box, copy)
 
@@ -66,7 +66,7 @@ class TestView:
     config: TransformConfig
 
     def __call__(self, image: Tensor, box: Box | None, index: int, copy: int = 0) -> Tensor:
-        """See `transforms.test_pixels`; refuses an image without a box where the configuration crops to it."""
+        """Return `transforms.test_pixels`; reject an image without a box if the configuration crops to it."""
         _require_box(self.config, box, index)
         return test_pixels(image, self.config, box)
 
@@ -77,9 +77,9 @@ def _require_box(config: TransformConfig, box: Box | None, index: int) -> None:
 
 
 def count_copies(batches: Sequence[Indices]) -> list[Indices]:
-    """For every index of an epoch's batches, how often it came before, so that each time an image has a view of its own."""
+    """Count the earlier occurrences of every index in an epoch's batches, so that each occurrence has its own view."""
     order = np.concatenate(batches)
-    by_index = np.argsort(order, kind="stable")  # an image's places beside each other, in the order of the epoch
+    by_index = np.argsort(order, kind="stable")  # groups each image's positions, in epoch order
     is_first = np.diff(order[by_index], prepend=-1) != 0
     places = np.arange(len(order))
     copies = np.empty_like(order)
@@ -88,20 +88,20 @@ def count_copies(batches: Sequence[Indices]) -> list[Indices]:
 
 
 class Loader:
-    """Batches of one dataset on one device. Its processes start at the first batch and live until `close`, or until nothing refers to it.
+    """Batches of one dataset on one device. Its processes start at the first batch and end at `close` or with garbage collection.
 
-    Processes that live from epoch to epoch keep what they have decoded (`PackedDataset`).
+    Processes that persist between epochs keep their decoded images (`PackedDataset`).
 
     Args:
-        dataset: where images come from.
-        num_loader_workers: processes that decode ahead; 0 works in this process.
-        device: where batches go.
+        dataset: source of the images.
+        num_loader_workers: processes that decode ahead; 0 decodes in this process.
+        device: device of the batches.
     """
 
     def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
         self._tasks: list[_Task] = []
-        # The sampler yields whole batches' tasks, so a loader process returns a batch stacked and nothing is collated again.
+        # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
         self._loader: DataLoader[Any] | None = DataLoader(
             _Batches(dataset),
             batch_size=None,
@@ -110,18 +110,18 @@ class Loader:
             persistent_workers=num_loader_workers > 0,
             pin_memory=device.type == "cuda",
             collate_fn=_as_it_is,
-            generator=torch.Generator(),  # or it would draw from torch's own stream, which dropout draws from
+            generator=torch.Generator(),  # otherwise it draws from torch's global stream, which dropout uses
         )
 
     def batches(self, batches: Sequence[Indices], view: View, copies: Sequence[Indices] | None = None) -> Iterator[Batch]:
         """Yield (images, indices) for each index array: images is float32 (n, 3, H, W), n = len(indices), which may be 0.
 
-        A second call ends what is left of the first.
+        A second call ends the iteration of the first.
 
         Args:
             batches: dataset indices of each batch, in order.
-            view: `TrainView` or `TestView`; it must give one size for all images of a batch.
-            copies: of each index, how often it came before (`count_copies`); None where no image comes twice.
+            view: `TrainView` or `TestView`; all views of a batch must have one size.
+            copies: earlier occurrences of each index (`count_copies`); None if no image repeats.
 
         Raises:
             ConfigError: the views of a batch differ in size.
@@ -137,14 +137,14 @@ class Loader:
             yield from ((scale(images, scaling), indices) for images, indices in _one_ahead(pixels, self.device))
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         self._loader = None
 
 
 def iterate_batches(
     dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
 ) -> Iterator[Batch]:
-    """As `Loader.batches`, on the CPU, with processes for these batches alone."""
+    """Like `Loader.batches`, on the CPU, with processes for this call only."""
     yield from Loader(dataset, num_loader_workers).batches(batches, view, copies)
 
 
@@ -159,7 +159,7 @@ def _whole(loaded: Batch | DmlError) -> Batch:
 
 
 def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
-    """As `scale`, but between its product and its sum a part stays in a CPU's cache."""
+    """Like `scale`, in parts that stay in a CPU's cache between the product and the sum."""
     scaled = torch.empty(pixels.shape, dtype=torch.float32)
     size = max(1, _PART_PIXELS // max(1, pixels[:1].numel()))
     for part, place in zip(torch.split(pixels, size), torch.split(scaled, size), strict=True):
@@ -168,7 +168,7 @@ def _scaled_in_parts(pixels: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _one_ahead(pixels: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Each batch on a GPU, its copy begun, on a stream of copies alone, before the batch in front of it is handed out."""
+    """Yield batches on a GPU; each batch's copy starts, on a separate stream, before the previous batch is yielded."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: tuple[Batch, torch.cuda.Event] | None = None
     for images, indices in pixels:
@@ -182,7 +182,7 @@ def _one_ahead(pixels: Iterator[Batch], device: torch.device) -> Iterator[Batch]
 
 
 def _arrived(batch: Batch, copied: torch.cuda.Event) -> Batch:
-    """The batch, for the work that is begun from now on; this process waits for nothing."""
+    """Return the batch; GPU work queued from now on waits for its copy, this process does not."""
     stream = torch.cuda.current_stream(batch[0].device)
     stream.wait_event(copied)
     batch[0].record_stream(stream)
@@ -193,7 +193,7 @@ _Task = tuple[View, Indices, Indices]
 
 
 class _Batches(Dataset[Any]):
-    """Tasks to batches of uint8 pixels; what the user did wrong comes as a value, as a DataLoader would wrap it in lines of its own."""
+    """Map tasks to batches of uint8 pixels. User errors are returned, not raised, as a DataLoader would add lines to their message."""
 
     def __init__(self, dataset: ImageSource) -> None:
         self.dataset = dataset
@@ -205,9 +205,9 @@ class _Batches(Dataset[Any]):
             return error
 
     def _batch(self, view: View, indices: Indices, copies: Indices) -> Batch:
-        # An empty shard still has the shape of the others; image 0 shows it.
+        # An empty shard needs the shape of the others, which image 0 gives.
         first = self._view(view, int(indices[0]), int(copies[0])) if len(indices) else self._view(view, 0, 0)
-        # Written in place: a list of views, stacked, would hold the batch twice and leave the cache.
+        # Written in place: stacking a list of views would hold the batch twice and exceed the cache.
         images = first.new_empty((len(indices), *first.shape))
         for position, (index, copy) in enumerate(zip(indices, copies, strict=True)):
             pixels = self._view(view, int(index), int(copy)) if position else first

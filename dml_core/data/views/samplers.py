@@ -1,7 +1,7 @@
-"""Which images form which global batch: seeded, and the same whatever the number of workers.
+"""Composition of the global batches: seeded and independent of the number of workers.
 
-A sampler knows no workers and no images: it returns the index arrays of the global batches of one epoch, and each worker takes its
-contiguous shard of each (`training.parallel.shard_sizes`). Draws derive from (seed, epoch) alone, so a resumed run sees the same batches.
+A sampler knows neither workers nor images: it returns the index arrays of one epoch's global batches, and each worker takes its contiguous
+shard of each (`training.parallel.shard_sizes`). Draws derive only from (seed, epoch), so a resumed run sees the same batches.
 """
 
 from typing import TYPE_CHECKING, Literal, Self
@@ -14,7 +14,7 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dml_core.losses.contract import Needs  # which brings torch
+    from dml_core.losses.contract import Needs  # imports torch
 
 Indices = NDArray[np.int64]
 
@@ -24,13 +24,13 @@ class SamplerConfig(Config):
 
     Attributes:
         kind: "shuffled", "k_by_n": k classes with n images of each in every batch, or "mined_triplets": an image, another of its class
-            and one of its nearest of other classes as the network embeds them at the epoch's start (`training.mining`).
-        batch_size: images of a shuffled global batch; of mined triplets as many whole ones as it holds.
-        drop_last: leave out the incomplete last batch of a shuffled epoch; one of a single image is always left out.
+            and one of its nearest of other classes by the embeddings at the epoch's start (`training.mining`).
+        batch_size: images of a shuffled global batch; mined triplets fill it with as many whole triplets as fit.
+        drop_last: omit the incomplete last batch of a shuffled epoch; a last batch of one image is always omitted.
         num_classes_per_batch: k.
         num_samples_per_class: n.
-        class_frequency: of "k_by_n": every class comes about as often, "equal"; or "by_size", as often as it has groups of n images, as
-            fast-reid's NaiveIdentitySampler draws (SGSL's released code).
+        class_frequency: for "k_by_n": "equal", every class appears about equally often; or "by_size", as often as it has groups of n
+            images, as in fast-reid's NaiveIdentitySampler (SGSL's released code).
     """
 
     kind: Literal["shuffled", "k_by_n", "mined_triplets"] = "shuffled"
@@ -42,7 +42,7 @@ class SamplerConfig(Config):
 
     @property
     def without_effect(self) -> frozenset[str]:
-        """Names of the options that another kind of sampler reads."""
+        """Names of the options that only other kinds of sampler read."""
         return frozenset({"batch_size"} if self.kind == "k_by_n" else {"num_classes_per_batch", "num_samples_per_class"})
 
     @model_validator(mode="after")
@@ -53,14 +53,14 @@ class SamplerConfig(Config):
 
 
 def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: int, negatives_Nk: Indices | None = None) -> list[Indices]:
-    """The global batches of one epoch as the configuration asks for them.
+    """Return the global batches of one epoch.
 
     Args:
-        config, labels_N, seed, epoch: what they derive from.
+        config, labels_N, seed, epoch: determine the batches.
         negatives_Nk: for mined triplets, the hard negatives of each image.
 
     Raises:
-        ConfigError: a "k_by_n" sampler over fewer than k classes, a shuffled one that would drop every image, or mined triplets where no
+        ConfigError: a "k_by_n" sampler over fewer than k classes, a shuffled one that would drop every image, or mined triplets if no
             class has two images.
     """
     if config.kind == "mined_triplets":
@@ -73,10 +73,10 @@ def epoch_batches(config: SamplerConfig, labels_N: Indices, seed: int, epoch: in
 
 
 def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, drop_last: bool) -> list[Indices]:
-    """Every image once, in random order; the last batch is shorter where the sizes do not divide, or left out on request.
+    """Return every image once, in random order; an incomplete last batch is shorter, or omitted if `drop_last`.
 
-    A last batch that would hold a single image is always left out: BatchNorm cannot normalise it, and it compares with nothing. The rule
-    looks at the global batch, so that it is the same on any number of workers.
+    A last batch of a single image is always omitted: BatchNorm cannot normalise it, and it has nothing to be compared with. The rule uses
+    the global batch, so it does not depend on the number of workers.
 
     Raises:
         ConfigError: `drop_last` with fewer images than one batch holds.
@@ -91,12 +91,12 @@ def shuffled_batches(num_samples: int, batch_size: int, seed: int, epoch: int, d
 def class_balanced_batches(
     labels_N: Indices, num_classes_per_batch: int, num_samples_per_class: int, seed: int, epoch: int
 ) -> list[Indices]:
-    """Batches of k classes with n images of each, an image of a class beside its fellows.
+    """Return batches of k classes with n images of each, the images of a class in adjacent positions.
 
-    Rules: an epoch has round(num_samples / (k n)) batches, at least one, so that it is as long as a shuffled epoch. The classes of
-    the epoch follow one another in shuffled rounds over all classes, so that no class comes a second time before all have come
-    once, except that a class already in a batch is put off to the next one. Images of a class are drawn without replacement; a
-    class with fewer than n images repeats them, each floor(n / size) or ceil(n / size) times.
+    Rules: an epoch has round(num_samples / (k n)) batches, at least one, as long as a shuffled epoch. Classes are taken
+    from shuffled rounds over all classes, so that no class repeats before all have appeared once, except that a class already in a
+    batch is deferred to the next one. Images of a class are drawn without replacement; a class with fewer than n images repeats them,
+    each floor(n / size) or ceil(n / size) times.
 
     Raises:
         ConfigError: fewer than k classes.
@@ -115,11 +115,11 @@ def class_balanced_batches(
 def size_weighted_batches(
     labels_N: Indices, num_classes_per_batch: int, num_samples_per_class: int, seed: int, epoch: int
 ) -> list[Indices]:
-    """Batches of k classes with n images of each, drawn without replacement in rounds, as fast-reid's NaiveIdentitySampler does.
+    """Return batches of k classes with n images of each, drawn without replacement in rounds, as in fast-reid's NaiveIdentitySampler.
 
-    Rules: a round cuts each class's images, shuffled, into groups of n and leaves out the rest; a class with fewer than n images is one
+    Rules: a round splits each class's images, shuffled, into groups of n and omits the rest; a class with fewer than n images is one
     group of n draws with replacement. A batch takes a group of each of k classes drawn from those that have one left; a round ends when
-    fewer than k have. An epoch has floor(num_samples / (k n)) batches, at least one, and begins with a round of its own.
+    fewer than k have. An epoch has floor(num_samples / (k n)) batches, at least one, and starts a new round.
 
     Raises:
         ConfigError: fewer than k classes.
@@ -134,16 +134,16 @@ def size_weighted_batches(
 
 
 def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
-    """Batches of whole triplets, one behind the other: an image, another of its class, one of its negatives.
+    """Return batches of whole triplets in sequence: an image, another of its class, one of its negatives.
 
-    Every image of a class of two or more is the first of one triplet, in random order; its positive and its negative are drawn at random.
-    The last batch holds what is left.
+    Every image of a class of two or more is the anchor of one triplet, in random order; its positive and its negative are drawn at random.
+    The last batch holds the remaining triplets.
 
     Args:
         labels_N: class indices.
-        negatives_Nk: of each image.
+        negatives_Nk: negatives of each image.
         batch_size: a batch has batch_size // 3 triplets, at least one.
-        seed, epoch: of the draws.
+        seed, epoch: seed the draws.
 
     Raises:
         ConfigError: no class has two images.
@@ -164,7 +164,7 @@ def triplet_batches(labels_N: Indices, negatives_Nk: Indices, batch_size: int, s
 
 
 def check_sampler(config: SamplerConfig, needs: "Needs", loss_name: str) -> None:
-    """Refuse a sampler that cannot give a loss the batches it needs; called before training.
+    """Reject a sampler that cannot provide the batches that a loss needs; called before training.
 
     Raises:
         ConfigError: the loss compares images of one class and the sampler does not put several into a batch.
@@ -174,10 +174,10 @@ def check_sampler(config: SamplerConfig, needs: "Needs", loss_name: str) -> None
 
 
 def first_batch_size(config: SamplerConfig, num_samples: int, num_classes: int) -> int:
-    """Images of an epoch's first global batch, which is its largest; nothing is drawn.
+    """Return the size of an epoch's first global batch, which is its largest, without drawing it.
 
     Raises:
-        ConfigError: as `epoch_batches`.
+        ConfigError: as for `epoch_batches`.
     """
     if config.kind == "shuffled":
         _check_drop_last(num_samples, config.batch_size, config.drop_last)
@@ -201,14 +201,14 @@ def _check_num_classes(num_classes: int, num_classes_per_batch: int) -> None:
 
 
 def _members(labels_N: Indices, num_classes_per_batch: int) -> list[Indices]:
-    """The images of each class."""
+    """Return the image indices of each class."""
     classes, counts = np.unique(labels_N, return_counts=True)
     _check_num_classes(len(classes), num_classes_per_batch)
     return np.split(np.argsort(labels_N, kind="stable"), np.cumsum(counts)[:-1])
 
 
 def _round(members: list[Indices], num_classes_per_batch: int, num_samples_per_class: int, random: np.random.Generator) -> list[Indices]:
-    """One round of `size_weighted_batches`, at least one batch."""
+    """Return one round of `size_weighted_batches`, at least one batch."""
     n = num_samples_per_class
     queues = [random.permutation(own if len(own) >= n else random.choice(own, n)) for own in members]
     num_groups = np.array([len(queue) // n for queue in queues])
@@ -222,7 +222,7 @@ def _round(members: list[Indices], num_classes_per_batch: int, num_samples_per_c
 
 
 def _next_classes(waiting: list[int], num_classes: int, num_wanted: int, random: np.random.Generator) -> list[int]:
-    """Take the first distinct classes from the queue, which is refilled round by round; those put off stay at its head."""
+    """Take the first distinct classes from the queue, which is refilled round by round; deferred ones stay at its head."""
     if len(waiting) < num_wanted:
         waiting.extend(random.permutation(num_classes).tolist())
     chosen: dict[int, None] = {}

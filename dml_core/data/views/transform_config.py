@@ -1,4 +1,4 @@
-"""The settings of a protocol's views (`transforms.py` makes them); light to import."""
+"""Settings of a protocol's views (made by `transforms.py`); light to import."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Scaling = Literal["rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-on
 
 
 class Jitter(Config):
-    """Strengths of the colour jitter, in torchvision's terms; 0 leaves the property as it is."""
+    """Strengths of the colour jitter, as defined by torchvision; 0 leaves the property unchanged."""
 
     brightness: float = Field(default=0.0, ge=0.0, le=1.0)
     contrast: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -20,22 +20,22 @@ class Jitter(Config):
 
 
 class TransformConfig(Config):
-    """One protocol's views.
+    """Views of one protocol.
 
     Attributes:
-        crop_to_box: cut the image to its bounding box first ("cropped" rows of the papers).
-        train_resize, test_resize: before the crop; an int is the length of the short side, (height, width) ignores the aspect ratio.
-        interpolation: of every resize, always antialiased.
-        crop: training crop. "random" takes a crop_size square anywhere, "random_exclusive" anywhere but at the last offset of each
+        crop_to_box: crop the image to its bounding box first (the papers' "cropped" results).
+        train_resize, test_resize: resize before the crop; an int is the short side, (height, width) ignores the aspect ratio.
+        interpolation: interpolation of every resize, always antialiased.
+        crop: training crop. "random" takes a crop_size square anywhere, "random_exclusive" anywhere except at the last offset of each
             axis (heated-up softmax's released code: 0 to 31 of 0 to 32), "random_resized" a part of the image resized to crop_size,
             "padded" a crop_size square after padding with black (small images).
         crop_size: side of the input in pixels; a test view is the centre square of this size.
-        crop_area, crop_ratio: share of the area, and width by height, of a random_resized crop.
+        crop_area, crop_ratio: area as a share of the image, and width divided by height, of a random_resized crop.
         padding: pixels on every side for "padded".
-        flip: mirror a training view left to right every other time.
+        flip: mirror a training view left to right with probability 0.5.
         jitter: colour jitter of training views.
-        jitter_first: before the crop, so that its contrast is that of the whole image (SGSL's released code, Boudiaf's); else last.
-        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 less the mean (104, 117, 128), "bgr-bvlc" less (104, 117, 123).
+        jitter_first: jitter before the crop, so that contrast uses the whole image (SGSL's released code, Boudiaf's); else last.
+        scaling: channel order and range; "bgr-caffe" is BGR 0 to 255 minus (104, 117, 128), "bgr-bvlc" minus (104, 117, 123).
     """
 
     crop_to_box: bool = False

@@ -1,8 +1,7 @@
-"""From decoded pixels to the network's input: the views that the papers' protocols use.
+"""Views of the papers' protocols: from decoded pixels to the network's input.
 
-Every random draw of a training view derives from (seed, epoch, index, copy) by a counter-based generator (Philox), so a view is the same
-in whatever process, order or batch it is made. Geometry works on uint8 pixels, as the published pipelines (Pillow) do; resizing is
-antialiased.
+Every random draw of a training view derives from (seed, epoch, index, copy) by a counter-based generator (Philox), so a view does not
+depend on process, order or batch. Geometry uses uint8 pixels, as the published pipelines (Pillow) do; resizing is antialiased.
 
 Shapes: C = 3 channels, H and W in pixels.
 """
@@ -28,19 +27,19 @@ _NUM_CROP_ATTEMPTS = 10
 
 
 def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0) -> Tensor:
-    """One training view of uint8 `image` (C, H, W) as float32 (C, H', W'): `train_pixels`, scaled."""
+    """Return a training view of uint8 `image` (C, H, W) as float32 (C, H', W'): `train_pixels`, scaled."""
     return scale(train_pixels(image, config, seed, epoch, index, box, copy), config.scaling)
 
 
 def train_pixels(
     image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0
 ) -> Tensor:
-    """The pixels of one training view of uint8 `image` (C, H, W) as uint8 RGB (C, H', W'), before they are scaled.
+    """Return the unscaled pixels of a training view of uint8 `image` (C, H, W) as uint8 RGB (C, H', W').
 
     Args:
-        seed, epoch, index, copy: all that the draws depend on; `index` is the image's index in its dataset, `copy` how often it came
-            before in the epoch.
-        box: of the image, used where the configuration crops to it.
+        seed, epoch, index, copy: determine all draws; `index` is the image's index in its dataset, `copy` the number of its earlier
+            occurrences in the epoch.
+        box: the image's box, used if the configuration crops to it.
     """
     rng = view_generator(seed, epoch, index, copy)
     image = _resize(_cut_to_box(image, config, box), config.train_resize, config)
@@ -55,12 +54,12 @@ def train_pixels(
 
 
 def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
-    """The test view of uint8 `image` (C, H, W) as float32: `test_pixels`, scaled."""
+    """Return the test view of uint8 `image` (C, H, W) as float32: `test_pixels`, scaled."""
     return scale(test_pixels(image, config, box), config.scaling)
 
 
 def test_pixels(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
-    """The pixels of the test view of uint8 `image` (C, H, W) as uint8 RGB: resized, centre square where there is a crop size."""
+    """Return the pixels of the test view of uint8 `image` (C, H, W) as uint8 RGB: resized, and centre-cropped if there is a crop size."""
     image = _resize(_cut_to_box(image, config, box), config.test_resize, config)
     if config.crop_size is not None and image.shape[1:] != (config.crop_size, config.crop_size):
         image = tv.center_crop(image, [config.crop_size, config.crop_size])
@@ -68,16 +67,16 @@ def test_pixels(image: Tensor, config: TransformConfig, box: Box | None = None) 
 
 
 def view_generator(seed: int, epoch: int, index: int, copy: int = 0) -> np.random.Generator:
-    """The generator of one view's draws: (seed, epoch) is Philox's key, copy and index its counter's high words."""
+    """Return the generator of one view's draws: (seed, epoch) is Philox's key, copy and index its counter's high words."""
     key = np.array([seed, epoch], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, copy, index], dtype=np.uint64)))
 
 
 def scale(pixels: Tensor, scaling: Scaling, out: Tensor | None = None) -> Tensor:
-    """uint8 RGB pixels (..., C, H, W) as the float32 numbers and channel order that a network was trained with.
+    """Scale uint8 RGB pixels (..., C, H, W) to the float32 range and channel order that a network was trained with.
 
-    A product and a sum of float32, each rounded as IEEE 754 says, so that every device and any number of images at once give the same bits.
-    They are written to `out`, where it is given.
+    A float32 product and sum, each rounded as IEEE 754 requires, give the same bits on every device and for any number of images. The
+    result is written to `out`, if given.
     """
     factor_C11, shift_C11 = _scaling_constants(scaling, pixels.device)
     if scaling in _MEANS_BGR:
@@ -87,7 +86,7 @@ def scale(pixels: Tensor, scaling: Scaling, out: Tensor | None = None) -> Tensor
 
 @cache
 def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Factor and shift per channel, in the output's channel order; computed on the CPU wherever they go."""
+    """Return factor and shift per channel, in the output's channel order, computed on the CPU for every device."""
     zeros, ones = torch.zeros(3, dtype=torch.float32), torch.ones(3, dtype=torch.float32)
     mean, std = {
         "rgb-imagenet": (ones.new_tensor(_IMAGENET_MEAN) * 255, ones.new_tensor(_IMAGENET_STD) * 255),
@@ -99,7 +98,7 @@ def _scaling_constants(scaling: Scaling, device: torch.device) -> tuple[Tensor, 
 
 
 def _cut_to_box(image: Tensor, config: TransformConfig, box: Box | None) -> Tensor:
-    """The pixels that the box touches; a box that leaves nothing of the image leaves it whole pixels at the border."""
+    """Crop to the pixels that the box touches; a box outside the image is clamped to at least one pixel at its border."""
     if not config.crop_to_box or box is None:
         return image
     height, width = image.shape[1:]
@@ -132,7 +131,7 @@ def _random_crop(image: Tensor, config: TransformConfig, rng: np.random.Generato
 
 
 def _random_part(height: int, width: int, config: TransformConfig, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """(top, left, height, width): area uniform, log ratio uniform; the largest central part of allowed ratio where none fits."""
+    """Return (top, left, height, width): area uniform, log ratio uniform; the largest central part of allowed ratio if none fits."""
     log_low, log_high = math.log(config.crop_ratio[0]), math.log(config.crop_ratio[1])
     for _ in range(_NUM_CROP_ATTEMPTS):
         area = height * width * rng.uniform(*config.crop_area)
@@ -147,7 +146,7 @@ def _random_part(height: int, width: int, config: TransformConfig, rng: np.rando
 
 
 def _jitter(image: Tensor, jitter: Jitter, rng: np.random.Generator) -> Tensor:
-    """The four adjustments in random order, factors uniform around 1 (hue: around 0)."""
+    """Apply the four adjustments in random order, with factors uniform around 1 (hue: around 0)."""
     adjustments = (
         (tv.adjust_brightness, 1.0, jitter.brightness),
         (tv.adjust_contrast, 1.0, jitter.contrast),

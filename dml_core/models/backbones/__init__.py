@@ -1,1 +1,1 @@
-"""Backbones: images (N, 3, H, W) in, feature maps (N, F, h, w) out. Names in `registry.py`, weights in `weights.py`."""
+"""Backbones: map images (N, 3, H, W) to feature maps (N, F, h, w). Names: `registry.py`; weights: `weights.py`."""

@@ -1,6 +1,6 @@
-"""BN-Inception (Ioffe & Szegedy, 2015), SoftTriple's network, in the shape and under the layer names of the public Caffe port.
+"""BN-Inception (Ioffe & Szegedy, 2015), SoftTriple's network, with the shapes and layer names of the public Caffe port.
 
-The published weights want BGR pixels from 0 to 255 less (104, 117, 128): `scaling: bgr-caffe`.
+The published weights expect BGR pixels from 0 to 255 minus (104, 117, 128): `scaling: bgr-caffe`.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ IMAGENET_ADDRESS = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52d
 
 
 class Block(NamedTuple):
-    """Channels of one inception block; 0 leaves a branch out, and a block without a 1x1 branch halves the resolution."""
+    """Channels of one inception block; 0 omits a branch, and a block without a 1x1 branch halves the resolution."""
 
     in_channels: int
     one: int

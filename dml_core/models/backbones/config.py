@@ -1,4 +1,4 @@
-"""Which backbone, and what it starts from."""
+"""Settings of a backbone: its name and its initial weights."""
 
 from typing import Literal
 
@@ -8,18 +8,18 @@ from dml_core.config import Config
 
 
 class BackboneConfig(Config):
-    """A backbone by name. Options that belong to another family are refused.
+    """A backbone by name. Options of another family are rejected.
 
     Attributes:
         name: a key of `BACKBONES`, or `timm:<model>`.
-        weights: "none" (random, seeded), "imagenet" (the published ones), a path of a state dict saved by torch, or its http(s) or
-            s3 address.
-        weights_sha256: of the file; an address needs it, a path may have it.
+        weights: "none" (random, seeded), "imagenet" (published), the path of a state dict saved by torch, or its http(s) or s3
+            address.
+        weights_sha256: the file's SHA-256; required for an address, optional for a path.
         width: channels of the first layer of `small_cnn`; other backbones have their published widths.
         last_stride: stride of a ResNet's last stage; 1 (SGSL's released code) doubles the resolution of its maps.
-        rbr: a ResNet without its last BatchNorm and ReLU (SGSL, "remove the last ReLU and BN"). "published" removes those two;
-            "released" removes all three ReLUs of the last block with them, because they are one module in the released code.
-        stem_pool: a ResNet's first pooling, "padded" as torchvision's, or "ceil" without padding (SGSL's released code).
+        rbr: omit a ResNet's last BatchNorm and ReLU (SGSL, "remove the last ReLU and BN"). "published" removes these two; "released"
+            also removes the last block's other ReLUs, because all three are one module in the released code.
+        stem_pool: a ResNet's first pooling: "padded" as in torchvision, or "ceil" without padding (SGSL's released code).
     """
 
     name: str

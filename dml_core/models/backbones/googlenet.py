@@ -1,7 +1,7 @@
-"""GoogLeNet (Inception v1 with BatchNorm) of torchvision, without pooling, dropout and classifiers.
+"""torchvision's GoogLeNet (Inception v1 with BatchNorm), without pooling, dropout and classifiers.
 
-Its ImageNet weights were converted from TensorFlow's and expect pixels from -1 to 1 (`scaling: minus-one-one`). They are the nearest ready
-ones to heated-up softmax's TF-slim network and to the discriminative loss's GoogLeNet.
+Its ImageNet weights were converted from TensorFlow's and expect pixels from -1 to 1 (`scaling: minus-one-one`). They are the closest
+available ones to heated-up softmax's TF-slim network and to the discriminative loss's GoogLeNet.
 """
 
 import torchvision
@@ -14,7 +14,7 @@ NOT_FEATURES = ("avgpool", "dropout", "fc", "aux1", "aux2")
 
 
 class GoogLeNet(nn.Module):
-    """The convolutional part under torchvision's names."""
+    """The convolutional part, with torchvision's layer names."""
 
     num_features = 1024
 

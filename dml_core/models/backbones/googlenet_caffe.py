@@ -1,7 +1,7 @@
-"""GoogLeNet without BatchNorm (Szegedy et al., CVPR 2015) as Caffe's model zoo has it, under that model's layer names.
+"""GoogLeNet without BatchNorm (Szegedy et al., CVPR 2015) as in Caffe's model zoo, with that model's layer names.
 
-Its 5x5 branch is 5x5, and two layers normalise over neighbouring channels; torchvision's and TF-slim's networks have neither. Source:
-BVLC/caffe, models/bvlc_googlenet. The converted weights (docs/models.md) want BGR pixels from 0 to 255 less (104, 117, 123):
+Its "five" branch has 5x5 convolutions, and two layers normalise over neighbouring channels, unlike torchvision's and TF-slim's networks.
+Source: BVLC/caffe, models/bvlc_googlenet. The converted weights (docs/models.md) expect BGR pixels from 0 to 255 minus (104, 117, 123):
 `scaling: bgr-bvlc`.
 """
 
@@ -29,7 +29,7 @@ class GoogLeNetCaffe(nn.Module):
             self._add_block(f"inception_{name}", widths)
         self.halve = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         self.maximum = nn.MaxPool2d(3, stride=1, padding=1)
-        self.normalise = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)  # alpha / 5, as Caffe's
+        self.normalise = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)  # divides alpha by 5, as Caffe does
         start_from(self, config, None)
 
     def forward(self, images: Tensor) -> Tensor:

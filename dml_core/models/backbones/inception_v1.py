@@ -1,8 +1,8 @@
-"""Inception v1 of TF-slim, heated-up softmax's network: GoogLeNet with BatchNorm and TensorFlow's SAME padding, under slim's scope names.
+"""TF-slim's Inception v1, heated-up softmax's network: GoogLeNet with BatchNorm and TensorFlow's SAME padding, with slim's scope names.
 
-It differs from torchvision's GoogLeNet in the padding of strided layers, which is uneven for an even side, and in BatchNorm, which has no
-scale. Source: tensorflow/models, research/slim/nets/inception_v1.py. The converted weights (docs/models.md) expect pixels from -1 to 1
-(`scaling: minus-one-one`).
+It differs from torchvision's GoogLeNet in the padding of strided layers, which is asymmetric for an even side, and in BatchNorm, which
+has no scale. Source: tensorflow/models, research/slim/nets/inception_v1.py. The converted weights (docs/models.md) expect pixels from -1
+to 1 (`scaling: minus-one-one`).
 """
 
 import torch
@@ -13,9 +13,9 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.inception_widths import WIDTHS, Widths
 from dml_core.models.backbones.weights import start_from
 
-# slim counts a stage's modules from b: its first letter is that of the pooling before them.
+# slim counts a stage's modules from b: letter a is the pooling before them.
 BLOCKS = {f"Mixed_{name[0]}{chr(ord(name[1]) + 1)}": widths for name, widths in WIDTHS.items()}
-POOLED_BEFORE = {"Mixed_4b": 3, "Mixed_5b": 2}  # side of the pooling's window
+POOLED_BEFORE = {"Mixed_4b": 3, "Mixed_5b": 2}  # side of the pooling window
 
 
 class InceptionV1(nn.Module):
@@ -29,7 +29,7 @@ class InceptionV1(nn.Module):
         self.add_module("Conv2d_2b_1x1", Unit(64, 64, 1))
         self.add_module("Conv2d_2c_3x3", Unit(64, 192, 3))
         for name, widths in BLOCKS.items():
-            # the published name of this one convolution
+            # Mixed_5b's convolution is published under another name
             self.add_module(name, Block(widths, five="Conv2d_0a_3x3" if name == "Mixed_5b" else "Conv2d_0b_3x3"))
         start_from(self, config, None)
 
@@ -45,7 +45,7 @@ class InceptionV1(nn.Module):
 
 
 class Block(nn.Module):
-    """One inception module; `five` is the name of the third branch's second convolution."""
+    """One inception module; `five` is the name of the second convolution in the third branch."""
 
     def __init__(self, widths: Widths, five: str) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ class Block(nn.Module):
         self.Branch_3.add_module("Conv2d_0b_1x1", Unit(entering, widths.projection, 1))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(N, C, h, w) to (N, D, h, w)."""
+        """Map (N, C, h, w) to (N, D, h, w)."""
         return torch.cat([self.Branch_0(maps), self.Branch_1(maps), self.Branch_2(maps), self.Branch_3(maps)], dim=1)
 
 
 class Unit(nn.Module):
-    """Convolution with SAME padding and without bias, BatchNorm that learns its shift alone, ReLU.
+    """Convolution with SAME padding and no bias, BatchNorm that learns only its shift, ReLU.
 
     Args:
-        in_channels, out_channels: of the convolution.
-        size: of its window, odd.
+        in_channels, out_channels: channels of the convolution.
+        size: side of its window, odd.
         stride: 1 or 2.
     """
 
@@ -84,26 +84,26 @@ class Unit(nn.Module):
         self.norm.weight.requires_grad_(False)  # stays 1: slim has no gamma
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(N, in_channels, h, w) to (N, out_channels, h / stride, w / stride), rounded up."""
+        """Map (N, in_channels, h, w) to (N, out_channels, h / stride, w / stride), rounded up."""
         padded = maps if self.stride == 1 else same_padded(maps, self.size, self.stride)
         rectified: Tensor = self.norm(self.conv(padded)).relu_()
         return rectified
 
 
 def halved(maps: Tensor, size: int) -> Tensor:
-    """TensorFlow's SAME maximum of stride 2 over windows of `size`; `maps` are rectified, so a border of zeros changes no maximum."""
+    """Return TensorFlow's SAME max pooling, stride 2, windows of `size`; zero padding changes no maximum, as `maps` are rectified."""
     return functional.max_pool2d(same_padded(maps, size, 2), size, stride=2)
 
 
 def same_padded(maps: Tensor, size: int, stride: int) -> Tensor:
-    """`maps` (N, C, h, w) with TensorFlow's SAME border of zeros: as much as ceil(h / stride) windows need.
+    """Return `maps` (N, C, h, w) with TensorFlow's SAME zero padding, enough for ceil(h / stride) windows.
 
-    An odd zero comes below and to the right.
+    If the number of zeros is odd, the extra zero is at the bottom or right.
 
     Source: TensorFlow's API reference, tf.nn, "Notes on padding".
     """
     border: list[int] = []
-    for side in (maps.shape[3], maps.shape[2]):  # functional.pad begins with the last axis
+    for side in (maps.shape[3], maps.shape[2]):  # functional.pad starts with the last axis
         num_windows = -(-side // stride)
         missing = max((num_windows - 1) * stride + size - side, 0)
         border += [missing // 2, missing - missing // 2]

@@ -1,10 +1,10 @@
-"""Channels of GoogLeNet's nine inception modules (Szegedy et al., CVPR 2015, Table 1), for two networks."""
+"""Channels of GoogLeNet's nine inception modules (Szegedy et al., CVPR 2015, Table 1), shared by two networks."""
 
 from typing import NamedTuple
 
 
 class Widths(NamedTuple):
-    """Channels in and out of one module's branches. The "five" branch is a 5x5 convolution in the paper and in Caffe, 3x3 in TF-slim."""
+    """Input and branch channels of one module. The "five" branch is a 5x5 convolution in the paper and in Caffe, 3x3 in TF-slim."""
 
     in_channels: int
     one: int

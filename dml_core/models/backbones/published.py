@@ -1,8 +1,8 @@
-"""Published ImageNet weights: which file each backbone starts from, the folder that keeps these files, and fetching them.
+"""Published ImageNet weights: the file of each backbone, its download, and the folder that stores it.
 
-The folder is `DML_WEIGHTS`, by default the one of torch's hub (`~/.cache/torch/hub/checkpoints`). A file is compared with its published
-SHA-256 whenever a network starts from it. This module loads no torch, and stands apart from `weights.py`, which is a part of every trained
-system's identity: where a file lies changes no result.
+The folder is `DML_WEIGHTS`, by default that of torch's hub (`~/.cache/torch/hub/checkpoints`). A file's published SHA-256 is verified
+whenever a network starts from it. This module does not import torch. It is separate from `weights.py`, which is part of every trained
+system's identity, because a file's location does not change results.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from dml_core.errors import ConfigError
 FOLDER_VARIABLE = "DML_WEIGHTS"
 _CONVERTING = "docs/models.md, Converted weights"
 _TORCHVISION = "https://download.pytorch.org/models"
-_one_at_a_time = threading.Lock()  # runs of one flow that need the same file: the first fetches it
+_one_at_a_time = threading.Lock()  # of a flow's runs that need the same file, the first downloads it
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class PublishedFile:
     """The file of a backbone's ImageNet weights, a state dict saved by torch.
 
     Attributes:
-        name: in the weights folder.
-        sha256: of its bytes, or as much of its beginning as the publisher states (torch's hub puts it into the name); None where none is.
-        addresses: who offers it, tried in this order; empty for a file that a person makes.
-        how_to_make: one line for a file without an address.
+        name: file name in the weights folder.
+        sha256: SHA-256 of its bytes, or the published prefix of it (torch's hub puts it into the name); None if not published.
+        addresses: download addresses, tried in this order; empty for a file that the user must create.
+        how_to_make: one-line instructions for a file without an address.
     """
 
     name: str
@@ -40,12 +40,12 @@ class PublishedFile:
 
     @property
     def path(self) -> Path:
-        """Where it is kept on this machine."""
+        """Path of the file on this machine."""
         return weights_folder() / self.name
 
     @property
     def described(self) -> str:
-        """Its name and what is published of its SHA-256."""
+        """File name and what is published of its SHA-256."""
         if self.sha256 is None:
             return f"{self.name} (no SHA-256 is published)"
         is_whole = len(self.sha256) == hashlib.sha256().digest_size * 2
@@ -56,7 +56,7 @@ def _of_torchvision(name: str) -> PublishedFile:
     return PublishedFile(name, name.rpartition("-")[2].partition(".")[0], (f"{_TORCHVISION}/{name}",))
 
 
-# By backbone. torchvision's are its IMAGENET1K_V1. The publisher of bn_inception's (Cadene/pretrained-models.pytorch) has it on one host.
+# By backbone. torchvision's are IMAGENET1K_V1. The publisher of bn_inception's (Cadene/pretrained-models.pytorch) uses a single host.
 PUBLISHED = {
     "resnet18": _of_torchvision("resnet18-f37072fd.pth"),
     "resnet34": _of_torchvision("resnet34-b627a593.pth"),
@@ -75,22 +75,22 @@ PUBLISHED = {
 
 
 def hub_folder() -> Path:
-    """The folder of torch's hub, by the variables that torch reads."""
+    """Return the folder of torch's hub, from the environment variables that torch reads."""
     home = os.environ.get("TORCH_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torch"
     return Path(home).expanduser() / "hub" / "checkpoints"
 
 
 def weights_folder() -> Path:
-    """The folder of the published files: `DML_WEIGHTS`, or that of torch's hub."""
+    """Return the folder of the published files: `DML_WEIGHTS`, or that of torch's hub."""
     named = os.environ.get(FOLDER_VARIABLE)
     return Path(named).expanduser().absolute() if named else hub_folder()
 
 
 def is_kept(file: PublishedFile) -> bool:
-    """Whether the weights folder has a file, with the published hash.
+    """Return whether the weights folder has a file, with the published hash.
 
     Raises:
-        ConfigError: it has another file of that name, a damaged one say.
+        ConfigError: a file of that name has another hash, for example because it is damaged.
     """
     if not file.path.is_file():
         return False
@@ -103,13 +103,13 @@ def is_kept(file: PublishedFile) -> bool:
 
 
 def fetch_published(backbone: str) -> Path:
-    """The file of a backbone's ImageNet weights, downloaded unless the weights folder has it.
+    """Return the file of a backbone's ImageNet weights, downloaded if the weights folder lacks it.
 
     Args:
         backbone: a key of `PUBLISHED`.
 
     Raises:
-        ConfigError: the file is damaged, nobody offers it, or it cannot be downloaded; the line names it, its hash and where to put it.
+        ConfigError: the file is damaged, has no address, or cannot be downloaded; the message names file, hash and target path.
     """
     file = PUBLISHED[backbone]
     with _one_at_a_time:
@@ -119,7 +119,7 @@ def fetch_published(backbone: str) -> Path:
 
 
 def how_to_get(backbone: str) -> str:
-    """What a person does about a file that the weights folder does not have; one line."""
+    """Return one-line instructions for getting a file missing from the weights folder."""
     file = PUBLISHED[backbone]
     place = f"put {file.described} at {file.path}"
     if not file.addresses:
@@ -128,8 +128,8 @@ def how_to_get(backbone: str) -> str:
 
 
 def _download(backbone: str, file: PublishedFile) -> None:
-    """The file takes its place only when it is whole and has the right hash."""
-    from dml_core.models.backbones.weights import DOWNLOADERS  # torch
+    """Download a file; move it into place only when it is complete and its hash matches."""
+    from dml_core.models.backbones.weights import DOWNLOADERS  # imports torch
 
     if not file.addresses:
         raise ConfigError(f"ImageNet weights of '{backbone}' are not there, and nobody offers the file: {how_to_get(backbone)}")
@@ -152,6 +152,6 @@ def _download(backbone: str, file: PublishedFile) -> None:
 
 @cache
 def _sha256(path: Path, *_status: int) -> str:
-    """Of a file, computed once for each size and time of change."""
+    """Return a file's SHA-256, cached by size and modification time."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Names of the backbones. A name leads to a module and a builder, imported only when it is used: a run depends on its own family's file."""
+"""Registry of backbones: name -> builder, imported only when used, so that a run depends only on its own family's file."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ BACKBONES: dict[str, str] = {
     "vgg16": "dml_core.models.backbones.vgg:VGG16",
     "bn_inception": "dml_core.models.backbones.bn_inception:BNInception",
 }
-# The scaling of pixels that each network's published weights were trained with.
+# Pixel scaling with which each network's published weights were trained.
 TRAINED_WITH = {
     "resnet18": "rgb-imagenet",
     "resnet34": "rgb-imagenet",
@@ -40,10 +40,10 @@ TRAINED_WITH = {
 
 
 def backbone_module(name: str) -> str:
-    """The module that a backbone's name leads to: what a training run's identity depends on.
+    """Return the module of a backbone, which is part of a training run's identity.
 
     Raises:
-        ConfigError: no such backbone; the nearest name is given.
+        ConfigError: unknown backbone; the message suggests the nearest name.
     """
     if name.startswith(TIMM_PREFIX):
         return "dml_core.models.backbones.timm_model"
@@ -53,14 +53,14 @@ def backbone_module(name: str) -> str:
 
 
 def build_backbone(config: BackboneConfig) -> "nn.Module":
-    """The configured network with its attribute `num_features`. Published weights come from the weights folder (`published`).
+    """Build the configured network with its attribute `num_features`. Published weights come from the weights folder (`published`).
 
     Raises:
-        ConfigError: unknown name, or weights that are missing, damaged or do not fit.
+        ConfigError: unknown name, or weights that are missing, damaged or incompatible.
     """
     module = import_module(backbone_module(config.name))
     if config.weights == "imagenet":
-        from dml_core.models.backbones.published import PUBLISHED, fetch_published  # a network that is opened again needs none
+        from dml_core.models.backbones.published import PUBLISHED, fetch_published  # a reopened network needs none
 
         if config.name in PUBLISHED:
             config = config.model_copy(update={"weights": str(fetch_published(config.name))})

@@ -1,6 +1,6 @@
-"""ResNets of torchvision without pooling and classifier, with what SGSL (Yang et al., AAAI 2023) changes in them.
+"""torchvision's ResNets without pooling and classifier, with the modifications of SGSL (Yang et al., AAAI 2023).
 
-RBR ("ReLU and BatchNorm removal") takes the last two modules away, so that features may be negative.
+RBR ("ReLU and BatchNorm removal") removes the last two modules, so that features may be negative.
 """
 
 import torchvision
@@ -12,7 +12,7 @@ from dml_core.models.backbones.weights import start_from, torchvision_imagenet
 
 
 class ResNet(nn.Module):
-    """The stages of a torchvision ResNet under torchvision's names; the last block's BatchNorm is absent where RBR removes it."""
+    """The stages of a torchvision ResNet, with torchvision's names; RBR removes the last block's last BatchNorm."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class OpenBlock(nn.Module):
     """A stage's last residual block without its last BatchNorm and ReLU.
 
     Args:
-        block: with its weights; its layers are taken over under their names.
-        keep_inner_relu: whether the ReLUs within the block stay.
+        block: block with its weights, whose layers and names are reused.
+        keep_inner_relu: keep the ReLUs within the block.
     """
 
     def __init__(self, block: BasicBlock | Bottleneck, keep_inner_relu: bool) -> None:
@@ -53,7 +53,7 @@ class OpenBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True) if keep_inner_relu else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(N, C, h, w) to (N, C, h, w)."""
+        """Map (N, C, h, w) to (N, C, h, w)."""
         residual = self.conv2(self.relu(self.bn1(self.conv1(maps))))
         if hasattr(self, "conv3"):
             residual = self.conv3(self.relu(self.bn2(residual)))
@@ -62,7 +62,7 @@ class OpenBlock(nn.Module):
 
 
 def _unstride(block: BasicBlock | Bottleneck) -> None:
-    """Take the stride out of a stage's first block."""
+    """Set the stride of a stage's first block to 1."""
     strided = block.conv2 if isinstance(block, Bottleneck) else block.conv1
     assert block.downsample is not None
     strided.stride = block.downsample[0].stride = (1, 1)

@@ -1,6 +1,6 @@
-"""Networks for small images: the comparison's `small_cnn` and those of the papers' figures. None has published weights.
+"""Networks for small images: `small_cnn` for comparisons and those of the papers' figures. None has published weights.
 
-`small_cnn` normalises by groups of channels, not by batch, so that it gives the same features whatever the number of workers without any
+`small_cnn` uses group instead of batch normalisation, so that its features do not depend on the number of workers and need no
 communication.
 """
 
@@ -34,10 +34,10 @@ class SmallCNN(nn.Module):
 
 
 class LeNet(nn.Module):
-    """LeNet's two convolutions, 20 and 50 of 5x5, each pooled by 2 (heated-up softmax, Figures 3 and 4).
+    """LeNet's two convolutions, 20 and 50 channels of 5x5, each pooled by 2 (heated-up softmax, Figures 3 and 4).
 
-    The head is its second-last layer: `linear` with `embedding_dim: 2` in the figures; the loss has the last one. Which LeNet the paper
-    means is not stated: Caffe's for MNIST, assumed; `lenet_released` is the one of its released code.
+    The head is LeNet's second-last layer (`linear`, in the figures with `embedding_dim: 2`); the last layer is in the loss. The paper does
+    not state which LeNet it means: assumed Caffe's for MNIST. `lenet_released` is the one of its released code.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LeNet(nn.Module):
         self.conv1 = nn.Conv2d(3, 20, 5)
         self.conv2 = nn.Conv2d(20, 50, 5)
         self.pool = nn.MaxPool2d(2)
-        self.grid = nn.AdaptiveAvgPool2d(4)  # what 28x28 pixels come to; the identity for them
+        self.grid = nn.AdaptiveAvgPool2d(4)  # 28x28 images have 4x4 maps: the identity for them
         self.num_features = 50 * 4 * 4
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ class LeNet(nn.Module):
 
 
 class ReleasedLeNet(nn.Module):
-    """LeNet as heated-up softmax's released `nets/lenet.py` has it: 5x5 convolutions of 32 and 64 channels, then a layer of 500, all ReLU.
+    """LeNet of heated-up softmax's released `nets/lenet.py`: 5x5 convolutions of 32 and 64 channels, then a layer of 500, all with ReLU.
 
-    Convolutions keep the size, each is pooled by 2; weights start as TensorFlow's (He et al., normal), biases at 0. Its one input channel
+    Convolutions keep the size and are pooled by 2; initial weights are TensorFlow's (He et al., normal), biases 0. The single input channel
     is the mean of the image's three, which are equal for digits.
     """
 
@@ -66,23 +66,23 @@ class ReleasedLeNet(nn.Module):
         self.conv1 = nn.Conv2d(1, 32, 5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
         self.pool = nn.MaxPool2d(2)
-        self.grid = nn.AdaptiveAvgPool2d(7)  # what 28x28 pixels come to; the identity for them
+        self.grid = nn.AdaptiveAvgPool2d(7)  # 28x28 images have 7x7 maps: the identity for them
         self.linear = nn.Linear(64 * 7 * 7, 500)
         self.num_features = 500
         for layer in (self.conv1, self.conv2, self.linear):
             start_as_slim(layer)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The last layer's outputs, (N, 500, 1, 1), of images (N, 3, H, W)."""
+        """Outputs of the last layer, (N, 500, 1, 1), for images (N, 3, H, W)."""
         grey = images.mean(dim=1, keepdim=True)
         maps = self.grid(self.pool(torch.relu(self.conv2(self.pool(torch.relu(self.conv1(grey)))))))
         return torch.relu(self.linear(maps.flatten(1)))[:, :, None, None]
 
 
 class FiveLayerCNN(nn.Module):
-    """Four convolutions, to which a `linear` head with `embedding_dim: 3` is the fifth layer (SGSL, Figure 3).
+    """Four convolutions; a `linear` head with `embedding_dim: 3` is the fifth layer (SGSL, Figure 3).
 
-    Its widths and its BatchNorm are not stated: assumed.
+    Widths and BatchNorm are not published: assumed.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class FiveLayerCNN(nn.Module):
 
 
 def build_small(config: BackboneConfig) -> nn.Module:
-    """One of this file's networks by its name."""
+    """Build one of this file's networks by name."""
     builders = {
         "small_cnn": lambda: SmallCNN(config.width),
         "lenet": LeNet,

@@ -1,4 +1,4 @@
-"""Any model of timm by name (`timm:<model>`), without its pooling and classifier. Transformers' patches become positions of a map."""
+"""Any timm model by name (`timm:<model>`), without pooling and classifier. A transformer's patches become positions of a map."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ PREFIX = "timm:"
 
 
 class TimmModel(nn.Module):
-    """A timm model's `forward_features`, as maps whatever the model's own layout."""
+    """A timm model's `forward_features`, converted to feature maps from the model's own layout."""
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class TimmModel(nn.Module):
         start_from(self.model, config, lambda: _download_imagenet(name), tuple(f"{layer}." for layer in left_out))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, class token left out."""
+        """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, without the class token."""
         features: Tensor = self.model.forward_features(images)
         if features.dim() == 3:
             return features[:, self.num_prefix_tokens :].transpose(1, 2)[..., None]

@@ -1,4 +1,4 @@
-"""VGG-16 of torchvision up to its last convolution; the discriminative loss's paper takes the maximum of those maps (pooling `max`)."""
+"""torchvision's VGG-16 up to its last convolution; the discriminative loss's paper max-pools these maps (pooling `max`)."""
 
 import torchvision
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ LAST_RELU = 29  # features[30] is the pooling after conv5_3
 
 
 class VGG16(nn.Module):
-    """The thirteen convolutions under torchvision's names."""
+    """The thirteen convolutions, with torchvision's names."""
 
     num_features = 512
 
     def __init__(self, config: BackboneConfig) -> None:
         super().__init__()
-        # 123 million of VGG-16's parameters are its classifier's: it is never built.
+        # The classifier has 123 million of VGG-16's parameters and is never built.
         layers = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["D"])
         self.features = nn.Sequential(*layers[: LAST_RELU + 1])
         for module in self.features:

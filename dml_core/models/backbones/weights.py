@@ -1,7 +1,7 @@
-"""What a backbone starts from: state dicts by name, file or address, loaded strictly. Nothing is ever silently random.
+"""Initial weights of a backbone: state dicts by name, file or address, loaded strictly; weights never silently stay random.
 
-A file from elsewhere is kept in torch's hub folder under its SHA-256, which is checked whenever the file is used. http and https are
-fetched here; whoever knows other stores adds their scheme to `DOWNLOADERS` (`tasks.storage` does so for s3).
+A download is stored in torch's hub folder under its SHA-256, which is verified at every use. http and https are supported here; other
+modules add further schemes to `DOWNLOADERS` (`tasks.storage` adds s3).
 """
 
 import hashlib
@@ -25,16 +25,16 @@ DOWNLOAD_TIMEOUT_SECONDS = 60
 def start_from(
     network: nn.Module, config: BackboneConfig, imagenet: Callable[[], StateDict] | None, left_out: tuple[str, ...] = ()
 ) -> None:
-    """Load the configured weights into `network`; "none" leaves it as it was initialised.
+    """Load the configured weights into `network`; "none" keeps its initial weights.
 
     Args:
-        network: what the weights must fit, name by name and shape by shape.
-        config: which weights.
-        imagenet: gives the published state dict; None where there is none.
-        left_out: beginnings of the names that a published file has beside the features (classifiers).
+        network: network whose names and shapes the weights must match.
+        config: selects the weights.
+        imagenet: returns the published state dict; None if none is published.
+        left_out: prefixes of names to skip, such as those of a published file's classifiers.
 
     Raises:
-        ConfigError: the weights are missing, damaged, or do not fit.
+        ConfigError: the weights are missing, damaged or incompatible.
     """
     if config.weights == "none":
         return
@@ -48,9 +48,9 @@ def start_from(
 
 
 def load_weights(network: nn.Module, state: StateDict, source: str) -> None:
-    """Load `state` into `network`, strictly in names and shapes.
+    """Load `state` into `network`, with strict names and shapes.
 
-    Only BatchNorm's batch counters may be absent, and a vector may be saved as a matrix of one row (BN-Inception's older file).
+    Only BatchNorm's batch counters may be missing, and a vector may be saved as a one-row matrix (BN-Inception's older file).
 
     Raises:
         ConfigError: names or shapes differ; the message counts them and names the first five of each kind.
@@ -73,10 +73,10 @@ def load_weights(network: nn.Module, state: StateDict, source: str) -> None:
 
 
 def published_weights(download: Callable[[], StateDict], address: str) -> StateDict:
-    """The state dict that a library's own download gives.
+    """Return the state dict from a library's own download.
 
     Raises:
-        ConfigError: it cannot be downloaded; the line says what to do without internet access.
+        ConfigError: the download failed; the message explains what to do without internet access.
     """
     try:
         return download()
@@ -88,8 +88,8 @@ def published_weights(download: Callable[[], StateDict], address: str) -> StateD
 
 
 def torchvision_imagenet(name: str) -> Callable[[], StateDict]:
-    """torchvision's IMAGENET1K_V1 weights of its model `name`, the ones that the papers' networks start from."""
-    import torchvision  # seconds to load, and a network of our own has no weights there
+    """Return a function that loads torchvision's IMAGENET1K_V1 weights of `name`, from which the papers' networks start."""
+    import torchvision  # takes seconds to import, and this project's own networks do not need it
 
     weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
     return lambda: published_weights(lambda: weights.get_state_dict(progress=False, check_hash=True), weights.url)
@@ -113,7 +113,7 @@ def _read_state_dict(path: Path, source: str) -> StateDict:
 
 
 def _local_file(weights: str, sha256: str | None) -> Path:
-    """The file itself, or the kept download of an address; its hash is as configured."""
+    """Return the file itself or the stored download of an address, after verifying its hash."""
     if "://" in weights:
         assert sha256 is not None
         return _download(weights, sha256)
@@ -126,7 +126,7 @@ def _local_file(weights: str, sha256: str | None) -> Path:
 
 
 def _download(address: str, sha256: str) -> Path:
-    """Fetch an address once; the file takes its place only when it is whole and has the right hash."""
+    """Download an address once; move the file into place only when it is complete and its hash matches."""
     scheme, _, rest = address.partition("://")
     path = Path(torch.hub.get_dir()) / "checkpoints" / f"{sha256}-{Path(rest).name}"
     if not path.exists():

@@ -1,1 +1,1 @@
-"""Weights published in formats of other frameworks, as state dicts of this project's backbones. Commands: docs/models.md."""
+"""Conversion of weights published in other frameworks' formats to state dicts of this project's backbones. Commands: docs/models.md."""

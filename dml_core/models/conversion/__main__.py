@@ -12,7 +12,7 @@ from dml_core.models.conversion.slim import read_arrays, state_dict_from_slim
 
 
 def main() -> int:
-    """Convert one file; 0, or 2 with one line on the standard error."""
+    """Convert one file. Return 0, or 2 after a short error message on standard error."""
     parser = argparse.ArgumentParser(prog="python -m dml_core.models.conversion", description=__doc__)
     parser.add_argument(
         "kind", choices=["slim", "caffe"], help="slim: what read_slim_checkpoint.py wrote; caffe: bvlc_googlenet.caffemodel"
@@ -33,8 +33,8 @@ def convert(kind: str, file: Path, out: Path) -> None:
 
     Args:
         kind: "slim" or "caffe".
-        file: what is converted.
-        out: where to; an existing file is not overwritten.
+        file: file to convert.
+        out: output file; an existing one is not overwritten.
 
     Raises:
         ConfigError: the file is not the published one, or `out` cannot be written.
@@ -49,7 +49,7 @@ def convert(kind: str, file: Path, out: Path) -> None:
             raise ConfigError(f"{out} exists: remove it, or choose another place")
         torch.save(state, part)
         part.rename(out)
-    except (OSError, RuntimeError) as error:  # torch reports a folder that is missing as a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch reports a missing folder as a RuntimeError
         raise ConfigError(f"{out} cannot be written ({str(error).splitlines()[0]})") from None
     print(f"{out}: {len(state)} tensors, {sum(tensor.numel() for tensor in state.values())} numbers")
 

@@ -1,6 +1,6 @@
-"""Caffe's model files, and BVLC GoogLeNet's as a state dict of the backbone `googlenet_caffe`.
+"""Reads Caffe's model files, and converts BVLC GoogLeNet to a state dict of the backbone `googlenet_caffe`.
 
-A `.caffemodel` is a protocol buffer, `NetParameter` of Caffe's caffe.proto. Only the fields that hold weights are described here; the
+A `.caffemodel` is a protocol buffer, `NetParameter` of Caffe's caffe.proto. Only fields that hold weights are described here; the
 library skips the others.
 """
 
@@ -17,7 +17,7 @@ from dml_core.errors import ConfigError
 from dml_core.models.conversion.state_dict import check_fit, shapes_of
 
 _Field = descriptor_pb2.FieldDescriptorProto
-# Message -> field -> number, type, repeated. Files from before 2014's change of format have V1 layers, and blobs of exactly four axes.
+# Message -> field -> number, type, repeated. Files from before the format change of 2014 have V1 layers and blobs of exactly four axes.
 _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
     "BlobShape": {"dim": (1, _Field.TYPE_INT64, True)},
     "BlobProto": {
@@ -35,10 +35,10 @@ _MESSAGES: dict[str, dict[str, tuple[int, Any, bool]]] = {
 
 
 def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:
-    """The blobs of each layer that has any, by the layer's name and in its order (weights, then biases).
+    """Return the blobs of each layer that has any, by layer name, in the file's order (weights, then biases).
 
     Raises:
-        ConfigError: there is no such file, it is damaged, or it is no Caffe model.
+        ConfigError: the file is missing, damaged, or not a Caffe model.
     """
     try:
         content = path.read_bytes()
@@ -56,14 +56,14 @@ def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:
 
 
 def state_dict_from_caffe(layers: dict[str, list[NDArray[np.float32]]], source: str) -> dict[str, Tensor]:
-    """The backbone's state of BVLC GoogLeNet's layers, `<layer>.weight` (OIHW as in Caffe) and `<layer>.bias`; classifiers are left out.
+    """Return the backbone's state dict from BVLC GoogLeNet: `<layer>.weight` (OIHW as in Caffe) and `<layer>.bias`; no classifiers.
 
     Args:
-        layers: what `read_caffemodel` gives.
-        source: the file, as an error names it.
+        layers: output of `read_caffemodel`.
+        source: the file's name in error messages.
 
     Raises:
-        ConfigError: layers or blobs are missing, or of another shape.
+        ConfigError: layers or blobs are missing or have another shape.
     """
     expected = shapes_of("googlenet_caffe")
     state: dict[str, Tensor | None] = {}
@@ -71,7 +71,7 @@ def state_dict_from_caffe(layers: dict[str, list[NDArray[np.float32]]], source: 
         layer, _, kind = key.rpartition(".")
         blobs = layers.get(layer, [])[("weight", "bias").index(kind) :]
         tensor = torch.from_numpy(blobs[0].copy()) if blobs else None
-        # the old format has a bias as (1, 1, 1, channels)
+        # the old format stores a bias as (1, 1, 1, channels)
         state[key] = tensor.flatten() if tensor is not None and len(shape) == 1 else tensor
     check_fit(source, state, expected, {key: key for key in expected})
     return {key: tensor for key, tensor in state.items() if tensor is not None}
@@ -86,7 +86,7 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
 
 
 def _message_class(name: str) -> Any:
-    """The class of one message, made from the table above in a pool of descriptors that nothing else uses."""
+    """Create the class of one message from the table above, in its own descriptor pool."""
     file = descriptor_pb2.FileDescriptorProto(name="caffe_weights.proto", package="caffe", syntax="proto2")
     for message_name, fields in _MESSAGES.items():
         described = file.message_type.add(name=message_name)

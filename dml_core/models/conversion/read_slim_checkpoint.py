@@ -2,7 +2,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["tensorflow-cpu>=2.16", "numpy"]
 # ///
-"""Write a TensorFlow checkpoint's variables as a NumPy archive. It runs in an environment of its own: nothing else here needs TensorFlow.
+"""Write a TensorFlow checkpoint's variables as a NumPy archive. It runs in its own environment, as only it needs TensorFlow.
 
 uv run dml_core/models/conversion/read_slim_checkpoint.py inception_v1.ckpt inception_v1.npz
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Convert one checkpoint; 0, or 2 with one line on the standard error."""
+    """Convert one checkpoint. Return 0, or 2 after a short error message on standard error."""
     if len(sys.argv) != 3:
         print(f"usage: {Path(sys.argv[0]).name} CHECKPOINT OUT.npz", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
-"""TF-slim's Inception v1 (`inception_v1_2016_08_28`): its variables as a state dict of the backbone `inception_v1`.
+"""Converts TF-slim's Inception v1 (`inception_v1_2016_08_28`) to a state dict of the backbone `inception_v1`.
 
-The checkpoint itself is read by `read_slim_checkpoint.py`, in an environment with TensorFlow; this module needs none.
+`read_slim_checkpoint.py` reads the checkpoint in an environment with TensorFlow; this module does not need it.
 """
 
 import zipfile
@@ -17,7 +17,7 @@ from dml_core.models.conversion.state_dict import check_fit, first_few, shapes_o
 
 SCOPE = "InceptionV1/"
 CLASSIFIERS = (f"{SCOPE}Logits/", f"{SCOPE}AuxLogits/")
-# The end of a state's name here, and of the variable that it is read from.
+# Suffix of a state dict's key -> suffix of slim's variable.
 VARIABLES = {
     "conv.weight": "weights",
     "norm.bias": "BatchNorm/beta",
@@ -28,10 +28,10 @@ SCALE = "norm.weight"  # 1: slim's BatchNorm of this network has no gamma
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.float32]]:
-    """The variables that `read_slim_checkpoint.py` wrote, by name.
+    """Return the variables that `read_slim_checkpoint.py` wrote, by name.
 
     Raises:
-        ConfigError: there is no such file, it is damaged, or it is no NumPy archive.
+        ConfigError: the file is missing, damaged, or not a NumPy archive.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -43,16 +43,16 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def state_dict_from_slim(variables: Mapping[str, NDArray[np.float32]], source: str) -> dict[str, Tensor]:
-    """The backbone's state of slim's variables; convolutions go from HWIO to OIHW.
+    """Return the backbone's state dict from slim's variables; convolutions are transposed from HWIO to OIHW.
 
-    Classifiers, optimisers' variables and the global step are left out.
+    Classifiers, optimiser variables and the global step are omitted.
 
     Args:
-        variables: arrays by the checkpoint's names, as `InceptionV1/Conv2d_1a_7x7/weights` (7, 7, 3, 64).
-        source: the file, as an error names it.
+        variables: arrays by their names in the checkpoint, such as `InceptionV1/Conv2d_1a_7x7/weights` (7, 7, 3, 64).
+        source: the file's name in error messages.
 
     Raises:
-        ConfigError: variables are missing, of another shape, or of another network (a BatchNorm with gamma, say).
+        ConfigError: variables are missing, have another shape, or are of another network (for example a BatchNorm with gamma).
     """
     expected = shapes_of("inception_v1")
     names = {key: slim_name(key) for key in expected if not key.endswith(SCALE)}
@@ -68,7 +68,7 @@ def state_dict_from_slim(variables: Mapping[str, NDArray[np.float32]], source: s
 
 
 def slim_name(key: str) -> str:
-    """The checkpoint's name of a state, as `Mixed_3b.Branch_0.Conv2d_0a_1x1.conv.weight`."""
+    """Return the checkpoint's name of a state dict key such as `Mixed_3b.Branch_0.Conv2d_0a_1x1.conv.weight`."""
     unit, kind, last = key.rsplit(".", 2)
     return f"{SCOPE}{unit.replace('.', '/')}/{VARIABLES[f'{kind}.{last}']}"
 

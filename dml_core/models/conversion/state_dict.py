@@ -1,4 +1,4 @@
-"""Arrays of a published file beside the names and shapes that a backbone has."""
+"""Checks a published file's arrays against a backbone's names and shapes."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from dml_core.models.backbones.registry import build_backbone
 
 
 def shapes_of(backbone: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a backbone's state, without BatchNorm's batch counters."""
+    """Return names and shapes of a backbone's state, without BatchNorm's batch counters."""
     with torch.device("meta"):
         state = build_backbone(BackboneConfig(name=backbone)).state_dict()
     return {key: tuple(value.shape) for key, value in state.items() if not key.endswith("num_batches_tracked")}
@@ -21,13 +21,13 @@ def check_fit(source: str, found: Mapping[str, Tensor | None], expected: Mapping
     """Compare tensors with a backbone's names and shapes.
 
     Args:
-        source: the file, as the error names it.
-        found: by the backbone's names; None where the file has no such array.
+        source: the file's name in error messages.
+        found: tensors by the backbone's names; None if the file has no such array.
         expected: shapes by the backbone's names.
-        names: how the file calls them.
+        names: the file's names by the backbone's names.
 
     Raises:
-        ConfigError: some are missing or of another shape; the message counts them and names the first five of each.
+        ConfigError: some are missing or have another shape; the message counts them and names the first five of each.
     """
     missing = [names[key] for key in expected if found.get(key) is None]
     others = [
@@ -42,5 +42,5 @@ def check_fit(source: str, found: Mapping[str, Tensor | None], expected: Mapping
 
 
 def first_few(names: list[str]) -> str:
-    """Five names, and whether there are more."""
+    """Return the first five names, with an ellipsis if there are more."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

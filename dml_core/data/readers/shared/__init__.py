@@ -1,1 +1,1 @@
-"""What readers share: the contract of a dataset, its rules, annotation files, archives, IDX files."""
+"""Common parts of the readers: dataset contract, rules, annotation files, archives, IDX files."""

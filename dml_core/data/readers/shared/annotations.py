@@ -1,4 +1,4 @@
-"""Reading the publishers' text files, with every damage said in one line."""
+"""Reading of the publishers' text files; damage is reported in a one-line error message."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +7,10 @@ from dml_core.errors import DataError
 
 
 def read_file(path: Path) -> bytes:
-    """Bytes of one image file.
+    """Return the bytes of one image file.
 
     Raises:
-        DataError: the file that an annotation names is missing, unreadable or empty.
+        DataError: the annotated file is missing, unreadable or empty.
     """
     try:
         data = path.read_bytes()
@@ -24,10 +24,10 @@ def read_file(path: Path) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Non-empty lines of an annotation file, without line ends.
+    """Return the non-empty lines of an annotation file, without line ends.
 
     Raises:
-        DataError: the file is missing or is not UTF-8 text.
+        DataError: the file is missing or not UTF-8 text.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_numbers(texts: Sequence[str], path: Path) -> list[float]:
-    """Columns of an annotation file as numbers.
+    """Convert columns of an annotation file to numbers.
 
     Raises:
         DataError: one of them is not a number.

@@ -1,4 +1,4 @@
-"""The files that publishers offer: fetched where a link still works, checked against the published checksum, unpacked safely."""
+"""Publishers' files: download where a link works, verification by the published checksum, safe unpacking."""
 
 import gzip
 import hashlib
@@ -27,11 +27,11 @@ class Archive:
     """One file of a published dataset.
 
     Attributes:
-        file_name: as the publisher calls it, in the raw folder.
-        unpacked: a path in the raw folder that exists once the archive is unpacked (the file itself where it is no archive).
-        md5: published checksum, or None where there is none.
-        url: a link that works without a person, or None.
-        num_bytes: size that the publisher states, or None where there is none.
+        file_name: the publisher's file name, in the raw folder.
+        unpacked: a path in the raw folder that exists after unpacking (the file itself if it is no archive).
+        md5: published checksum, or None.
+        url: direct download link, or None.
+        num_bytes: published size, or None.
     """
 
     file_name: str
@@ -42,13 +42,13 @@ class Archive:
 
 
 def download(url: str, path: Path, progress: Progress | None = None) -> None:
-    """Fetch a file; an interrupted download goes on where it stopped.
+    """Download a file; an interrupted download resumes.
 
     Args:
-        progress: called with (bytes done, bytes in all; 0 where the server does not say).
+        progress: called with (bytes done, total bytes; 0 if the server does not report it).
 
     Raises:
-        DataError: the server cannot be reached, or ends before the whole file has come; the part that has come is kept.
+        DataError: the server cannot be reached or the file is incomplete; the part received is kept unless it is longer than the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
@@ -66,7 +66,7 @@ def download(url: str, path: Path, progress: Progress | None = None) -> None:
                         progress(done, total)
     except (OSError, HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError) and error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()  # the file there is shorter than what has come: it is another one
+            partial.unlink()  # the remote file is shorter than the part received, so it is a different file
         raise DataError(f"{url}: download failed after {done} bytes ({error}); run it again to go on") from None
     if done < total:
         raise DataError(f"{url}: ended after {done} of {total} bytes; run it again to go on")
@@ -77,7 +77,7 @@ def check_md5(path: Path, md5: str) -> None:
     """Compare a file with its published checksum.
 
     Raises:
-        DataError: it is another file, or damaged.
+        DataError: the file is damaged or a different one.
     """
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
@@ -86,10 +86,10 @@ def check_md5(path: Path, md5: str) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar or zip file into `folder`, all of it or nothing, over nothing that is there.
+    """Unpack a tar or zip file into `folder`, completely or not at all, without overwriting anything.
 
     Raises:
-        DataError: the archive is damaged, leads out of the folder, or holds something that the folder has already.
+        DataError: the archive is damaged, has paths outside the folder, or contains a name that exists in the folder.
         StoreError: the folder cannot be written.
     """
     partial = folder / f".{archive.name}.unpacking"
@@ -122,7 +122,7 @@ def _extract(archive: Path, folder: Path) -> None:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Names and contents of the regular files; extraction filters would do, but Python 3.11 has them only since 3.11.4."""
+    """Yield names and contents of the regular files; Python's extraction filters would suffice but exist only since 3.11.4."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             yield from ((entry.filename, zipped.open(entry)) for entry in zipped.infolist() if not entry.is_dir())

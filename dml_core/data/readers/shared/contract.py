@@ -1,7 +1,7 @@
-"""What a dataset module provides: its options, and how a raw folder becomes a list of rows.
+"""Interface of a dataset module: its options, and the conversion of a raw folder to a list of rows.
 
-A dataset is a small frozen configuration class. Its fields are the options a person may set in `params.yaml`; `rows` reads the
-publisher's own files; `read` adds the checks that hold for every dataset and gives a `Manifest`, which `prepare` packs.
+A dataset is a small frozen configuration class. Its fields are the options for `params.yaml`; `rows` reads the publisher's files;
+`read` adds the checks common to all datasets and returns a `Manifest`, which `prepare` packs.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,11 +23,11 @@ class DatasetConfig(Config):
 
     Attributes:
         stored_size: pack the images resized (losslessly, without boxes) to this short side, or (height, width), for a protocol that
-            begins with this very resize; None packs the original bytes.
-        stored_interpolation: of that resize.
-        how_to_get: what a person must do by hand where the raw files are missing; one line.
-        own_images: a person's own, which are turned upright by their EXIF orientation; others are decoded as they are stored.
-        single_image_classes: the publisher's training part has classes with one image (In-shop's has).
+            starts with this resize; None packs the original bytes.
+        stored_interpolation: interpolation of that resize.
+        how_to_get: one-line instructions for the user if the raw files are missing.
+        own_images: the user's own images are rotated upright by their EXIF orientation; others are decoded as stored.
+        single_image_classes: the publisher's training part has classes with one image (as in In-shop).
     """
 
     how_to_get: ClassVar[str] = "put the raw files there by hand"
@@ -39,7 +39,7 @@ class DatasetConfig(Config):
 
     @property
     def shares_classes(self) -> bool:
-        """Whether train and test have classes in common, because the dataset is split by image; else tested classes are unseen ones."""
+        """True if train and test share classes, because the dataset is split by image; else test classes are unseen in training."""
         return False
 
     def rows(self, raw: Path) -> list[Row]:
@@ -51,27 +51,27 @@ class DatasetConfig(Config):
         raise TypeError(f"{type(self).__name__} does not implement rows")
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """How the encoded bytes of one row are read; by default the row's path is a file under `raw`."""
+        """Return a function that reads the encoded bytes of a row; by default the row's path is a file in `raw`."""
         return lambda row: read_file(raw / row.path)
 
     def materialise(self, raw: Path) -> None:
-        """Make sure that the raw files are in `raw`, never overwriting what is there.
+        """Ensure that the raw files are in `raw`, without overwriting anything.
 
         Raises:
-            DataError: they are not, and only a person can fetch them.
+            DataError: the files are missing and the user must provide them.
         """
         if not raw.is_dir() or not any(raw.iterdir()):
             raise DataError(f"{raw}: no raw files; {self.how_to_get}")
 
     def fetch(self, raw: Path, progress: Progress | None = None) -> None:
-        """Bring the raw files to `raw`; `progress` is called with (bytes done, bytes in all) while something is downloaded."""
+        """Provide the raw files in `raw`; `progress` is called with (bytes done, total bytes) during a download."""
         self.materialise(raw)
 
     def read(self, raw: Path) -> Manifest:
-        """The checked manifest of the raw folder.
+        """Return the checked manifest of the raw folder.
 
         Raises:
-            DataError: as `rows`, or the rows break a rule that holds for every dataset, or the published counts.
+            DataError: as for `rows`, or the rows break a rule of every dataset or the published counts.
         """
         if not raw.is_dir():
             raise DataError(f"{raw}: no such folder; {self.how_to_get}")
@@ -81,17 +81,17 @@ class DatasetConfig(Config):
         manifest = Manifest(rows, self.reader(raw))
         if self.stored_size is None:
             return manifest
-        from dml_core.data.store.resized import resized  # torchvision, which parsing a configuration does not need
+        from dml_core.data.store.resized import resized  # imports torchvision, not needed to parse a configuration
 
         return resized(manifest, self.stored_size, self.stored_interpolation, self.own_images)
 
 
 class OfficialDataset(DatasetConfig):
-    """A published dataset: images and classes per role are checked against the published counts, archives against checksums.
+    """A published dataset; images and classes per role are checked against the published counts, archives against checksums.
 
     Attributes:
-        landmarks: files or folders of the publisher's, relative to the folder that holds the dataset, by any of which that folder is found
-            in the raw one or below it.
+        landmarks: publisher's files or folders, any of which identifies the dataset's folder (they are relative to it) in or below the
+            raw folder.
         published_counts: False for a tree in the official layout that is not the official archive (a generated one).
     """
 
@@ -101,10 +101,10 @@ class OfficialDataset(DatasetConfig):
     published_counts: bool = True
 
     def folder(self, raw: Path) -> Path:
-        """The folder below `raw`, or `raw` itself, that holds the dataset.
+        """Return the folder that holds the dataset, `raw` or one below it.
 
         Raises:
-            DataError: there is none; the line says what is there and what to fetch.
+            DataError: no such folder; the message lists what `raw` holds and what to fetch.
         """
         found = find_folder(raw, self.landmarks)
         if found is None:
@@ -112,7 +112,7 @@ class OfficialDataset(DatasetConfig):
         return found
 
     def materialise(self, raw: Path) -> None:
-        """Unpack the archives that are in `raw`, checked against their published checksums, unless they are unpacked already."""
+        """Unpack the archives in `raw` unless already unpacked, after verifying their published checksums."""
         folders = dict.fromkeys((raw, find_folder(raw, self.landmarks) or raw))
         for archive in self.archives:
             for folder in folders:
@@ -120,7 +120,7 @@ class OfficialDataset(DatasetConfig):
         super().materialise(raw)
 
     def fetch(self, raw: Path, progress: Progress | None = None) -> None:
-        """Download what is missing and has a link that works, then `materialise`."""
+        """Download missing files that have a working link, then `materialise`."""
         is_nested = raw.is_dir() and find_folder(raw, self.landmarks) is not None
         for archive in self.archives:
             is_there = is_nested or (raw / archive.unpacked).exists() or (raw / archive.file_name).exists()
@@ -144,7 +144,7 @@ class OfficialDataset(DatasetConfig):
             unpack(path, path.parent)
 
     def read(self, raw: Path) -> Manifest:
-        """As `DatasetConfig.read`, with the published counts checked."""
+        """Like `DatasetConfig.read`, with the published counts checked."""
         manifest = super().read(raw)
         if self.published_counts:
             check_published(manifest.rows, self.published, raw)

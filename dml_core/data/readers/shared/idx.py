@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST and its successors: a magic number, the sizes, and bytes in row-major order, gzipped or not.
+"""IDX, the format of MNIST and its successors: a magic number, the sizes, and bytes in row-major order, optionally gzipped.
 
 Format: two zero bytes, a type byte (8: unsigned bytes), the number of dimensions, then one big-endian 32-bit size per dimension.
 """
@@ -16,15 +16,15 @@ _UNSIGNED_BYTES = 8
 
 
 def find_idx(folder: Path, stem: str) -> Path | None:
-    """`stem` or `stem.gz` in `folder`, or None."""
+    """Return `stem` or `stem.gz` in `folder`, or None."""
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
 def idx_bytes(path: Path) -> bytes:
-    """The bytes of one IDX file, decompressed where it is gzipped.
+    """Return the bytes of one IDX file, decompressed if gzipped.
 
     Raises:
-        DataError: it cannot be read, or is damaged.
+        DataError: the file is unreadable or damaged.
     """
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -33,10 +33,10 @@ def idx_bytes(path: Path) -> bytes:
 
 
 def read_idx(path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The array of one IDX file of unsigned bytes.
+    """Return the array of one IDX file of unsigned bytes.
 
     Raises:
-        DataError: the file is damaged, or is not IDX of unsigned bytes with as many bytes as its sizes say.
+        DataError: the file is damaged, not IDX of unsigned bytes, or its length does not match its sizes.
     """
     data = idx_bytes(path)
     header_end = 4 + 4 * data[3] if len(data) > 4 else 0

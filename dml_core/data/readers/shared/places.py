@@ -1,4 +1,4 @@
-"""Where in a raw folder a published dataset lies: copies are nested in one folder more or less than the publisher's."""
+"""Location of a published dataset in a raw folder: copies may be nested one folder more or less than the publisher's."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,17 +10,17 @@ _MAX_NAMES = 5
 
 
 def find_folder(raw: Path, landmarks: Iterable[str]) -> Path | None:
-    """The folder that a dataset's files are relative to: `raw`, or the one nearest below it, at most two levels.
+    """Return the folder to which a dataset's files are relative: `raw` or the nearest one below it, at most two levels.
 
     Args:
-        raw: where a person put the dataset.
-        landmarks: paths relative to the folder that is looked for; one that is there is enough.
+        raw: folder in which the user put the dataset.
+        landmarks: paths relative to the wanted folder, any of which identifies it.
 
     Returns:
-        None where no folder has any of them.
+        None if no folder has any of them.
 
     Raises:
-        DataError: two folders at the same level have; which is meant is a person's to say.
+        DataError: two folders at the same level have them; the user must choose.
     """
     wanted = tuple(landmarks)
     level = [raw]
@@ -35,12 +35,12 @@ def find_folder(raw: Path, landmarks: Iterable[str]) -> Path | None:
 
 
 def find_place(folder: Path, alternatives: Iterable[str]) -> Path | None:
-    """The first of some paths below a folder that exists; None where none does."""
+    """Return the first of some paths in a folder that exists, or None."""
     return next((folder / path for path in alternatives if (folder / path).exists()), None)
 
 
 def names_there(folder: Path) -> str:
-    """What a folder holds, in words: the first few names."""
+    """Return the first few names in a folder, as text."""
     names = sorted(entry.name + "/" * entry.is_dir() for entry in folder.iterdir() if not entry.name.startswith("."))
     return ", ".join(names[:_MAX_NAMES] + ["..."] * (len(names) > _MAX_NAMES)) or "nothing"
 

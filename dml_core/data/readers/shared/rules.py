@@ -1,4 +1,4 @@
-"""What must hold of the rows of every dataset, and of the published ones."""
+"""Checks of the rows of every dataset, and of the published ones."""
 
 import os
 from collections import Counter
@@ -10,14 +10,14 @@ from dml_core.errors import DataError
 
 
 def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> None:
-    """Check that a raw folder can be read to its end: regular files and folders only, and no link back to a folder around it.
+    """Check that a raw folder is readable throughout: only regular files and folders, and no link to an enclosing folder.
 
     Args:
         folder: the raw folder.
-        above: device and inode of the folders around it that are being checked.
+        above: device and inode of the enclosing folders being checked.
 
     Raises:
-        DataError: a pipe, a socket, a device, a dangling link, a link that leads back, or a folder that cannot be read.
+        DataError: a pipe, a socket, a device, a dangling or circular link, or an unreadable folder.
     """
     try:
         status = folder.stat()
@@ -38,12 +38,12 @@ def check_files(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -
 
 
 def check_rows(rows: list[Row], where: Path, single_image_classes: bool, shares_classes: bool = False) -> None:
-    """Rules of every dataset: safe unique paths, one name per class, disjoint classes, a positive for every image.
+    """Check the rules of every dataset: safe unique paths, one name per class, disjoint classes, a positive for every image.
 
-    A dataset that is split by image (`shares_classes`) has the same classes in training and test instead of disjoint ones.
+    In a dataset that is split by image (`shares_classes`), training and test must have the same classes instead of disjoint ones.
 
     Raises:
-        DataError: the first rule that is broken, and by which image or class.
+        DataError: the first broken rule, and the image or class that breaks it.
     """
     if not rows:
         raise DataError(f"{where}: the dataset has no images")
@@ -65,7 +65,7 @@ def check_published(rows: list[Row], published: Mapping[str, Counts], where: Pat
 
 
 def published_differences(rows: list[Row], published: Mapping[str, Counts]) -> list[str]:
-    """One sentence for each role that has another number of images or classes than published."""
+    """Return one sentence for each role whose number of images or classes differs from the published one."""
     found = role_counts(rows)
     counts = {role: found.get(role, Counts(0, 0)) for role in published}
     return [
@@ -108,7 +108,7 @@ def _check_disjoint(rows: list[Row], where: Path) -> None:
 
 
 def _check_shared(rows: list[Row], where: Path) -> None:
-    """Class numbers of training and test are compared with each other, so no class may be in one of them only."""
+    """Check that no class is only in training or only in test, because their class numbers are compared with each other."""
     names = {row.label: row.label_name for row in rows}
     trained, tested = ({row.label for row in rows if (row.role == "train") == is_train} for is_train in (True, False))
     for label in sorted(trained ^ tested):
@@ -127,7 +127,7 @@ def _check_positives(rows: list[Row], where: Path, single_image_classes: bool) -
 
 
 def check_no_gap(labels: set[int], where: Path) -> None:
-    """Class numbers that a publisher counts from 1 have no gap.
+    """Check that class numbers, which the publisher counts from 1, have no gap.
 
     Raises:
         DataError: the first missing number.
@@ -138,10 +138,10 @@ def check_no_gap(labels: set[int], where: Path) -> None:
 
 
 def check_no_empty(announced: set[str], found: set[str], where: Path) -> None:
-    """Every class that a publisher names has an image.
+    """Check that every class named by the publisher has an image.
 
     Raises:
-        DataError: the first class, by name, that has none.
+        DataError: the first class, by name, without images.
     """
     empty = sorted(announced - found)
     if empty:
