@@ -91,7 +91,7 @@ def test_the_page_ends_with_the_verdicts(project: Project) -> None:
     assert re.search(
         r"disk: about [\d.]+ GB \(cub200 packed, and DVC's copy \d+ MB, 10 trained networks with embeddings [\d.]+ GB\); ", plan
     ), plan
-    assert re.search(r"memory: about \d+ MB beside the libraries' own \(bn_inception, 10 images of 64 pixels at a time: ", plan), plan
+    assert re.search(r"memory: about \d+ MB beside the libraries' own \(bn_inception, 32 images of 64 pixels at a time: ", plan), plan
     assert "missing" not in plan
     assert "not here yet" not in plan
     assert "FAILED" not in reproduced
