@@ -24,7 +24,7 @@ class Outcome:
         delivered: whether MLflow has it; if not, it waits in the outbox.
         network, figures: folders of its checkpoint, and of its scores with their figures.
         seconds: time of training and embedding, if they ran.
-        older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; not empty only with `--code keep`.
+        older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; empty without `--code keep`.
         training_seconds: time of its training, whenever that was.
         digest: digest of the dataset's content.
     """
@@ -111,7 +111,7 @@ class Waited(Protocol):
 
     @property
     def must_train(self) -> bool:
-        """Whether it trains."""
+        """True if it trains."""
 
     def wait(self) -> Exception | None:
         """Wait until every step has ended; return the first failed step's error, or None."""

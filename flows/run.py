@@ -96,7 +96,7 @@ class Chain:
             self._publishing.append(services.submitted[key])
 
     def _choose(self, step: Any, of: StepIdentity) -> "_Chosen":
-        """Choose the step to submit; with `code` "keep" one made by other code, if today's code has made none."""
+        """Choose the step to submit; with `code` "keep" one made by other code, if the current code has made none."""
         state, store = self._services.project.state, self._services.store
         if self._force or of.identity in self._services.submitted:
             return _Chosen(of, usable=False)

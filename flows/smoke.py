@@ -32,7 +32,7 @@ class SmokeChain:
 
     @property
     def must_train(self) -> bool:
-        """Whether this run trains the network it shares with others."""
+        """True if this run trains the network it shares with others."""
         return self.chain.must_train
 
     def wait(self) -> Exception | None:

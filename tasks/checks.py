@@ -115,7 +115,7 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
 
 
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
-    """Return a dataset's folder if it is prepared with today's parameters, or None if it has to be prepared (again) first.
+    """Return a dataset's folder if it is prepared with the current parameters, or None if it has to be prepared (again) first.
 
     Raises:
         DataError: it is not prepared, its raw files are missing, and they have to be obtained by hand.

@@ -157,7 +157,7 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
 
 
 def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> list[str]:
-    """Return the datasets whose packed data differs from what DVC would make of today's raw files, settings and code.
+    """Return the datasets whose packed data differs from what DVC would make of the current raw files, settings and code.
 
     Raw files that are not on this machine count as unchanged.
 

@@ -240,7 +240,7 @@ def _prefect_login() -> dict[str, str]:
 
 
 def _pool(project: Project) -> Finding:
-    """Check that a worker of the work pool runs the server's scheduled flows."""
+    """Check that the work pool has a worker online for the server's scheduled flows."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return Finding("schedules", "", "ok", "none without a Prefect server")

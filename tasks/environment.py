@@ -45,7 +45,7 @@ class Project:
 
     @property
     def is_tracked(self) -> bool:
-        """Whether MLflow can hold runs; opening a missing database would create it."""
+        """True if MLflow can hold runs; opening a missing database would create it."""
         path = self.tracking_uri.removeprefix("sqlite:///")
         return path == self.tracking_uri or Path(path).exists()
 
@@ -174,7 +174,7 @@ def finished_records() -> Path:
 
 
 def git_tags(project: Project) -> dict[str, str]:
-    """Return the current commit, with "-dirty" if tracked files differ from it, and whether they do; empty outside git."""
+    """Return tags for the current commit (with "-dirty" if tracked files differ) and for whether they differ; empty outside git."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True, text=True, check=False)

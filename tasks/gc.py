@@ -1,7 +1,7 @@
 """`dml gc`: list the finished steps in the store that nothing references; `--delete` removes them.
 
-A step is referenced if a table's result, a run in MLflow or a record in the outbox names it, or if today's parameters and tables would
-reuse it. So is what such a step read (its embeddings, its network), according to `state/made`; if that has no entry, because the step is
+A step is referenced if a table's result, a run in MLflow or a record in the outbox names it, or if the current parameters and tables would
+reuse it. The steps it read (its embeddings, its network) also count, according to `state/made`; if that has no entry, because the step is
 older than this log, everything that existed when the step ended is kept. Steps in progress are kept (their lock is held), and so are those
 written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began.
 
@@ -196,7 +196,7 @@ def _of_outbox(project: Project) -> set[str]:
 
 
 def _of_today(project: Project) -> set[str]:
-    """Return every step of the standing comparison and of all tables, for today's code, settings and datasets."""
+    """Return every step of the standing comparison and of all tables, for the current code, settings and datasets."""
     params = load_params(project.params_file)
     here = Here(project, params)
     found: set[str] = set()

@@ -55,7 +55,7 @@ class Store:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the store is a bucket, so that files must be pushed for other machines to see them."""
+        """True if the store is a bucket, so that files must be pushed for other machines to see them."""
         return self.address.startswith("s3://")
 
     def check_writable(self) -> None:

@@ -29,9 +29,9 @@ def plan(
     seeds: NumSeeds = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Print what `dml reproduce` would run of tables.
+    """Print the runs of tables that `dml reproduce` would start.
 
-    Also what is reused, the time for the rest estimated from rates measured on this machine, the disk and memory it needs, and what is
+    Also the reused steps, the time for the rest estimated from rates measured on this machine, the disk and memory it needs, and what is
     missing, with what to do about it.
     """
     project = open_project()

@@ -43,7 +43,7 @@ def gc(
 ) -> None:
     """List what the store no longer needs, or remove it.
 
-    Keeps steps that a table, MLflow or the outbox references or that today's parameters would reuse, and the steps they were made from.
+    Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
     """
     from rich.table import Table
 

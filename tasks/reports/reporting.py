@@ -204,7 +204,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
-    """Return K -> Recall@K, with K rising."""
+    """Return K -> Recall@K, in ascending order of K."""
     return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
 
 

@@ -35,7 +35,7 @@ class TrainedRun:
     Attributes:
         spec: its specification.
         dataset: its dataset.
-        trained, embedded, scored: identities of its steps, made by today's code or older code; None if a step is missing.
+        trained, embedded, scored: identities of its steps, made by the current code or older code; None if a step is missing.
     """
 
     spec: RunSpec
@@ -122,7 +122,7 @@ def trained_runs(project: Project) -> list[TrainedRun]:
 
 
 def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> TrainedRun | None:
-    """Return the run in the store, made by today's code or older code, or None if it is not trained."""
+    """Return the run in the store, made by the current code or older code, or None if it is not trained."""
     trained = _made(project, "train", train_step(spec, dataset))
     if trained is None:
         return None

@@ -40,7 +40,7 @@ class Album:
 
     @property
     def is_small(self) -> bool:
-        """Whether its images (by the first) are so small that their pixels are better shown as squares."""
+        """True if its images (judged by the first) are so small that their pixels are better shown as squares."""
         return len(self) > 0 and max(self._images[0][0].image(self._images[0][1]).size) <= SMALL
 
     @property

@@ -77,7 +77,7 @@ class Images:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every query can be selected."""
+        """True if every query can be selected."""
         return len(self.looked) == len(self.queries.labels)
 
 

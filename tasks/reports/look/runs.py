@@ -1,6 +1,6 @@
 """Find finished runs in the store by their specification: specification -> identities -> folders.
 
-Neither Prefect nor MLflow is needed. If today's code has not made a run, the latest one made by other code is shown, and marked.
+Neither Prefect nor MLflow is needed. If the current code has not made a run, the latest one made by other code is shown, and marked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class FinishedRun:
     Attributes:
         spec: its specification.
         identity: identity of its scores.
-        is_current: whether today's code would make the same run.
+        is_current: whether the current code would make the same run.
         metrics: content of `metrics.json`.
         scores: folder of the scores and figures.
         embeddings: key of the embeddings in the store.
@@ -135,7 +135,7 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
 
 
 def _identities(state: Path, dataset: DatasetRecord, spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Yield the identities of its embeddings and its scores, those of today's code first."""
+    """Yield the identities of its embeddings and its scores, those of the current code first."""
     for trained in finished_identities(state, train_step(spec, dataset)):
         for embedded in finished_identities(state, embed_step(spec, trained)):
             for scored in finished_identities(state, evaluate_step(spec, embedded)):

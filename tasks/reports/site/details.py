@@ -36,9 +36,9 @@ class Details:
     Attributes:
         dataset, seed: dataset and seed of that run.
         differs: differences from the protocol; None if the protocol does not have the line's variant.
-        changed: differences from the row's file today.
+        changed: differences from the row's current file.
         mixed: whether other seeds were trained with other settings.
-        tuned: origin of the tuned settings according to today's file, or that it is missing; None for other variants.
+        tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
         settings: all settings, by dotted name.
         pictures: pictures of that run.
         figures: key of the store's folder with all of them.

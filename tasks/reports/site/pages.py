@@ -219,7 +219,7 @@ def _link_of(links: Links, row: ShownRow, line: ShownLine, dataset: str, seed: i
 
 
 def _is_figure(table: ShownTable) -> bool:
-    """Whether the table is a figure: its rows' own pictures then appear on the page itself, not in an opened row."""
+    """Return whether the table is a figure: its rows' own pictures then appear on the page itself, not in an opened row."""
     return table.name.rpartition("/")[2].startswith("figure")
 
 

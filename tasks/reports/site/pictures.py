@@ -37,7 +37,7 @@ class Picture:
 
     @property
     def is_measurement(self) -> bool:
-        """Whether a measurement of the row drew it; a paper's figures are such pictures."""
+        """True if a measurement of the row drew it; a paper's figures are such pictures."""
         return self.file.startswith(f"{MEASUREMENTS}/")
 
 
