@@ -1,10 +1,10 @@
-"""What does `precision: bfloat16` gain on a CPU that has instructions for it, and what does it cost in Recall@1?
+"""Benchmark `precision: bfloat16` on a CPU with instructions for it: speed gained, and Recall@1 lost.
 
     python benchmarks/bfloat16.py [--seeds 6]
 
-A step of ResNet-50 at 224 pixels and of `small_cnn` at 32, forward, loss, backward and optimiser, in either precision by turns. Then whole
-runs of `small_cnn` with the normalised softmax on drawn images, the same seeds in both precisions: Recall@1 on classes that were not
-trained on, and the mean of the pairs' differences with its standard error.
+A step of ResNet-50 at 224 pixels and of `small_cnn` at 32, forward, loss, backward and optimiser, in both precisions alternately. Then
+whole runs of `small_cnn` with the normalised softmax on drawn images, with the same seeds in both precisions: Recall@1 on classes not used
+for training, and the mean of the paired differences with its standard error.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
     "num_epochs": 15,
     "checkpoint_every_epochs": 15,
 }
-STEPS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # backbone, side, batch, steps of each turn
+STEPS: dict[str, tuple[dict[str, Any], int, int, int]] = {  # backbone, side, batch, steps per turn
     "ResNet-50": ({"name": "resnet50"}, 224, 8, 1),
     "small_cnn": ({"name": "small_cnn", "width": 32}, 32, 64, 20),
 }
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def step_seconds(backbone: dict[str, Any], side: int, batch_size: int, num_steps: int) -> dict[str, list[float]]:
-    """Seconds of a step in each turn."""
+    """Return the seconds of a step in each turn."""
     config = parse(TrainingConfig, SETTINGS | {"model": {"backbone": backbone}}, "benchmark")
     system = build_system(config, DRAWN["num_classes"], 0, CPU).train()
     optimiser = build_optimiser(config.optimiser, system)
@@ -89,13 +89,13 @@ def step_seconds(backbone: dict[str, Any], side: int, batch_size: int, num_steps
                     total = system(images, labels_N, [batch_size]).total
                 total.backward()
                 optimiser.step()
-            if turn > 0:  # the first warms up
+            if turn > 0:  # the first turn warms up
                 seconds[precision].append((time.perf_counter() - began) / num_steps)
     return seconds
 
 
 def recall(folder: Path, seed: int, precision: str) -> float:
-    """Of the classes that were not trained on, scored in float32."""
+    """Return Recall@1 on classes not used for training, scored in float32."""
     config = parse(TrainingConfig, SETTINGS | {"precision": precision}, "benchmark")
     system = fit(config, PackedDataset(folder / "packed", "train"), seed, folder / f"{precision}-{seed}", CPU)
     return next(iter(HeldOutRecall(PackedDataset(folder / "packed", "test"), config.transform, CPU)(system.model).values()))

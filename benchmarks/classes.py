@@ -1,14 +1,13 @@
-"""What does a training step of a loss with centres cost as classes grow, and what when they are spread over the workers?
+"""Benchmark a training step of a loss with centres as the number of classes grows, and with classes spread over workers.
 
     .venv/bin/python benchmarks/classes.py [LOSS...] [--workers 2] [--most 10000000] [--batch 128] [--dim 64]
 
-A step is a linear layer in place of a network, the loss of a batch of 128 embeddings of 64 dimensions, the backward pass and Adam. Three
-ways: one worker; several workers that each hold all classes and 128 / n samples, whose centres' gradients are averaged by
-DistributedDataParallel (the peer); and several that each hold a part of the classes (`shard_classes`). One thread a worker, all on this
-machine and on the CPU. Time is the median step of the slowest worker. Memory is the most that a worker holds while it steps, centres and
-moments included, over what it held before it had a loss; the whole centres of the start, which are cut, are not in it. What would not
-fit into the memory that is free is not measured. Exponent: e of time ~ classes^e between the smallest and the largest size measured.
-Prints Markdown.
+A step is a linear layer instead of a network, the loss of a batch of 128 embeddings of 64 dimensions, the backward pass and Adam. Three
+setups: one worker; several workers that each hold all classes and 128 / n samples, whose centres' gradients are averaged by
+DistributedDataParallel (the peer); and several that each hold a part of the classes (`shard_classes`). One thread per worker, all on the
+CPU of this machine. Time is the median step of the slowest worker. Memory is a worker's peak during steps, centres and moments included,
+above its memory before it had a loss; the initial full set of centres, which is cut, is not counted. Sizes that do not fit into free memory
+are not measured. Exponent: e of time ~ classes^e between the smallest and the largest size measured. Prints Markdown.
 """
 
 import argparse
@@ -41,7 +40,7 @@ MIB = 2**20
 
 
 class Batch(NamedTuple):
-    """Its size and the dimensions of its embeddings."""
+    """Batch size and dimensions of the embeddings."""
 
     size: int = 128
     dim: int = 64
@@ -95,7 +94,7 @@ def exponent(milliseconds: dict[int, float]) -> str:
 
 
 def measured(loss: str, num_classes: int, num_workers: int, spread: bool, batch: Batch) -> tuple[float, float] | None:
-    """Milliseconds of a step and MiB of a worker; None where it would not fit."""
+    """Return the milliseconds of a step and the MiB of a worker, or None if it would not fit."""
     if bytes_needed(loss, num_classes, num_workers, spread, batch) > psutil.virtual_memory().available:
         return None
     with tempfile.TemporaryDirectory() as folder:
@@ -112,9 +111,9 @@ def measured(loss: str, num_classes: int, num_workers: int, spread: bool, batch:
 
 
 def bytes_needed(loss: str, num_classes: int, num_workers: int, spread: bool, batch: Batch) -> float:
-    """Of all workers, roughly and rather too many: eight tensors of the centres' shape and six of the similarities'."""
+    """Return a rough upper estimate for all workers: eight tensors of the centres' shape and six of the similarities'."""
     centres = OPTIONS.get(loss, {}).get("num_centres", 1)
-    parts = 1 if spread else num_workers  # in how many copies the centres are there
+    parts = 1 if spread else num_workers  # number of copies of the centres
     samples = batch.size * (1 if spread else 1 / num_workers)
     at_the_start = num_workers * centres * num_classes * batch.dim * 4
     return max(at_the_start, centres * parts * num_classes * 4 * (8 * batch.dim + 6 * samples))
@@ -123,14 +122,14 @@ def bytes_needed(loss: str, num_classes: int, num_workers: int, spread: bool, ba
 def worker(rank: int, num_workers: int, folder: str, loss: str, num_classes: int, spread: bool, batch: Batch) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num_workers)
-    cost(loss, 100, spread, batch)  # what libraries take at their first step is not the loss's
+    cost(loss, 100, spread, batch)  # the libraries' memory at their first step is not the loss's
     milliseconds, mebibytes = cost(loss, num_classes, spread, batch)
     Path(folder, f"cost-{rank}").write_text(f"{milliseconds} {mebibytes}")
     dist.destroy_process_group()
 
 
 def cost(loss: str, num_classes: int, spread: bool, batch: Batch) -> tuple[float, float]:
-    """Milliseconds of the slowest worker's step, and MiB of this one."""
+    """Return the milliseconds of the slowest worker's step, and the MiB of this one."""
     rank, num_workers = dist.get_rank(), dist.get_world_size()
     random = torch.Generator().manual_seed(0)
     images, labels_N = torch.randn(*batch, generator=random), torch.randint(num_classes, batch[:1], generator=random)
@@ -141,7 +140,7 @@ def cost(loss: str, num_classes: int, spread: bool, batch: Batch) -> tuple[float
     if spread:
         system.loss.shard_classes(ClassShard(tuple(shard_sizes(num_classes, num_workers)), rank))
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     parallel: nn.Module = system
     if num_workers > 1:
         leave_to_their_worker(system, system)
@@ -163,7 +162,7 @@ def cost(loss: str, num_classes: int, spread: bool, batch: Batch) -> tuple[float
 
 
 def peak_bytes() -> int:
-    """The most that this process held since its peak began anew."""
+    """Return this process's peak memory since the last reset."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return 1024 * int(line.split()[1])
 

@@ -1,11 +1,11 @@
-"""How fast is the evaluator, and how much memory does it take? Every figure is a ratio against a named peer in the same run.
+"""Benchmark the evaluator's speed and memory. Every figure is a ratio to a named peer in the same run.
 
-    python benchmarks/evaluation.py retrieval --size sop     # exact Recall@{1,10,100,1000} + MAP@R beside FAISS top-1000 and PML
-    python benchmarks/evaluation.py clustering --size sop    # k-means beside FAISS's and scikit-learn's
+    python benchmarks/evaluation.py retrieval --size sop     # exact Recall@{1,10,100,1000} + MAP@R against FAISS top-1000 and PML
+    python benchmarks/evaluation.py clustering --size sop    # k-means against FAISS's and scikit-learn's
     python benchmarks/evaluation.py whole --size cub         # every metric
     python benchmarks/evaluation.py million                  # a gallery of a million items, exact and approximate
 
-The embeddings are generated: Gaussian classes of unequal sizes, wide enough that a fraction of the nearest neighbours is wrong.
+The embeddings are generated: Gaussian classes of unequal sizes, wide enough that some of the nearest neighbours are wrong.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def generate(num_samples: int, num_classes: int, width: float, num_dimensions: i
 
 
 def measured(name: str, work: Callable[[], Any]) -> tuple[Any, float]:
-    """The result and the seconds of `work`; prints them with the largest resident memory beyond what there was before."""
+    """Return the result and the seconds of `work`; print them with the peak resident memory above the initial one."""
     before, peak, is_done = _resident_bytes(), [0], threading.Event()
 
     def watch() -> None:
@@ -115,7 +115,7 @@ def retrieval(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> Non
 
 
 def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float) -> None:
-    """Ours beside FAISS's k-means with as many iterations at most, and beside scikit-learn's, which has a limited time."""
+    """Compare with FAISS's k-means at the same maximum number of iterations, and with scikit-learn's, which has a time limit."""
     embeddings, _ = arrays
     (chosen, nearest), seeding = measured("ours, first clusters", lambda: first_clusters(embeddings, num_classes, seed=0))
     name = f"{NUM_LLOYD_ITERATIONS} iterations at most"
@@ -127,7 +127,7 @@ def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float
     receiver, sender = get_context("spawn").Pipe(duplex=False)
     process = get_context("spawn").Process(target=_cluster_with_scikit_learn, args=(size, sender), daemon=True)
     process.start()
-    receiver.recv()  # it has its data
+    receiver.recv()  # it has generated its data
     if not receiver.poll(limit_seconds):
         process.terminate()
         print(f"scikit-learn KMeans, one initialisation: stopped after {limit_seconds:.0f} s; ratio of times < {ours / limit_seconds:.3f}")
@@ -139,7 +139,7 @@ def clustering(arrays: Arrays, num_classes: int, size: str, limit_seconds: float
 
 
 def _cluster_with_faiss(embeddings: NDArray[np.float32], num_clusters: int) -> float:
-    """Centres, and then the cluster of each point, as ours gives it; the inertia."""
+    """Compute centres and then each point's cluster, as our k-means does; return the inertia."""
     size = {"min_points_per_centroid": 1, "max_points_per_centroid": len(embeddings)}
     peer = faiss.Kmeans(embeddings.shape[1], num_clusters, niter=NUM_LLOYD_ITERATIONS, **size)
     peer.train(embeddings)
@@ -147,7 +147,7 @@ def _cluster_with_faiss(embeddings: NDArray[np.float32], num_clusters: int) -> f
 
 
 def _cluster_with_scikit_learn(size: str, sender: Any) -> None:
-    """In a process of its own, which can be stopped."""
+    """Run in a separate process, which can be stopped."""
     embeddings, _ = generate(*SIZES[size], num_dimensions=512)
     peer = KMeans(SIZES[size][1], n_init=1, max_iter=NUM_LLOYD_ITERATIONS, tol=0, random_state=0)
     sender.send("ready")

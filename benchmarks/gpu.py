@@ -1,18 +1,18 @@
-"""What does this machine's GPU make of training and evaluation? One command: it checks, measures, and prints Markdown and JSON.
+"""Check and benchmark training and evaluation on this machine's GPU with one command; prints Markdown and JSON.
 
     python benchmarks/gpu.py [--json FILE]             # at most 8 minutes
-    python benchmarks/gpu.py --tiny --device cpu       # the same steps on a few small images, where there is no GPU: its times mean nothing
+    python benchmarks/gpu.py --tiny --device cpu       # the same steps on a few small images without a GPU: its times mean nothing
 
-Needs this repository, torch 2.11 or later, torchvision, timm, pyarrow, pydantic, scipy, scikit-learn and Pillow: neither Ray nor Prefect,
+Needs this repository, torch 2.11 or later, torchvision, timm, pyarrow, pydantic, scipy, scikit-learn and Pillow, but not Ray, Prefect,
 MLflow or FAISS.
 
-Checks: numbers of the device against the CPU's, bfloat16, torch.compile, copies that run ahead, two processes on the one device, steps in
-which the CPU does not wait for the GPU. Then fine-tuning ResNet-50 and BN-Inception at 224 pixels in bfloat16, compiled, by our loop from a
-packed dataset of JPEG files; beside (a) a bare loop of the same system over random tensors that lie on the device, which is the limit, and
-(b) that bare loop fed by torchvision's ImageFolder with as many loader processes; and where the time of a step goes when the device is
-waited for after each part. Then Recall@K and MAP@R of 60,502 embeddings of 512 dimensions in 11,316 classes (as many as Stanford Online
-Products tests with), ours on the device and on the CPU beside torch's brute force on the device, which finds Recall@K alone. To reach: 0.9
-of (a), more than (b), evaluation 20 times as fast as the CPU's. What does not fit into the time is said to be not measured.
+Checks: the device's numbers against the CPU's, bfloat16, torch.compile, asynchronous copies, two processes on one device, steps in which
+the CPU does not wait for the GPU. Then fine-tuning of ResNet-50 and BN-Inception at 224 pixels in bfloat16, compiled, with our loop on a
+packed dataset of JPEG files. It is compared with (a) a bare loop of the same system over random tensors on the device, which is the limit,
+and (b) that bare loop fed by torchvision's ImageFolder with as many loader processes. The time of a step is broken down by synchronising
+with the device after each part. Then Recall@K and MAP@R of 60,502 embeddings of 512 dimensions in 11,316 classes (the size of Stanford
+Online Products' test set), ours on the device and on the CPU compared with torch's brute force on the device, which computes only Recall@K.
+Targets: 0.9 of (a), more than (b), evaluation 20 times as fast as the CPU's. What exceeds the time is reported as not measured.
 """
 
 import argparse
@@ -63,7 +63,7 @@ from dml_core.training.parallel import TrainingSystem, shard_sizes
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 SECONDS = 480.0
-TRAINING_SECONDS, EVALUATION_SECONDS = 150.0, 60.0  # what measuring a network (compiling it is most) or the evaluation may take at most
+TRAINING_SECONDS, EVALUATION_SECONDS = 150.0, 60.0  # time limits for a network (mostly compilation) and for the evaluation
 NOT_MEASURED = "not measured"
 SMALL: dict[str, Any] = {"backbone": {"name": "small_cnn", "width": 16}, "head": {"kind": "linear", "embedding_dim": 16}}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -72,11 +72,11 @@ RECALL_AT = (1, 10, 100, 1000)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """Sizes of the measurements.
 
     Attributes:
-        models: what is trained, by name.
-        side: of the network's input; photographs are `width` by `height`.
+        models: networks to train, by name.
+        side: side of the network's input; photographs are `width` by `height`.
         num_files: different photographs, of which the `num_images` of the dataset are made.
         evaluation: embeddings, classes, dimensions.
     """
@@ -112,7 +112,7 @@ TINY = Sizes(
 
 @dataclass
 class Found:
-    """What is printed in the end."""
+    """The results to print."""
 
     machine: dict[str, Any]
     checks: dict[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ def main() -> None:
     num_loaders = min(16, max(1, cores - 1)) if arguments.loaders is None else arguments.loaders
     found = Found(machine(device, cores, num_loaders))
     found.checks = checks(device, "aot_eager" if arguments.tiny else "inductor")
-    packed._KEPT_BYTES = 0  # photographs that stay decoded would be decoded once: a data set is larger than that
+    packed._KEPT_BYTES = 0  # photographs kept decoded would be decoded only once: a real dataset is larger than that cache
     with tempfile.TemporaryDirectory() as folder:
         photographs = write_photographs(Path(folder), sizes)
         for model, settings in sizes.models.items():
@@ -167,7 +167,7 @@ def machine(device: torch.device, cores: int, num_loaders: int) -> dict[str, Any
 
 
 def checks(device: torch.device, compiler: str) -> dict[str, str]:
-    """Check -> "passed: ..." or "failed: ..."."""
+    """Return check -> "passed: ..." or "failed: ..."."""
     named: dict[str, Callable[[], str]] = {
         "pixels are scaled to the same bits": lambda: check_scaling(device),
         "batches that were copied ahead are those of the CPU": lambda: check_copies(device),
@@ -183,7 +183,7 @@ def checks(device: torch.device, compiler: str) -> dict[str, str]:
 def verdict(check: Callable[[], str]) -> str:
     try:
         return f"passed: {check()}"
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong, the other checks and the measurements go on
+    except Exception as error:  # noqa: BLE001 - the other checks and the measurements continue after any error
         lines = str(error).strip().splitlines() or ["no reason given"]
         return f"failed: {type(error).__name__}: {lines[0]}"
 
@@ -199,11 +199,11 @@ class Drawn:
     """Images of noise."""
 
     def image(self, index: int) -> Tensor:
-        """Of 40 by 40 pixels."""
+        """Return an image of 40 by 40 pixels."""
         return torch.from_numpy(np.random.default_rng(index).integers(0, 256, (3, 40, 40), dtype=np.uint8))
 
     def box(self, index: int) -> None:
-        """None of them has any."""
+        """Return None: the images have no boxes."""
 
 
 def check_copies(device: torch.device) -> str:
@@ -214,7 +214,7 @@ def check_copies(device: torch.device) -> str:
         for _ in range(2):
             busy = torch.zeros(256, 256, device=device)
             for (images, indices), (expected, _) in zip(loader.batches(batches, view), Loader(Drawn()).batches(batches, view), strict=True):
-                busy = busy @ busy  # the device is at work while the next batch comes
+                busy = busy @ busy  # keeps the device busy while the next batch arrives
                 assert images.device.type == device.type
                 assert torch.equal(images.cpu(), expected), indices
         loader.close()
@@ -227,7 +227,7 @@ def small_system(device: torch.device, loss: str = "normalised_softmax") -> Trai
 
 
 def one_step(system: TrainingSystem, device: torch.device, autocast: bool = False) -> dict[str, Tensor]:
-    """The loss and the gradients of a batch."""
+    """Return the loss and the gradients of a batch."""
     images, labels_N = check_batch()
     system.zero_grad()
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -241,7 +241,7 @@ def check_batch() -> tuple[Tensor, Tensor]:
 
 
 def farthest(found: dict[str, Tensor], expected: dict[str, Tensor], bound: float) -> str:
-    """The largest difference of a tensor, as a share of its length; an error where it is above the bound."""
+    """Return the largest difference of a tensor, relative to its norm; raise an error above the bound."""
     assert found.keys() == expected.keys()
     shares = {name: float((found[name] - value).norm() / value.norm().clamp_min(1e-12)) for name, value in expected.items()}
     worst = max(shares, key=shares.__getitem__)
@@ -258,7 +258,7 @@ def check_step(device: torch.device) -> str:
 
 
 def check_bfloat16(device: torch.device) -> str:
-    """Gradients of a single small batch have a few of its 8 bits."""
+    """Compare gradients; those of a single small batch are right to a few of bfloat16's 8 bits."""
     return farthest(one_step(small_system(device), device, autocast=True), one_step(small_system(device), device), 0.25)
 
 
@@ -271,7 +271,7 @@ def check_compiled(device: torch.device, compiler: str) -> str:
 
 
 def check_two_processes(device: torch.device) -> str:
-    """By gloo: NCCL wants a GPU for each process."""
+    """Compare over gloo: NCCL needs a GPU for each process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).absolute()), "--device", device.type, "--worker"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -300,7 +300,7 @@ def two_processes_worker(rank: int, folder: Path, device: torch.device) -> None:
 
 
 def check_no_waiting(device: torch.device) -> str:
-    """With torch's own watch: it raises where a call would wait for the GPU."""
+    """Use torch's sync debug mode, which raises an error if a call would wait for the GPU."""
     if device.type != "cuda":
         return "nothing to wait for on the CPU"
     settings = settings_of(SMALL, TINY)
@@ -309,7 +309,7 @@ def check_no_waiting(device: torch.device) -> str:
     optimiser = build_optimiser(config.optimiser, system)
     images, labels_N = (tensor.to(device) for tensor in check_batch())
     for number in range(4):
-        if number == 1:  # what a first step makes ready may wait
+        if number == 1:  # the first step's initialisation may wait
             torch.cuda.set_sync_debug_mode("error")
         try:
             bare_step(system, optimiser, images, labels_N, device)
@@ -331,7 +331,7 @@ class Photographs:
 
 
 def write_photographs(folder: Path, sizes: Sizes) -> Photographs:
-    """Smooth noise with fine grain, about as hard to encode as photographs are; each comes several times."""
+    """Write smooth noise with fine grain, about as hard to encode as photographs; each image is repeated."""
     random = np.random.default_rng(0)
     encoded = []
     for _ in range(sizes.num_files):
@@ -366,7 +366,7 @@ def settings_of(model: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
 def training(
     model: dict[str, Any], photographs: Photographs, folder: Path, sizes: Sizes, device: torch.device, num_loaders: int
 ) -> dict[str, Any]:
-    """Images per second of each loop, without its first epoch and our last, which writes; milliseconds of a step's parts."""
+    """Return images per second of each loop, without its first epoch and our last, which writes; and milliseconds of a step's parts."""
     config = parse(TrainingConfig, settings_of(model, sizes), "benchmark")
     speeds: list[float] = []
 
@@ -395,7 +395,7 @@ def training(
 
 
 class BareLoop:
-    """Forward, loss, backward and optimiser step of the same system, with nothing around them."""
+    """Forward, loss, backward and optimiser step of the same system, and nothing else."""
 
     def __init__(self, config: TrainingConfig, sizes: Sizes, device: torch.device) -> None:
         self.device, self.sizes = device, sizes
@@ -406,7 +406,7 @@ class BareLoop:
         self.optimiser = build_optimiser(config.optimiser, self.system)
 
     def images_per_second(self, batches: Iterator[Any]) -> float:
-        """Of all batches, until the device has done the last."""
+        """Return the images per second over all batches, until the device has finished the last."""
         wait_for(self.device)
         began, num_images = time.perf_counter(), 0
         for images, labels_N in batches:
@@ -417,7 +417,7 @@ class BareLoop:
         return num_images / (time.perf_counter() - began)
 
     def parts(self, config: TrainingConfig, store: PackedDataset, num_loaders: int) -> dict[str, float]:
-        """Median milliseconds of a step's parts, the device waited for after each; a batch that lies ready costs no wait."""
+        """Return the median milliseconds of a step's parts, each with device synchronisation; a prefetched batch costs no wait."""
         size = self.sizes.batch_size
         batches = np.split(np.arange(len(store) // size * size), len(store) // size)
         loaded = Loader(store, num_loaders, CPU).batches(batches, TrainView(config.transform, 0, 0))
@@ -458,7 +458,7 @@ def bare_step(system: TrainingSystem, optimiser: torch.optim.Optimizer, images: 
 
 
 def autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """As the training loop's `precision: auto`."""
+    """Return the autocast context of the training loop's `precision: auto`."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -483,7 +483,7 @@ def folder_loader(files: Path, sizes: Sizes, device: torch.device, num_loaders: 
 
 
 def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -> dict[str, Any]:
-    """Seconds of ours on the device and on the CPU and of brute force, and whether all three agree."""
+    """Return the seconds of ours on the device and on the CPU and of brute force, and whether all three agree."""
     embeddings_ND, labels_N = embeddings(*size)
     warm = as_points(embeddings_ND[:100], "cosine"), labels_N[:100]
     exact(*warm, device)
@@ -492,7 +492,7 @@ def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -
     brute, brute_seconds = timed(lambda: brute_force(embeddings_ND, labels_N, device))
     found = {"seconds": seconds, "brute_force_seconds": brute_seconds, "of_brute_force": seconds / brute_seconds}
     found |= {name: ours[name] for name in [f"recall@{k}" for k in RECALL_AT if k < len(labels_N)] + ["map@r"]}
-    # Brute force rounds products, so that items at nearly the same distance may change places.
+    # Brute force rounds products, so items at nearly the same distance may be swapped.
     found["largest_difference_of_recall"] = max(abs(ours[name] - value) for name, value in brute.items())
     if device.type == "cpu" or until - time.monotonic() < EVALUATION_SECONDS:
         return found
@@ -501,7 +501,7 @@ def evaluation(size: tuple[int, int, int], device: torch.device, until: float) -
 
 
 def embeddings(num_samples: int, num_classes: int, num_dimensions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gaussian classes of unequal sizes, wide enough that a part of the nearest neighbours is wrong."""
+    """Generate Gaussian classes of unequal sizes, wide enough that some of the nearest neighbours are wrong."""
     random = np.random.default_rng(0)
     labels_N = np.concatenate([np.arange(num_classes).repeat(2), random.integers(0, num_classes, num_samples - 2 * num_classes)])
     random.shuffle(labels_N)
@@ -511,14 +511,14 @@ def embeddings(num_samples: int, num_classes: int, num_dimensions: int) -> tuple
 
 
 def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
-    """The evaluator's own sweep, past the module that imports FAISS."""
+    """Run the evaluator's own sweep, without the module that imports FAISS."""
     resources = Resources(EvaluationConfig().max_block_bytes, device)
     scores = score_queries([Shard(lambda: points, labels_N, 0)], points, labels_N, np.arange(len(labels_N)), resources)
     return {name: float(values.mean()) for name, values in per_query_metrics(scores, RECALL_AT).items()}
 
 
 def brute_force(embeddings_ND: np.ndarray, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
-    """Recall@K by float32 products and topk, in blocks of queries."""
+    """Compute Recall@K with float32 products and topk, in blocks of queries."""
     with without_tf32():
         vectors_ND, labels = torch.from_numpy(embeddings_ND).to(device), torch.from_numpy(labels_N).to(device)
         most = min(max(RECALL_AT), len(labels_N) - 1)

@@ -1,10 +1,10 @@
-"""How fast is the training input pipeline, beside bare decoding and torchvision's ImageFolder, on the same images?
+"""Benchmark the training input pipeline against bare decoding and torchvision's ImageFolder, on the same images.
 
     .venv/bin/python benchmarks/input.py      (2.5 GB in the temporary folder)
 
-All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The bound is what
-decoding and transforming cost when they are run alone: ours must reach 0.85 of it. Then both feed one batch after another through two
-loader workers, one worker's memory is read, and a store as long as Stanford Online Products is packed and opened.
+All three make the same views on one core (random resized crop to 224, flip, ImageNet scaling) of the same JPEG files. The limit is the cost
+of decoding and transforming alone: ours must reach 0.85 of it. Then ours and ImageFolder feed batches through two loader workers, one
+worker's memory is measured, and a store as long as Stanford Online Products is packed and opened.
 """
 
 import io
@@ -84,7 +84,7 @@ def compare_with_loader_workers(dataset: PackedDataset, raw: Path) -> None:
 
 
 def long_store(folder: Path) -> None:
-    """A store of as many images as Stanford Online Products has, about as many bytes each: packed, opened, read from in a random order."""
+    """Pack, open and randomly read a store with as many images as Stanford Online Products, of about the same size in bytes."""
     own = in_a_fresh_process(_pack_long, folder)
     print(f"packing {NUM_LONG} images, {sum(path.stat().st_size for path in folder.iterdir()) / 2**30:.1f} GiB: own memory {own:.0f} MiB")
     config = TransformConfig(crop="padded", padding=4, crop_size=48)
@@ -96,7 +96,7 @@ def long_store(folder: Path) -> None:
 
 
 def _pack_long(folder: Path) -> float:
-    """Small pictures, so that decoding takes seconds and not minutes, with as many bytes after them as photographs have."""
+    """Pack small pictures, which decode in seconds instead of minutes, padded to the size of photographs in bytes."""
     buffer = io.BytesIO()
     Image.new("RGB", (48, 48)).save(buffer, "JPEG")
     encoded = buffer.getvalue() + bytes(LONG_BYTES)
@@ -112,7 +112,7 @@ def _pack_long(folder: Path) -> float:
 
 
 def write_photographs(raw: Path) -> None:
-    """Smooth noise with fine grain, about as hard to encode as photographs are."""
+    """Write smooth noise with fine grain, about as hard to encode as photographs."""
     rng = np.random.default_rng(0)
     for label, number in itertools.product(range(2 * NUM_CLASSES), range(NUM_PER_CLASS)):
         coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
@@ -135,7 +135,7 @@ def folder_batches(raw: Path, num_images: int, num_epochs: int, num_workers: int
 
 
 def interleaved(runs: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Fastest seconds of each, taken in turns, so that a busy machine troubles all of them alike."""
+    """Return the minimum seconds of each; the runs alternate, so that other load affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(NUM_REPEATS):
         for name, run in runs.items():
@@ -160,7 +160,7 @@ def memory_of_one_worker(dataset: PackedDataset, raw: Path) -> None:
 
 
 def _memory_of_an_epoch(batches: Callable[[], Iterator[Any]]) -> tuple[float, float]:
-    """Peak of this process's memory, and how far its own (anonymous) pages grow over an epoch, in MiB."""
+    """Return this process's peak memory, and the growth of its own (anonymous) pages over an epoch, in MiB."""
     before = _status_mib("RssAnon")
     own = max(_status_mib("RssAnon") - before for _ in batches())
     return _status_mib("VmHWM"), own

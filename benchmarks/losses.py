@@ -1,11 +1,11 @@
-"""What does one loss cost, forward and backward, beside pytorch-metric-learning's (PML) in the same run?
+"""Benchmark each loss, forward and backward, against pytorch-metric-learning's (PML) in the same run.
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/losses.py [LOSS ...]
 
-For each loss (or each named one) with a counterpart: milliseconds (best of interleaved runs) and peak MiB (of tensors made by one
-forward and backward), and the ratios ours / PML: below 1.0 ours is faster or smaller. Losses over classes run at every B, C, d and K that
-fits (the discriminative loss's d is C); "-" stands for a side that does not fit or that PML lacks. Then each loss's growth with C and
-with B. CPU, one thread.
+For each loss (or each named one) with a counterpart: milliseconds (best of interleaved runs) and peak MiB (of tensors made by one forward
+and backward), and the ratios ours / PML: below 1.0 ours is faster or smaller. Losses over classes run at every B, C, d and K that fits (the
+discriminative loss's d is C); "-" marks a side that does not fit or that PML does not have. Then each loss's growth with C and with B. CPU,
+one thread.
 """
 
 import math
@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Contest:
-    """One of our losses and its counterpart, which is None where PML has none."""
+    """One of our losses and its counterpart, or None if PML has none."""
 
     name: str
     options: dict[str, Any]
@@ -69,7 +69,7 @@ class Mined(nn.Module):
         self.miner = miner
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The weighted sum."""
+        """Return the weighted sum."""
         indices = self.miner(embeddings, labels) if self.miner else None
         total: Tensor = sum(weight * loss(embeddings, labels, indices) for weight, loss in zip(self.weights, self.losses, strict=True))
         return total
@@ -84,22 +84,22 @@ class Ours(nn.Module):
         self.loss = build_loss(contest.name, options, size.classes, size.dim)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of the batch."""
+        """Return the loss of the batch."""
         total: Tensor = self.loss(embeddings, labels).total
         return total
 
 
 class OurRegulariser(Ours):
-    """SoftTriple's regulariser without the loss around it."""
+    """SoftTriple's regulariser without the rest of the loss."""
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Of the centres as they are, not yet of unit length."""
+        """Return the regulariser of the centres, which are normalised first."""
         assert isinstance(self.loss, MultiCentre)
         return centre_spread(functional.normalize(self.loss.centres_KCD, dim=-1))
 
 
 class PmlRegulariser(nn.Module):
-    """PML's of as many centres, which it takes to unit length too."""
+    """PML's regulariser of as many centres, which it also normalises."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class PmlRegulariser(nn.Module):
         self.regulariser = regularizers.SparseCentersRegularizer(size.classes, size.centres)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Of the centres; the batch does not enter."""
+        """Return the regulariser of the centres; the batch is not used."""
         value: Tensor = self.regulariser(self.centres)
         return value
 
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def sizes(contest: Contest) -> Iterator[Size]:
-    """All sizes at which one forward and backward of ours fits."""
+    """Yield all sizes at which one forward and backward of ours fits."""
     if not contest.over_classes:
         yield from (Size(batch, batch // NUM_SAMPLES_PER_CLASS, dim) for batch, dim in product(BATCH_SIZES, DIMS))
         return
@@ -178,7 +178,7 @@ def sizes(contest: Contest) -> Iterator[Size]:
 
 
 def run(contest: Contest, size: Size) -> list[float]:
-    """Print one line; the ratio of times where there are two."""
+    """Print one line; return the ratio of times, if there is a peer."""
     ours = OurRegulariser(contest, size) if contest.regulariser_alone else Ours(contest, size)
     fits = not (contest.square_peer and size.centres > 1 and mib((size.classes * size.centres) ** 2) > MOST_SQUARE_MIB)
     peer = contest.peer(size) if contest.peer and fits else None
@@ -192,7 +192,7 @@ def run(contest: Contest, size: Size) -> list[float]:
 
 
 def step(loss: nn.Module, size: Size) -> Step:
-    """One forward and backward over a batch of k classes with 8 samples."""
+    """Return a function for one forward and backward over a batch with 8 samples per class."""
     random = torch.Generator().manual_seed(0)
     embeddings = torch.randn(size.batch, size.dim, generator=random, requires_grad=True)
     labels = (torch.arange(size.batch) // NUM_SAMPLES_PER_CLASS) % size.classes
@@ -206,7 +206,7 @@ def step(loss: nn.Module, size: Size) -> Step:
 
 
 def best_milliseconds(steps: list[Step]) -> list[float]:
-    """Best time of each step, run in turns."""
+    """Return the best time of each step, run in turns."""
     for one in steps:
         one()
     best, began, num_runs = [math.inf] * len(steps), time.perf_counter(), 0
@@ -220,7 +220,7 @@ def best_milliseconds(steps: list[Step]) -> list[float]:
 
 
 def peak_mib(once: Step) -> float:
-    """Most memory that the tensors of one run hold at a time, parameters and embeddings not counted."""
+    """Return the peak memory of the tensors of one run, without parameters and embeddings."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         once()
     events = profiler.profiler.kineto_results.events()
@@ -233,7 +233,7 @@ def peak_mib(once: Step) -> float:
 
 
 def print_growth(contest: Contest) -> None:
-    """How the time grows when C or B alone grows, at d = 64 and the fewest centres."""
+    """Print how the time grows when only C or only B grows, at d = 64 and with one or two centres."""
     for larger, smaller in product(contest.found, contest.found):
         same_dim = larger.dim == smaller.dim == DIMS[0] or contest.name == "discriminative"
         if not same_dim or larger.centres != smaller.centres or larger.centres > 2:

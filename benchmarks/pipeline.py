@@ -1,12 +1,12 @@
-"""What orchestration costs: whole runs through Prefect, Ray, MLflow and DVC beside the same work as plain functions in one process.
+"""Benchmark the cost of orchestration: whole runs through Prefect, Ray, MLflow and DVC against plain functions in one process.
 
-Three measurements in one go, on the embedded dataset with the parameters of `params.yaml` made small:
+Three measurements on the embedded dataset, with the parameters of `params.yaml` reduced:
   plain   training, embedding and evaluation of each run, called as functions in one process with one thread
   ray     a trivial two-worker TorchTrainer fit, started and ended
-  flow    `dml reproduce` on a project of its own: the first time (everything runs), with as many seeds more (steps run, nothing is cold
-          but Ray), and once more (everything is reused)
-Printed: seconds, what the flow costs above plain work and Ray's start per run, and how long each step's task took by Prefect's own
-record (steps of different runs overlap: a run is published while the next one trains).
+  flow    `dml reproduce` on a separate project: the first time (everything runs), with as many seeds more (steps run, only Ray is
+          cold), and once more (everything is reused)
+Prints seconds, the flow's cost per run beyond plain work and Ray's start, and each step's task time from Prefect's records (steps of
+different runs overlap: a run is published while the next one trains).
 
     python benchmarks/pipeline.py            about 5 minutes on two cores
 """
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def write_project(project: Path, num_epochs: int, seeds: list[int]) -> None:
-    """A project of one variant, with the code beside it."""
+    """Write a project of one variant, with a copy of the code."""
     params: dict[str, Any] = read_yaml(ROOT / "params.yaml")
     params["comparison"]["variants"] = {"softtriple": params["comparison"]["variants"]["softtriple"]}
     params["datasets"] = {"synthetic": params["datasets"]["synthetic"]}
@@ -84,7 +84,7 @@ def write_project(project: Path, num_epochs: int, seeds: list[int]) -> None:
 
 
 def measure_plain(project: Path) -> float:
-    """Seconds for train, embed and evaluate of the first runs as plain functions."""
+    """Return the seconds for train, embed and evaluate of the first runs as plain functions."""
     torch.set_num_threads(1)
     params = load_params(project / "params.yaml")
     spec = params.datasets["synthetic"]
@@ -102,7 +102,7 @@ def measure_plain(project: Path) -> float:
 
 
 def measure_ray() -> float:
-    """Seconds for a two-worker fit that does nothing, cluster start and end included."""
+    """Return the seconds for an empty two-worker fit, cluster start and end included."""
     code = (
         "import ray, ray.train.torch as t; from ray.train import ScalingConfig; ray.init(log_to_driver=False);"
         "t.TorchTrainer(print, train_loop_config={}, scaling_config=ScalingConfig(num_workers=2)).fit(); ray.shutdown()"
@@ -114,7 +114,7 @@ def measure_ray() -> float:
 
 
 def measure_flow(project: Path) -> float:
-    """Seconds for `dml reproduce` in the project, as a process of its own."""
+    """Return the seconds for `dml reproduce` in the project, as a separate process."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = [sys.executable, "-m", "flows.cli", "reproduce"]
     started = time.perf_counter()
@@ -123,7 +123,7 @@ def measure_flow(project: Path) -> float:
 
 
 def step_seconds(project: Path) -> dict[str, tuple[int, float]]:
-    """Step -> tasks that ran in the last flow run, and their seconds in all, as Prefect recorded them."""
+    """Return step -> number of tasks in the last flow run, and their total seconds, from Prefect's records."""
     with sqlite3.connect(project / "state/prefect/prefect.db") as database:
         rows = database.execute(
             "select name, julianday(end_time) - julianday(start_time) from task_run"

@@ -1,18 +1,17 @@
-"""What does a paper's dataset at its published counts take in time, memory and disk, from `dml data add` to the page?
+"""Measure time, memory and disk for a paper's dataset at its published size, from `dml data add` to the page.
 
-    .venv/bin/python benchmarks/rehearsal.py [cub200 cars196 sop inshop]    # all four where none is named; 4 GB in the temporary folder
+    .venv/bin/python benchmarks/rehearsal.py [cub200 cars196 sop inshop]    # all four by default; 4 GB in the temporary folder
     .venv/bin/python benchmarks/rehearsal.py --share 0.01                   # a hundredth of the classes and images, in a few minutes
 
 Each dataset is drawn as the publisher's archives, in the official layout, with the published numbers of images and classes in each role.
-The images are small: 32 pixels a side. Then the commands of docs/papers-on-a-gpu.md run in a project of their own, on a table with one row
-for each dataset: SoftTriple on BN-Inception, or SGSL on ResNet-50 for In-shop, as published but from random weights, for one epoch, at 64
-pixels. For each command: wall and processor seconds, images per second, peak memory of all its processes, and what it left on the disk,
-beside what `dml plan` had predicted. Prints Markdown.
+The images are small: 32 pixels a side. Then the commands of docs/papers-on-a-gpu.md run in a separate project, on a table with one row for
+each dataset: SoftTriple on BN-Inception, or SGSL on ResNet-50 for In-shop, as published but from random weights, for one epoch, at 64
+pixels. For each command: wall and processor seconds, images per second, peak memory of all its processes, and its disk use, compared with
+the prediction of `dml plan`. Prints Markdown.
 
-Memory is the proportional set size (of a page that n processes share 1/n counts for each), of a training process its own (anonymous) pages,
-those of its libraries included; both and the processor seconds are sampled, once a second. With all images the archives' checksums in the
-project's copy of the readers are those of the drawn archives, so that `dml data add` checks all that it checks of the publisher's; a share
-goes in as `--part`.
+Memory is the proportional set size (a page shared by n processes counts 1/n for each); for a training process its own (anonymous) pages,
+those of its libraries included. Memory and processor seconds are sampled once a second. With all images the archives' checksums in the
+project's copy of the readers are those of the drawn archives, so that `dml data add` runs all its checks; a share is added as `--part`.
 """
 
 import argparse
@@ -48,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
 TABLE = "project/rehearsal"
 NUM_TILES, TILE_PIXELS, BOX = 4, 8, (4.0, 4.0, 28.0, 28.0)
-FEWEST_CLASSES = 32  # of a role, in a share: as many as a batch of the rows below has classes, or more
+FEWEST_CLASSES = 32  # of a role, in a share: at least as many as there are in a batch of the rows below
 SAMPLE_SECONDS = 1.0
 MB, GB = 1e6, 1e9
 PLAN_TITLES = (
@@ -78,12 +77,12 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a publisher ships a dataset.
+    """The archive layout of a published dataset.
 
     Attributes:
-        writer: of `dml_core.data.drawing.layouts`.
-        archived: folder of the layout -> archive that it comes in.
-        given: what `dml data add` is given: an archive, or "." for the folder that has all files.
+        writer: name in `dml_core.data.drawing.layouts`.
+        archived: folder of the layout -> archive that contains it.
+        given: argument of `dml data add`: an archive, or "." for the folder with all files.
     """
 
     writer: str
@@ -100,14 +99,14 @@ LAYOUTS = {
 
 
 def official(name: str) -> type[OfficialDataset]:
-    """The reader's class of a published dataset."""
+    """Return the reader's class of a published dataset."""
     kind = dataset_class(name)
     assert issubclass(kind, OfficialDataset)
     return kind
 
 
 def counts_of(name: str, share: float) -> dict[str, Counts]:
-    """Images and classes of each role: those published, or a share of both with enough of them to train and score."""
+    """Return images and classes of each role: the published numbers, or a share of both that suffices to train and score."""
     published = official(name).published
     if share == 1:
         return dict(published)
@@ -119,19 +118,19 @@ def counts_of(name: str, share: float) -> dict[str, Counts]:
 
 
 def class_sizes(name: str, counts: Mapping[str, Counts]) -> list[int]:
-    """Images of each class, uneven, of the training classes first. The order is the writers', which tell query from gallery by turns."""
+    """Return the uneven sizes of the classes, training classes first. The order is the writers', which alternate query and gallery."""
     random = np.random.default_rng(0)
     train = uneven(counts["train"], 1 if official(name).single_image_classes else 2, random)
     if "test" in counts:
         return [*train, *uneven(counts["test"], 2, random)]
-    num_odd = counts["query"].num_images - counts["gallery"].num_images  # a class begins with a query, so it has one more or as many
+    num_odd = counts["query"].num_images - counts["gallery"].num_images  # a class starts with a query and may have one more of these
     gallery = uneven(counts["gallery"], 1, random)
     assert 0 <= num_odd <= len(gallery)
     return [*train, *(2 * size + (number < num_odd) for number, size in enumerate(gallery))]
 
 
 def uneven(counts: Counts, fewest: int, random: np.random.Generator) -> list[int]:
-    """Sizes of so many classes that add up to so many images, each at least `fewest`."""
+    """Return class sizes that add up to the number of images, each at least `fewest`."""
     weights = random.gamma(4.0, size=counts.num_classes)
     left = counts.num_images - fewest * counts.num_classes
     sizes: list[int] = (fewest + random.multinomial(left, weights / weights.sum())).tolist()
@@ -139,7 +138,7 @@ def uneven(counts: Counts, fewest: int, random: np.random.Generator) -> list[int
 
 
 def draw_pictures(sizes: list[int], seed: int) -> Iterator[Picture]:
-    """Coloured tiles, other ones for each class, under noise that makes every picture another."""
+    """Draw coloured tiles that differ by class, with noise that differs by picture."""
     random = np.random.default_rng(seed)
     for class_index, size in enumerate(sizes):
         tiles = random.integers(64, 192, (NUM_TILES, NUM_TILES, 3))
@@ -152,12 +151,12 @@ def draw_pictures(sizes: list[int], seed: int) -> Iterator[Picture]:
 
 
 def write_tree(name: str, folder: Path, counts: Mapping[str, Counts], pictures: Iterator[Picture]) -> None:
-    """Write a dataset in its official layout. The writers train on the first half of the classes: they get twice the training classes."""
+    """Write a dataset in its official layout. The writers train on half of the classes, so they get twice the training classes."""
     WRITERS[LAYOUTS[name].writer](folder, pictures, 2 * counts["train"].num_classes)
 
 
 def write_archives(name: str, folder: Path, counts: Mapping[str, Counts]) -> None:
-    """Draw a dataset and write it as the publisher ships it."""
+    """Draw a dataset and write it in the publisher's form."""
     write_tree(name, folder, counts, draw_pictures(class_sizes(name, counts), seed=list(LAYOUTS).index(name)))
     source, archive = (folder / path for path in LAYOUTS[name].archived)
     kind = "zip" if archive.suffix == ".zip" else "gztar"
@@ -169,7 +168,7 @@ def write_archives(name: str, folder: Path, counts: Mapping[str, Counts]) -> Non
 
 
 def write_project(project: Path, datasets: list[str]) -> None:
-    """A copy of this repository's code and parameters, and the table that is rehearsed."""
+    """Copy this repository's code and parameters, and write the rehearsed table."""
     for name in COPIED:
         target = project / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +181,7 @@ def write_project(project: Path, datasets: list[str]) -> None:
 
 
 def table(datasets: list[str]) -> dict[str, Any]:
-    """One row for each paper whose system is trained: its protocol as published but for what makes it cheap. One run has all cores."""
+    """Return one row per trained paper: its protocol as published, made cheaper. Each run uses all cores."""
     retrieval = {"sop": [1, 10, 100], "inshop": [1, 10, 20, 40]}
     columns = [
         {"dataset": name, "metrics": [*(f"recall@{k}" for k in retrieval.get(name, [1, 2, 4, 8])), *(["nmi"] if name != "inshop" else [])]}
@@ -205,7 +204,7 @@ def table(datasets: list[str]) -> dict[str, Any]:
 
 
 def trust_archives(project: Path, name: str, folder: Path) -> None:
-    """Put the drawn archives' checksums into the place of the published ones in the project's copy of the reader."""
+    """Replace the published checksums by those of the drawn archives in the project's copy of the reader."""
     path = project / f"dml_core/data/readers/{name}.py"
     text = path.read_text()
     for archive in official(name).archives:
@@ -220,12 +219,12 @@ def trust_archives(project: Path, name: str, folder: Path) -> None:
 
 @dataclass
 class Usage:
-    """What a command took.
+    """Resources used by a command.
 
     Attributes:
-        seconds: by the clock; cpu_seconds: of the processors, all its processes together.
-        all_bytes: the most memory that its processes held together.
-        training_bytes: the most that a training process held of its own; 0 where there was none.
+        seconds: wall-clock time; cpu_seconds: processor time of all its processes.
+        all_bytes: peak memory of all its processes together.
+        training_bytes: peak of a training process's own memory; 0 without one.
     """
 
     seconds: float = 0.0
@@ -235,10 +234,10 @@ class Usage:
 
 
 def run(project: Path, words: Sequence[str]) -> tuple[str, Usage]:
-    """Run a `dml` or `dvc` command in the project to its end: what it printed on standard output, and what it took.
+    """Run a `dml` or `dvc` command in the project; return its standard output and its resource use.
 
     Raises:
-        SystemExit: it failed, or printed a traceback; with all that it printed.
+        SystemExit: it failed or printed a traceback; contains all its output.
     """
     print(shown(words), file=sys.stderr, flush=True)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
@@ -261,12 +260,12 @@ def run(project: Path, words: Sequence[str]) -> tuple[str, Usage]:
 
 
 def shown(words: Sequence[str]) -> str:
-    """A command as it is typed, of a path only its last part."""
+    """Return a command as typed, with only the last part of absolute paths."""
     return " ".join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def watch(process: "subprocess.Popen[bytes]") -> Usage:
-    """Wait for a process's end, and return what it and all below it took. Who ends between two samples counts up to the first."""
+    """Wait for a process; return the resources used by it and its descendants. One that ends between two samples counts up to the first."""
     usage, root, cpu = Usage(), psutil.Process(process.pid), dict[psutil.Process, float]()
     began = time.perf_counter()
     while process.poll() is None:
@@ -279,7 +278,7 @@ def watch(process: "subprocess.Popen[bytes]") -> Usage:
 
 
 def sample(processes: list[psutil.Process], usage: Usage, cpu: dict[psutil.Process, float]) -> None:
-    """Note what processes hold now, and their processor seconds so far."""
+    """Record the processes' current memory, and their processor seconds so far."""
     all_bytes = 0
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -292,18 +291,18 @@ def sample(processes: list[psutil.Process], usage: Usage, cpu: dict[psutil.Proce
 
 
 def proportional_bytes(pid: int) -> int:
-    """A process's resident memory; of a page that n processes share, 1/n."""
+    """Return a process's resident memory, with 1/n of each page shared by n processes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below a folder together; 0 where there is none."""
+    """Return the size of all files below a folder; 0 if it does not exist."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def step_seconds(project: Path, name: str) -> dict[str, float]:
-    """Step -> seconds in the last flow run, as Prefect recorded them; training by its own record, apart from the wait for Ray's workers."""
+    """Return the seconds of each step in the last flow run from Prefect's records; training time is its own, without the wait for Ray."""
     with contextlib.closing(sqlite3.connect(project / "state/prefect/prefect.db")) as database:
         rows = database.execute(
             "select name, julianday(end_time) - julianday(start_time) from task_run"
@@ -323,13 +322,13 @@ def step_seconds(project: Path, name: str) -> dict[str, float]:
 
 @dataclass
 class Rehearsal:
-    """What one dataset took.
+    """Results for one dataset.
 
     Attributes:
-        counts: of the images, by role.
-        usages: command -> what it took; "drawing" is the archive's.
-        plan: what `dml plan --json` said before anything was packed or trained.
-        steps: of the first `dml reproduce` -> seconds.
+        counts: counts by role.
+        usages: command -> resources used; "drawing" is the creation of the archives.
+        plan: output of `dml plan --json` before anything was packed or trained.
+        steps: step of the first `dml reproduce` -> seconds.
         num_bytes: archive, raw, packed, DVC's cache, store, rest of the state -> size of its files.
     """
 
@@ -341,20 +340,20 @@ class Rehearsal:
 
     @property
     def num_images(self) -> int:
-        """Of all roles."""
+        """Number of images of all roles."""
         return sum(of_role.num_images for of_role in self.counts.values())
 
     @property
     def num_tested(self) -> int:
-        """Of all roles but training."""
+        """Number of images of all roles except training."""
         return self.num_images - self.counts["train"].num_images
 
 
 def rehearse(folder: Path, datasets: list[str], share: float) -> tuple[dict[str, Rehearsal], dict[str, Usage]]:
-    """Every dataset from its archive to its runs, one after the other in one project, and then the page of all of them.
+    """Process every dataset from its archive to its runs, one by one in one project, and then the page of all of them.
 
     Raises:
-        SystemExit: a command failed, or its outcome is not what was drawn.
+        SystemExit: a command failed, or its result does not match the drawn data.
     """
     project = folder / "project"
     write_project(project, datasets)
@@ -365,7 +364,7 @@ def rehearse(folder: Path, datasets: list[str], share: float) -> tuple[dict[str,
 
 
 def rehearse_dataset(project: Path, downloads: Path, name: str, share: float) -> Rehearsal:
-    """One dataset: the commands of docs/papers-on-a-gpu.md in their order, packing on its own."""
+    """Run the commands of docs/papers-on-a-gpu.md for one dataset in their order, with packing as a separate command."""
     found = Rehearsal(counts_of(name, share))
     print(f"drawing {name}: {found.num_images:,} images", file=sys.stderr, flush=True)
     began, cpu_began = time.perf_counter(), time.process_time()
@@ -387,7 +386,7 @@ def rehearse_dataset(project: Path, downloads: Path, name: str, share: float) ->
 
 
 def commands(name: str, given: Path, share: float) -> list[tuple[str, ...]]:
-    """What is typed for a dataset."""
+    """Return the commands for a dataset."""
     part = ("--part",) if share < 1 else ()
     reproduce = ("dml", "reproduce", TABLE, "--dataset", name)
     return [
@@ -401,7 +400,7 @@ def commands(name: str, given: Path, share: float) -> list[tuple[str, ...]]:
 
 
 def sizes(project: Path, downloads: Path, name: str) -> dict[str, int]:
-    """Kind of what the commands leave -> bytes. Raw files are in the project, or beside the archive where a folder was added."""
+    """Return kind of output -> bytes. Raw files are in the project, or next to the archive if a folder was added."""
     state, store = folder_bytes(project / "state"), folder_bytes(project / "state/store")
     return {
         "raw": folder_bytes(downloads) + folder_bytes(project / "data/raw" / name),
@@ -413,7 +412,7 @@ def sizes(project: Path, downloads: Path, name: str) -> dict[str, int]:
 
 
 def check_counts(project: Path, name: str, counts: Mapping[str, Counts]) -> None:
-    """End where the packed dataset has other counts than were drawn."""
+    """Exit if the packed dataset's counts differ from those drawn."""
     roles = read_info(project / "data/packed" / name).roles
     packed = {role: Counts(of_role.num_images, of_role.num_classes) for role, of_role in roles.items()}
     if packed != counts:
@@ -421,7 +420,7 @@ def check_counts(project: Path, name: str, counts: Mapping[str, Counts]) -> None
 
 
 def check_page(project: Path, datasets: list[str]) -> None:
-    """End where the table's page has no measured figure in some column of a dataset."""
+    """Exit if a column of these datasets has no measured figure on the table's page."""
     page = json.loads((project / f"results/site/{TABLE}.json").read_text())
     measured = [line["cells"] for row in page["rows"] for line in row["lines"]]
     for number, column in enumerate(page["columns"]):
@@ -433,7 +432,7 @@ def check_page(project: Path, datasets: list[str]) -> None:
 
 
 def as_markdown(found: Mapping[str, Rehearsal], pages: Mapping[str, Usage], share: float) -> str:
-    """The machine, and three tables: time and memory of each command, what lies on the disk, and what the plan said beside that."""
+    """Return the machine and three tables: time and memory of each command, disk use, and the plan compared with the measurements."""
     of = "all images" if share == 1 else f"a share of {share:g}"
     usages = [usage for one in found.values() for usage in one.usages.values()] + list(pages.values())
     minutes = sum(usage.seconds for usage in usages) / 60
@@ -452,7 +451,7 @@ def as_markdown(found: Mapping[str, Rehearsal], pages: Mapping[str, Usage], shar
 
 
 def time_rows(name: str, found: Rehearsal) -> Iterator[list[str]]:
-    """A row for each command, and below the first `dml reproduce` one for each of its steps."""
+    """Yield a row for each command, and below the first `dml reproduce` one for each of its steps."""
     seen = {"train": found.counts["train"].num_images, "embed": found.num_tested, "evaluate": found.num_tested}
     for command, usage in found.usages.items():
         is_whole = command == "drawing" or command.startswith(("dml data", "dvc"))
@@ -462,7 +461,7 @@ def time_rows(name: str, found: Rehearsal) -> Iterator[list[str]]:
 
 
 def usage_row(name: str, command: str, num_images: int | None, usage: Usage) -> list[str]:
-    """The cells of a row; what was not measured is left empty."""
+    """Return the cells of a row; unmeasured values are empty."""
     rate = f"{num_images / max(usage.seconds, 0.01):,.0f}" if num_images else ""
     memory = [f"{size / GB:.1f}" if size else "" for size in (usage.all_bytes, usage.training_bytes)]
     cpu = f"{usage.cpu_seconds:.0f}" if usage.cpu_seconds else ""
@@ -470,7 +469,7 @@ def usage_row(name: str, command: str, num_images: int | None, usage: Usage) -> 
 
 
 def plan_row(name: str, found: Rehearsal) -> list[str]:
-    """What the plan said beside what was measured."""
+    """Return the planned and the measured values."""
     training_bytes = max(usage.training_bytes for usage in found.usages.values())
     written = sum(found.num_bytes[kind] for kind in ("packed", "DVC's cache", "store", "rest of the state"))
     sizes = [found.plan["disk_bytes"], written, found.plan["memory_bytes"], training_bytes]
@@ -480,12 +479,12 @@ def plan_row(name: str, found: Rehearsal) -> list[str]:
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Return a Markdown table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (titles, ["---"] * len(titles), *rows))
 
 
 def processor() -> str:
-    """What the machine's processor is called."""
+    """Return the name of the machine's processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 

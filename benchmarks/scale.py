@@ -1,12 +1,12 @@
-"""What does a step cost as images grow from 10^4 to 10^6 rows of a store, and as classes grow; with the exponents and a figure.
+"""Benchmark a step's cost as a store grows from 10^4 to 10^6 images, and as classes grow; prints exponents, draws a figure.
 
     python benchmarks/scale.py images [--most 1000000]      # 0.8 GB in the temporary folder
     python benchmarks/scale.py classes [LOSS] [--workers 2] [--most 10000000]      # 18 GB of memory
 
-Images: a store of small drawn pictures is packed once for each size, then, in a process of its own: opened up to its labels, an epoch drawn
-(two samplers, and how often each image came before), a batch loaded at random places; seconds of each, and this process's own (anonymous)
-memory after it all. Classes, 10^4 to 10^7: `benchmarks/classes.py`'s step and memory on one worker, on several that each hold all classes,
-and spread; a batch of 32 embeddings of 32 dimensions, with which 10^7 fit.
+Images: a store of small drawn pictures is packed once per size; then a separate process opens it up to its labels, draws an epoch (two
+samplers, and how often each image came before), and loads a batch from random positions. Measured are the seconds of each, and the
+process's own (anonymous) memory afterwards. Classes, 10^4 to 10^7: step and memory of `benchmarks/classes.py` on one worker, on several
+that each hold all classes, and spread; a batch of 32 embeddings of 32 dimensions, with which 10^7 fit.
 Exponent: e of cost ~ size^e, by least squares over the logarithms. Writes `docs/images/scale-images.png`, `scale-classes.png`.
 """
 
@@ -63,7 +63,7 @@ def images(sizes: list[int]) -> Table:
 
 
 def write_store(folder: Path, size: int) -> None:
-    """A hundred pictures of 16 by 16 pixels, each of them many times."""
+    """Write a hundred pictures of 16 by 16 pixels, each of them many times."""
     random, encoded = np.random.default_rng(0), []
     for _ in range(100):
         buffer = io.BytesIO()
@@ -105,7 +105,7 @@ def own_mebibytes() -> float:
 
 
 def classes(loss: str, num_workers: int, sizes: list[int]) -> Table:
-    from classes import Batch, measured  # beside this file
+    from classes import Batch, measured  # in this file's folder
 
     table: Table = {}
     for size in sizes:
@@ -136,7 +136,7 @@ def exponent(values: dict[int, float]) -> str:
 
 
 def draw(question: str, table: Table) -> None:
-    """Time on the left, memory on the right, both axes logarithmic."""
+    """Draw time on the left, memory on the right, with logarithmic axes."""
     figure = new_figure(9.6, 4.0)
     for axes, (label, is_memory) in zip(figure.subplots(1, 2), (("time", False), ("memory, MiB", True)), strict=True):
         shown = {name: values for name, values in table.items() if name.endswith("MiB") == is_memory and min(values.values()) > 0}

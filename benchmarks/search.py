@@ -1,14 +1,14 @@
-"""How fast is one query of an index beside bare FAISS in the same run, and how much memory does it take?
+"""Benchmark the time of one query of an index against bare FAISS in the same run, and the memory.
 
     python benchmarks/search.py --dimensions 64                                    # a million items, exact
     python benchmarks/search.py --dimensions 512 --kind exact --kind ivf --folder /tmp/indexes   # built once, kept there
 
-The peer is FAISS's own index of the same items, whole in memory: IndexFlatIP beside an exact one, else the very index that ours holds.
-Compressed vectors have a second peer, IndexRefineFlat over the first: like ours it puts eight times as many as wanted in order by the
-whole vectors. Ours and the peers take turns query by query. A search of ours is all that `Index.search` does: checking the query, bringing
-it to unit length, searching, and for approximate ones the true scores. The embeddings are drawn: Gaussian classes of ten items each on
-average. Memory is what belongs to the process alone; the pages of mapped files are the system's cache, which processes share and which is
-given up where memory is short, and are shown beside it.
+The peer is FAISS's own index of the same items, fully in memory: IndexFlatIP for an exact one, else the same index that ours contains.
+Compressed vectors have a second peer, IndexRefineFlat over the first: like ours it reranks eight times as many candidates as requested by
+the full vectors. Ours and the peers alternate query by query. A search of ours is all that `Index.search` does: checking the query,
+normalising it, searching, and for approximate ones the exact scores. The embeddings are drawn: Gaussian classes of ten items each on
+average. Memory is the process's own; mapped files are in the system's cache, which processes share and the system frees when memory is
+short, and are printed separately.
 """
 
 import argparse
@@ -29,9 +29,9 @@ from dml_core.index.layout import INFO_FILE
 from dml_core.index.writing import Batch, build_index
 
 NUM_ROWS_AT_ONCE = 50_000
-WIDTH = 0.9  # of a class: many of an item's nearest are of other classes
+WIDTH = 0.9  # of a class: many of an item's nearest neighbours are of other classes
 K = 10
-NUM_WARM = 300  # queries that go before: together they look into every list
+NUM_WARM = 300  # warm-up queries: together they visit every list
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def drawn(num_items: int, num_dimensions: int, num_classes: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Embeddings block by block; the classes are those of every seed."""
+    """Yield embeddings block by block; the classes are the same for every seed."""
     centres_CD = np.random.default_rng(0).standard_normal((num_classes, num_dimensions), dtype=np.float32)
     generator = np.random.default_rng([seed, 1])
     for start in range(0, num_items, NUM_ROWS_AT_ONCE):
@@ -95,7 +95,7 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
     searches = [index.search, peer.search, *([refined.search] if refined is not None else [])]
     others_QD = next(drawn(NUM_WARM, index.num_dimensions, max(1, index.num_items // 10), seed=2))
     others_QD /= np.linalg.norm(others_QD, axis=1, keepdims=True)
-    for search in searches:  # all warm: what is mapped is in memory and in this process's tables, threads are started
+    for search in searches:  # warm up all: mapped files are in memory and in this process's tables, threads are started
         search(others_QD, K)
     taken_SQ = np.empty((len(searches), num_queries))
     for number in range(num_queries):
@@ -138,7 +138,7 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
 
 
 def peer_of(index: Index) -> Any:
-    """FAISS's index of the same items, in memory."""
+    """Return FAISS's index of the same items, in memory."""
     if index.kind != "exact":
         return read_approximate(index.info.approximate(index.folder), mapped=False)
     peer = faiss.IndexFlatIP(index.num_dimensions)
@@ -147,7 +147,7 @@ def peer_of(index: Index) -> Any:
 
 
 def refined_peer_of(index: Index, peer: Any) -> Any:
-    """FAISS's index that puts the candidates of another one in order by the whole vectors, in memory too."""
+    """Return FAISS's index that reranks another index's candidates by the full vectors, also in memory."""
     refined = faiss.IndexRefineFlat(peer, faiss.swig_ptr(np.ascontiguousarray(index.vectors_ND)))
     refined.k_factor = NUM_CANDIDATES
     return refined
@@ -160,7 +160,7 @@ def seconds(search: Callable[[Any, int], Any], row_1D: NDArray[np.float32]) -> f
 
 
 def memory() -> dict[str, int]:
-    """MiB that belong to this process alone (RssAnon), and of mapped files (RssFile)."""
+    """Return the MiB of this process's own memory (RssAnon), and of mapped files (RssFile)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) // 1024 for line in lines if line.startswith("Rss")}
 

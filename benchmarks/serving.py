@@ -1,11 +1,11 @@
-"""How fast does the service answer, beside the same call in process?
+"""Benchmark the service's answers against the same call in process.
 
     .venv/bin/python benchmarks/serving.py --network small        (an index of a million images; 1.1 GB in the temporary folder)
-    .venv/bin/python benchmarks/serving.py --network resnet18     (embeddings alone, images of 224 pixels)
+    .venv/bin/python benchmarks/serving.py --network resnet18     (embeddings only, images of 224 pixels)
 
-`dml serve` is started as a person starts it, with batching and without, and asked over HTTP by 1, 8 and 32 clients in a process of their
-own, each with one JPEG at a time. The peer is what the replica does with one image, without HTTP and Ray: decode, embed, search. Weights
-and the index's vectors are drawn: neither changes what a request costs.
+`dml serve` is started by its command, with batching and without, and queried over HTTP by 1, 8 and 32 clients in a separate process, each
+with one JPEG at a time. The peer is what the replica does with one image, without HTTP and Ray: decode, embed, search. Weights and the
+index's vectors are random: neither affects the cost of a request.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def make(root: Path, network: str, num_items: int, approximate: str | None) -> None:
-    """Model, image and index, where they are not there yet."""
+    """Create missing model, image and index."""
     settings = NETWORKS[network]
     model = root / network
     if not model.exists():
@@ -108,7 +108,7 @@ def make(root: Path, network: str, num_items: int, approximate: str | None) -> N
 
 
 def in_process(root: Path, network: str, seconds: float) -> dict[str, float]:
-    """One image after another, without HTTP and Ray."""
+    """Process one image after another, without HTTP and Ray."""
     model = load_model(root / network, "cpu")
     index = Index.open(root / "index") if network == "small" else None
     data = (root / f"{network}.jpg").read_bytes()
@@ -137,7 +137,7 @@ def timed(call: Callable[[], None], seconds: float) -> list[float]:
 
 
 def with_service(root: Path, network: str, batch: int, seconds: float, peer: dict[str, float]) -> None:
-    """Start the service, have it asked by ever more clients, and end it."""
+    """Start the service, query it with a growing number of clients, and end it."""
     what = root / ("index" if network == "small" else network)
     command = [sys.executable, "-m", "flows.cli", "serve", str(what), "--port", "0", "--batch", str(batch)]
     if network == "small":
@@ -161,7 +161,7 @@ def with_service(root: Path, network: str, batch: int, seconds: float, peer: dic
 
 
 async def ask(url: str, source: Path, num_clients: int, seconds: float) -> dict[str, float]:
-    """So many clients, each asking again when it is answered; the first half second is not counted."""
+    """Run this many clients, each sending its next request when it has an answer; the first half second is not counted."""
     import httpx
 
     data = source.with_suffix(".jpg").read_bytes()

@@ -1,11 +1,11 @@
-"""How fast does the training loop train ResNet-50 at 224 pixels, beside a bare PyTorch loop of the same model and batch?
+"""Benchmark the training loop on ResNet-50 at 224 pixels against a bare PyTorch loop of the same model and batch.
 
     .venv/bin/python benchmarks/training.py
 
-The bare loop is the least that training can be: forward, loss, backward, optimiser step, over images that lie ready in memory. Ours reads
-and decodes them, draws views, follows schedules and keeps a history. An epoch of each in turn, so that what else the machine does meets
-both; the first pair only warms up. To reach: 0.97 of the bare loop's images per second on a CPU. On a GPU both use bfloat16, and further
-bare loops show what channels_last and torch.compile would bring.
+The bare loop is the minimum of training: forward, loss, backward, optimiser step, over images already in memory. Ours reads and decodes
+them, draws views, follows schedules and keeps a history. Their epochs alternate, so that other load on the machine affects both; the first
+pair only warms up. Target: 0.97 of the bare loop's images per second on a CPU. On a GPU both use bfloat16, and further bare loops show the
+effect of channels_last and torch.compile.
 """
 
 import statistics
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def write_images(folder: Path) -> PackedDataset:
-    """As many drawn training images as an epoch has; the other half of the classes is for testing."""
+    """Write the drawn training images of an epoch; the other half of the classes is for testing."""
     options = {"num_classes": 2 * NUM_CLASSES, "images_per_class": BATCH_SIZE * NUM_STEPS // NUM_CLASSES, "image_size": 240}
     materialise("synthetic", options, folder / "raw")
     prepare("synthetic", folder / "raw", folder / "packed", options)
@@ -77,7 +77,7 @@ def write_images(folder: Path) -> PackedDataset:
 
 
 def bare_loop(config: TrainingConfig, dataset: PackedDataset, channels_last: bool = False, compiled: bool = False) -> Callable[[], None]:
-    """One epoch of the same system over the same images, ready in memory, with nothing around it."""
+    """Return a function for one epoch of the same system over the same images in memory, and nothing else."""
     batches = [torch.arange(step * BATCH_SIZE, (step + 1) * BATCH_SIZE).numpy() for step in range(NUM_STEPS)]
     ready = [
         (to_device(images, channels_last), torch.from_numpy(dataset.labels[rows]).to(DEVICE))
@@ -108,7 +108,7 @@ def to_device(images: Tensor, channels_last: bool) -> Tensor:
 
 
 def timed(epoch: Callable[[], None]) -> float:
-    """Images per second of one epoch."""
+    """Return the images per second of one epoch."""
     start = time.monotonic()
     epoch()
     if CUDA:

@@ -1,11 +1,11 @@
-"""Is the gain that `dml tune` reports the gain that further folds and seeds show?
+"""Check that the gain reported by `dml tune` is reproduced on further folds and seeds.
 
     .venv/bin/python benchmarks/tuned_gains.py [--table project/standing] [--dataset synthetic] [--pairs 5]
 
-For every row of a table that a search has tried on the dataset: the winner and the row's own settings, trained again on pairs of fold and
-seed that neither the search nor its confirmation has used. Prints the gain of the file and the gain on these pairs, each with half of its
-95 % interval (Student's t over paired differences), and whether the two agree: whether their difference is within the root of the sum of
-the squares of both halves. A row whose own settings won has no gain to compare. Finished runs are reused, as those of any search.
+For every row of a table with a search on the dataset: the winner and the row's own settings are trained again on pairs of fold and seed
+used by neither the search nor its confirmation. Prints the gain of the file and the gain on these pairs, each with half of its 95 %
+interval (Student's t over paired differences), and whether they agree: whether their difference is at most the root of the sum of the
+squares of both halves. A row whose own settings won has no gain to compare. Finished runs are reused, as in any search.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FIRST_PAIR = NUM_SEARCH_PAIRS + CONFIRMATION_PAIRS
 
 
 def line(file: TunedFile, own: Sequence[float], winner: Sequence[float]) -> str:
-    """A row of the table, in per cent."""
+    """Return a row of the table, in per cent."""
     shown = file.confirmation
     assert shown is not None
     fresh = paired_difference([100 * value for value in winner], [100 * value for value in own])
@@ -66,7 +66,7 @@ def tuned_gains(table: str, dataset: str, num_pairs: int) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", default="project/standing")
     parser.add_argument("--dataset", default="synthetic")

@@ -1,10 +1,10 @@
-"""How should a search spend its scores? Successive halving against a median pruner and against the same number of scores for every setting.
+"""Simulate how a search should spend its scores: successive halving, a median pruner, or the same number of scores for every setting.
 
     python benchmarks/tuning_allocation.py [--searches 4000]
 
-A simulation: settings have a true quality (the row's own 0, the others normal with the standard deviation of the first column), a score is
-the quality plus noise of 2.2 points. The peers are a median pruner over two folds, and plain averages. It prints how many scores a search
-costs, how often it finds the best setting, the true quality of its winner, and by how much the winner's score overstates it.
+Settings have a true quality (0 for the row's own, the others normal with the standard deviation of the first column); a score is the
+quality plus noise of 2.2 points. The peers are a median pruner over two folds, and plain averages. Prints how many scores a search costs,
+how often it finds the best setting, the true quality of its winner, and by how much the winner's score overstates it.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from tasks.tuning.halving import FEWEST_KEPT, RUNGS
 
 NOISE = 2.2
 SPREADS = (1.5, 3.0, 5.0)
-Result = tuple[int, float, int]  # the winner, its score, how many scores were spent
+Result = tuple[int, float, int]  # the winner, its score, number of scores spent
 Random = np.random.Generator
 
 
 def halving(quality: np.ndarray, random: Random) -> Result:
-    """As `tasks.tuning.halving` spends them."""
+    """Spend scores as `tasks.tuning.halving` does."""
     num_trials = len(quality)
     total = quality + NOISE * random.normal(size=num_trials)
     count, cost, kept = np.ones(num_trials), num_trials, np.arange(num_trials)
@@ -35,14 +35,14 @@ def halving(quality: np.ndarray, random: Random) -> Result:
 
 
 def same_for_all(quality: np.ndarray, random: Random, num_scores: int) -> Result:
-    """Every setting gets as many scores."""
+    """Give every setting the same number of scores."""
     means = quality + NOISE / num_scores**0.5 * random.normal(size=len(quality))
     winner = int(np.argmax(means))
     return winner, float(means[winner]), num_scores * len(quality)
 
 
 def median_pruner(quality: np.ndarray, random: Random, num_folds: int = 2, round_size: int = 4) -> Result:
-    """A setting is given up when its first score is below the median of those of earlier rounds."""
+    """Drop a setting if its first score is below the median of those of earlier rounds."""
     means: dict[int, float] = {}
     firsts: list[float] = []
     cost = 0
@@ -69,7 +69,7 @@ WAYS: dict[str, tuple[int, Callable[[np.ndarray, Random], Result]]] = {
 
 
 def simulate(num_trials: int, way: Callable[[np.ndarray, Random], Result], spread: float, num_searches: int) -> Sequence[float]:
-    """Mean cost, share of searches that find the best, mean true quality of the winner, mean overstatement of its score."""
+    """Return the mean cost, share of searches that find the best, mean true quality of the winner, mean overstatement of its score."""
     random = np.random.default_rng(0)
     rows = []
     for _ in range(num_searches):
@@ -80,7 +80,7 @@ def simulate(num_trials: int, way: Callable[[np.ndarray, Random], Result], sprea
 
 
 def main() -> None:
-    """Print a row for each way and spread."""
+    """Print a row for each method and spread."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--searches", type=int, default=4000)
     num_searches = parser.parse_args().searches

@@ -1,7 +1,7 @@
-"""Parameters of the flows as Prefect's forms show them: datasets, variants and tables are choices, those that the project has.
+"""Parameters of the flows in Prefect's forms: datasets, variants and tables are offered as choices from the project.
 
-Prefect makes a flow's form from its annotations when the flow is deployed, from within the project. The choices are put into the form's
-schema then; a server refuses what is not among them, and a flow started in another way says so itself, with the nearest name.
+Prefect builds a flow's form from its annotations when the flow is deployed, from within the project. The choices become part of the form's
+schema; a server refuses other values, and a flow started otherwise raises its own error, with the nearest name.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tasks.tables.file import table_names
 
 @cache
 def _names(kind: str) -> tuple[str, ...]:
-    """The tables, or the keys of `comparison.<kind>`; none outside a project, or where its file cannot be read (the flow will say why)."""
+    """Return the tables, or the keys of `comparison.<kind>`; empty outside a project or if its file is unreadable."""
     if kind == "tables":
         return tuple(table_names())
     try:
@@ -30,7 +30,7 @@ def _names(kind: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _OneOf:
-    """Marks a text that is one of the names of a kind."""
+    """Restricts a string to the names of a kind."""
 
     kind: str
 

@@ -22,13 +22,13 @@ from tasks.tables.smoke import table_of
 
 @dataclass(frozen=True)
 class TableOutcome:
-    """What a table's runs came to.
+    """The results of a table's runs.
 
     Attributes:
-        page: Markdown; of a smoke run, which rows ran.
-        path: where the page is.
-        outcomes, failures: its runs; one that another table has too is in both.
-        num_undelivered: records that wait in the outbox because MLflow did not take them.
+        page: Markdown; for a smoke run, the rows that ran.
+        path: path of the page.
+        outcomes, failures: its runs; a run shared by two tables is in both.
+        num_undelivered: records that wait in the outbox because MLflow did not accept them.
     """
 
     name: str
@@ -40,7 +40,7 @@ class TableOutcome:
 
     @property
     def line(self) -> str:
-        """The table in one line."""
+        """The table as one line."""
         failed = f", {len(self.failures)} failed" if self.failures else ""
         return f"{self.name}: {len(self.outcomes)} run{'' if len(self.outcomes) == 1 else 's'}{failed}; page: {self.path}"
 
@@ -53,15 +53,15 @@ def conclude(
     services: Services,
     smoke: bool,
 ) -> list[TableOutcome]:
-    """Write the results and pages of tables whose runs have ended, and bring their comparisons in MLflow up to date.
+    """Write the results and pages of tables whose runs have ended, and update their comparisons in MLflow.
 
-    The pages are written together, so that the index of all tables is written once. Nothing here needs workers: close the services first.
+    The pages are written together, so that the index of all tables is written once. This needs no workers: close the services first.
 
     Args:
         names: tables.
         outcomes, failures: all their runs.
-        params: what the project has.
-        services: the flow's.
+        params: parameters of the project.
+        services: services of the flow.
         smoke: a smoke run writes no result and nothing to MLflow.
     """
     own_outcomes = {name: [outcome for outcome in outcomes if table_of(outcome.spec) == name] for name in names}
@@ -85,7 +85,7 @@ def conclude(
 
 
 def smoke_page(name: str, outcomes: Sequence[Outcome]) -> str:
-    """Which rows ran. No score: one of drawn images must not be taken for the paper's."""
+    """Return a page with the rows that ran. It has no scores: those of drawn images must not be taken for the paper's."""
     rows = [f"| {outcome.spec.variant.removeprefix(f'{name} ')} | {outcome.spec.dataset} | {_took(outcome)} |" for outcome in outcomes]
     return "\n".join([f"# {name}: smoke run", "", "| row | images | training and embedding |", "|---|---|---|", *rows, ""])
 
@@ -102,7 +102,7 @@ def _write(project: Project, name: str, page: str) -> Path:
 
 
 def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], params: Params, services: Services) -> int:
-    """Bring each of the table's comparisons up to date in MLflow, with the table's page; how many have to wait."""
+    """Update each of the table's comparisons in MLflow, with the table's page; return the number that must wait."""
     tags = services.tags | {"paper": name.partition("/")[0], "table": name}
     table = load_table(name)
     today = table_today(services.project, params, name, table, load_result(services.project, name))
@@ -130,7 +130,7 @@ def _summarise(name: str, shown: TablePage, outcomes: Sequence[Outcome], params:
 
 
 def _keep(name: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services) -> None:
-    """Add what was measured to the table's result."""
+    """Add the measured runs to the table's result."""
     table = load_table(name)
     runs = tuple(
         measured_run(outcome, *label_parts(outcome.spec.variant), column_dataset(params, table, outcome.spec.dataset))

@@ -1,7 +1,7 @@
-"""What Prefect keeps of finished steps, and when it may be believed: only whole, of the very step, and with the files that it names.
+"""Validate Prefect's records of finished steps: a record counts only if it is intact, of this step, and its files are unchanged.
 
-A step's result is a record of names, sizes and hashes, kept as sealed JSON (`tasks.sealed`). A damaged record (cut, garbled, a hash
-changed, a file left out of its list) is set aside, and the step runs again.
+A step's result is a record of names, sizes and hashes, stored as sealed JSON (`tasks.sealed`). A damaged record (cut, garbled, a hash
+changed, a file missing from its list) is set aside, and the step runs again.
 """
 
 import logging
@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 class SealedJSON(JSONSerializer[Any]):
-    """Prefect's JSON with its SHA-256 beside it."""
+    """Prefect's JSON serializer with a SHA-256."""
 
     type: str = Field(default="sealed-json", frozen=True)
 
     def dumps(self, obj: Any) -> bytes:
-        """The object as JSON, sealed."""
+        """Return the object as sealed JSON."""
         return seal(super().dumps(obj).decode()).encode()
 
     def loads(self, blob: bytes) -> Any:
-        """The object back.
+        """Return the object from its sealed JSON.
 
         Raises:
             ValueError: it is damaged.
@@ -45,29 +45,28 @@ class SealedJSON(JSONSerializer[Any]):
 
 
 def forget_failure(flow: Any, flow_run: Any, state: State[Any]) -> None:
-    """Remove the file in which Prefect keeps a failed flow's or step's exception, which nothing reads. A hook of flows and of tasks."""
+    """Delete Prefect's file of a failed flow's or step's exception, which nothing reads. A hook of flows and of tasks."""
     if isinstance(state.data, ResultRecord):
         key = str(state.data.metadata.storage_key)
         (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / key).unlink(missing_ok=True)
 
 
 def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
-    """Whether a step has a kept record of this identity, and every file as recorded; arguments as for `finished_record`."""
+    """Return whether a step has a stored record of this identity with every file unchanged; arguments as for `finished_record`."""
     return finished_record(step, identity, store, title) is not None
 
 
 def finished_record(step: Any, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
-    """A step's kept record of this identity if every file is as recorded, or None; one line says what is damaged.
+    """Return a step's stored record of this identity if every file is as recorded, or None, with a warning about damage.
 
-    A damaged record is renamed; it is not overwritten by the record of the step that runs again. The folder of a finished step gets the
-    present time.
+    A damaged record is renamed, so that the rerun step does not overwrite it. The folder of a finished step gets the current time.
 
     Args:
-        step: the step's Prefect task; its result is kept under `identity`.
-        identity: of the step.
-        store: where its files are.
-        title: what the line calls the run.
-        warn: print that line.
+        step: the step's Prefect task; its result is stored under `identity`.
+        identity: identity of the step.
+        store: store of its files.
+        title: title of the run for the warning.
+        warn: log the warning.
 
     Raises:
         NewerFormatError: a newer version of the program wrote the record.
@@ -82,6 +81,6 @@ def finished_record(step: Any, identity: str, store: Store, title: str, warn: bo
         logger.warning("%s: %s changed or gone in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step.name)
     if changed:
         return None
-    with suppress(OSError):  # of a remote store there may be nothing here
-        os.utime(store.folder(record.key))  # `dml gc` keeps what was used lately
+    with suppress(OSError):  # a remote store may have no folder here
+        os.utime(store.folder(record.key))  # `dml gc` keeps what was used recently
     return record

@@ -1,7 +1,7 @@
-"""The database of the server that Prefect starts for one flow: checked before, and made anew where it is damaged.
+"""Check the database of the server that Prefect starts for one flow, and replace it if it is damaged.
 
-Nothing that matters is in it. Finished steps are found by Prefect's kept results, which are files of their own, and so survive it.
-A database that a person has named, or a server's, is not touched.
+It holds nothing essential: finished steps are found by Prefect's stored results, which are separate files and not affected. A database that
+the user configured, or a server's, is not touched.
 """
 
 import logging
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def set_aside_if_damaged(home: Path) -> None:
-    """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>` if SQLite finds it damaged, and say so in one line.
+    """Rename Prefect's local database below `home` to `prefect.db.damaged-<N>` if SQLite finds it damaged, with a warning.
 
-    Its write-ahead log goes with it, and is read with it under its new name.
+    Its write-ahead log is renamed with it, and is read with it under its new name.
 
     Raises:
         StoreError: it cannot be renamed.
@@ -33,7 +33,7 @@ def set_aside_if_damaged(home: Path) -> None:
     if find_fault(path) is None:
         return
     with alone(home / ".set-aside.lock"):
-        fault = find_fault(path) if path.exists() else None  # another process may have set it aside meanwhile, and made it anew
+        fault = find_fault(path) if path.exists() else None  # another process may have renamed it meanwhile, and created a new one
         if fault is None:
             return
         try:
@@ -47,7 +47,7 @@ def set_aside_if_damaged(home: Path) -> None:
 
 
 def find_fault(path: Path) -> str | None:
-    """What is wrong with a SQLite file, None where it is sound, or where another process is writing it."""
+    """Return what is wrong with a SQLite file, or None if it is sound or another process is writing it."""
     if not path.is_file():
         return "not a file"
     try:

@@ -1,8 +1,8 @@
-"""A step runs once, whoever asks for it: a lock by its identity, held from before its first file until its record is kept.
+"""Run each step once across processes: a lock on its identity is held from before its first file until its record is stored.
 
-Who finds it held waits, without workers, and then finds the step finished; where the other was killed or failed, it goes on from what that
-one left. The lock's file lies in the store, or in this machine's cache of a remote one: two hosts with nothing but S3 in common may both
-run a step, and leave the same files.
+Other processes wait without occupying workers and then find the step finished; if the holder was killed or failed, they resume from its
+files. The lock's file is in the store, or in this machine's cache of a remote one: two hosts that share only S3 may both run a step, and
+write the same files.
 """
 
 import time
@@ -25,17 +25,17 @@ Slots = Callable[[Services], AbstractContextManager[None]]
 
 
 class StepLock:
-    """The lock of one step that was submitted.
+    """The lock of one submitted step.
 
     Args:
-        step: the step's Prefect task; its result is kept under the identity.
-        of: what the step is.
-        title: what a person knows the run by.
-        services: the flow's.
-        anew: run the step, finished or not.
+        step: the step's Prefect task; its result is stored under the identity.
+        of: identity of the step.
+        title: title of the run, for messages.
+        services: services of the flow.
+        anew: run the step even if it is finished.
 
     Attributes:
-        taken_over: whether another had finished the step by the time that its turn came.
+        taken_over: whether another process had finished the step before this one got the lock.
     """
 
     def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
@@ -46,13 +46,13 @@ class StepLock:
         self.taken_over = False
 
     def once(self, work: Callable[[], AnyRecord], slots: Slots) -> AnyRecord:
-        """The record that `work` returns, or that of another who did the same meanwhile.
+        """Return the record of `work`, or that of another process which did the same meanwhile.
 
-        The lock stays held when this returns: `release` it when the record is kept.
+        The lock is still held on return: `release` it when the record is stored.
 
         Args:
             work: the step; called with the lock and the slots held.
-            slots: what the step takes of the machine's workers; not held while waiting for another.
+            slots: the step's share of the machine's workers; not held while waiting for another process.
 
         Raises:
             TrainingError: the flow is stopping.
@@ -64,7 +64,7 @@ class StepLock:
             self._wait()
 
     def release(self, *_: object) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         self._lock.release()
 
     def _turn(self, work: Callable[[], AnyRecord]) -> AnyRecord:
@@ -79,11 +79,11 @@ class StepLock:
             raise
 
     def _finished(self) -> StepRecord | None:
-        """What was damaged when the step was submitted was said then."""
+        """Return the finished record, or None. Damage is not reported again, only when the step was submitted."""
         return finished_record(self._step, self._of.identity, self._services.store, self._title, warn=False)
 
     def _wait(self) -> None:
-        """Wait until nobody has the lock; said once."""
+        """Wait until the lock is free; print this once."""
         if not self._has_said:
             what = f"another dml ({self._lock.holder()}) is {DOING[self._step.name]} {self._title}"
             self._services.display.say(f"{what}; waiting for it")

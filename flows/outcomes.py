@@ -1,4 +1,4 @@
-"""What runs came to: waited for, shown as they end, and told apart into those that did and those that failed."""
+"""Wait for runs, show them as they end, and separate the successful from the failed ones."""
 
 import logging
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         scores: its metrics, with the files behind them.
-        ran: step -> whether it ran; False where a finished one was reused.
+        ran: step -> whether it ran; False if a finished one was reused.
         delivered: whether MLflow has it; if not, it waits in the outbox.
-        network, figures: where its checkpoint is, and its scores with their figures.
-        seconds: of training and embedding, where they ran.
-        older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; some only with `--code keep`.
-        training_seconds: of its training, whenever that was.
-        digest: of the dataset's content.
+        network, figures: folders of its checkpoint, and of its scores with their figures.
+        seconds: time of training and embedding, if they ran.
+        older_code: source files that differ from those that made it, as `dml_core/losses/softtriple.py`; empty without `--code keep`.
+        training_seconds: time of its training, whenever that was.
+        digest: digest of the dataset's content.
     """
 
     spec: RunSpec
@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """The run in one line."""
+        """The run as one line."""
         return f"{self.spec.title}: R@{self.spec.evaluation.recall_at[0]} {100 * self.first_recall:.1f} %, {self.seconds:.0f} s"
 
     @property
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def measured_run(outcome: Outcome, row: str, variant: str, dataset: str) -> MeasuredRun:
-    """What a run is in a table's result: the table's names for it, and what it came to."""
+    """Return a run's entry in a table's result, with the table's names for it."""
     return MeasuredRun(
         row=row,
         variant=variant,
@@ -73,11 +73,11 @@ def measured_run(outcome: Outcome, row: str, variant: str, dataset: str) -> Meas
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not come to its end.
+    """A run that failed.
 
     Attributes:
-        reason: why, in one line.
-        unforeseen: the error, where it is a fault of this program.
+        reason: the reason, as one line.
+        unforeseen: the error, if it is a fault of this program.
     """
 
     spec: RunSpec
@@ -86,12 +86,12 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """The run in one line."""
+        """The failed run as one line."""
         return f"{self.spec.title}: FAILED: {self.reason}"
 
 
 class RunsFailedError(TrainingError):
-    """Some runs failed. What the others came to is in `comparisons`, for whoever shows it; its cause is the first unforeseen error."""
+    """Some runs failed. `comparisons` has the results of the others, for display; the cause is the first unforeseen error."""
 
     def __init__(self, failures: Sequence[Failure], num_runs: int, comparisons: Sequence[Any]) -> None:
         others = f" of {num_runs} runs" if num_runs > 1 else ""
@@ -103,7 +103,7 @@ class RunsFailedError(TrainingError):
 
 
 class Waited(Protocol):
-    """One run's steps, submitted (`flows.run.Chain`)."""
+    """One run's submitted steps (`flows.run.Chain`)."""
 
     @property
     def spec(self) -> RunSpec:
@@ -111,17 +111,17 @@ class Waited(Protocol):
 
     @property
     def must_train(self) -> bool:
-        """Whether it trains."""
+        """True if it trains."""
 
     def wait(self) -> Exception | None:
-        """Wait until every step has ended; the error of the first that failed, if one did."""
+        """Wait until every step has ended; return the first failed step's error, or None."""
 
     def outcome(self) -> Outcome:
-        """What a run that did not fail came to."""
+        """Return the result of a run that did not fail."""
 
 
 def finish(chains: Sequence[Waited], services: Services, fail_fast: bool = False) -> tuple[list[Outcome], list[Failure]]:
-    """Wait for every run, and show each as it ends; with `fail_fast`, what has not begun when one fails is left."""
+    """Wait for every run, and show each as it ends; with `fail_fast` a failure prevents further steps from starting."""
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     for chain in chains:
@@ -143,7 +143,7 @@ def finish(chains: Sequence[Waited], services: Services, fail_fast: bool = False
 
 
 def _show(outcome: Outcome, trained: bool, services: Services) -> None:
-    """A line on screen for a run of which a step ran, and for all its scores and places in the log."""
+    """Print one line for a run if any of its steps ran, and log all its scores and folders."""
     services.display.finished(outcome.spec.title, trained, outcome.line if any(outcome.ran.values()) else None)
     scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome.scores.metrics.items())
     logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)

@@ -2,7 +2,7 @@
 
     prepare each dataset (DVC) -> every run's chain (flows/run.py) -> report
 
-It is what `dml reproduce`, the schedule, the Prefect UI and `dvc.yaml`'s comparison stages start.
+`dml reproduce`, the schedule, the Prefect UI and `dvc.yaml`'s comparison stages start it.
 """
 
 import hashlib
@@ -45,16 +45,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison on one dataset came to.
+    """The result of a comparison on one dataset.
 
     Attributes:
-        title: its parent run in MLflow has it.
-        report: Markdown; runs that failed are named below the table.
-        folder: where the report and DVC's metrics are.
-        best: the best of these runs (`tasks.runs.best`), with its places; None where no run has a validation score.
-        best_line: which it is and by which rule, or why there is none.
+        title: title of its parent run in MLflow.
+        report: Markdown; failed runs are listed below the table.
+        folder: folder of the report and DVC's metrics.
+        best: the best of these runs (`tasks.runs.best`), with its folders; None if no run has a validation score.
+        best_line: which run is best and by which rule, or why there is none.
         ran, reused: how many times each step ran, and how many times a finished one was reused.
-        num_undelivered: records that wait in the outbox because MLflow did not take them.
+        num_undelivered: records that wait in the outbox because MLflow did not accept them.
     """
 
     title: str
@@ -68,7 +68,7 @@ class Comparison:
 
 
 def _flow_run_name() -> str:
-    """How Prefect's pages call a run of the flow: by what it runs."""
+    """Return the name of a flow run in Prefect's pages: what it runs."""
     asked = runtime.flow_run.parameters
     datasets = asked.get("datasets") or load_params(open_project().params_file).comparison.default_datasets
     if asked.get("changed_only"):
@@ -93,21 +93,21 @@ def reproduce(
     changed_only: bool = False,
     whole: bool = False,
 ) -> list[Comparison]:
-    """Run the standing comparison of `params.yaml`; steps that are done already are reused.
+    """Run the standing comparison of `params.yaml`; finished steps are reused.
 
     Args:
-        datasets: which of the comparison's datasets; the default ones when none is given.
-        variants: which variants; the default ones when none is given.
-        seeds: which seeds; the default ones when none is given.
+        datasets: datasets of the comparison; by default its default ones.
+        variants: variants; by default its default ones.
+        seeds: seeds; by default its default ones.
         force: run every step again.
-        fail_fast: stop when a run fails; otherwise the others go on.
-        overrides: settings laid over `params.yaml` for these runs, each `dotted.path=value`.
-        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
-        resolve: instead of seeds: as many as bring half of the 95 % interval of each variant's difference to the best to so many
-            points of the first Recall@K; reported beside the standing comparison, whose seeds are those of `params.yaml`.
-        max_seeds: of `resolve`.
-        changed_only: leave out the datasets that DVC finds as they were when they were prepared; what a schedule looks for changes by.
-        whole: all variants and seeds of `params.yaml` where none are given; what is reported in `results/`.
+        fail_fast: stop when a run fails; otherwise the others continue.
+        overrides: settings that override `params.yaml` for these runs, each `dotted.path=value`.
+        code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
+        resolve: instead of seeds: add seeds until half of the 95 % interval of each variant's difference to the best is at most this many
+            points of the first Recall@K; reported separately from the standing comparison, whose seeds are those of `params.yaml`.
+        max_seeds: maximum number of seeds for `resolve`.
+        changed_only: skip datasets that DVC finds unchanged since they were prepared; schedules use it to react to changes.
+        whole: all variants and seeds of `params.yaml` if none are given, as reported in `results/`.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
@@ -142,12 +142,12 @@ def reproduce(
 
 
 def _looked_at(params: Params, spec: RunSpec) -> tuple[str, str | None]:
-    """The first Recall@K, and the comparison's reference."""
+    """Return the first Recall@K, and the comparison's reference."""
     return f"recall@{spec.evaluation.recall_at[0]}", params.comparison.reference
 
 
 def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
-    """Add what was measured to the result of the standing comparison's table, whose pages are those of every table."""
+    """Add the measured runs to the result of the standing comparison's table, which has pages like every table."""
     runs = tuple(measured_run(outcome, row_name(outcome.spec.variant), VARIANT, outcome.spec.dataset) for outcome in outcomes)
     failed = {
         f"{row_name(failure.spec.variant)} {VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
@@ -157,9 +157,9 @@ def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Se
 
 
 def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> Path:
-    """Where a comparison is reported: `results/<dataset>` for the whole standing comparison, else a folder for what was chosen of it.
+    """Return a comparison's report folder: `results/<dataset>` for the whole standing comparison, else a folder for the selection.
 
-    Two choices of variants, seeds or settings have two folders, and the same choice the same one.
+    Different selections of variants, seeds or settings have different folders, and equal ones the same.
     """
     first = runs[0]
     if not is_part and not first.overrides:
@@ -175,13 +175,13 @@ def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> P
 def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services, params: Params) -> Comparison:
     """Write the report: files, artifacts of the flow run, MLflow.
 
-    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, in a folder of its choice.
+    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, has a separate folder.
     """
     spec, project, reference = outcomes[0].spec, services.project, params.comparison.reference
     is_part = bool(failures) or not is_whole(params, (outcome.spec for outcome in outcomes))
     folder = report_folder(project, [*(one.spec for one in outcomes), *(one.spec for one in failures)], is_part)
     older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
-    with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same choice now
+    with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same selection now
         report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
         if failures:
             report += "\n".join(["", "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
@@ -209,7 +209,7 @@ def _conclude(outcomes: Sequence[Outcome], failures: Sequence[Failure], services
 
 
 def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:
-    """The best of these runs, and the line about it."""
+    """Return the best of these runs, and the line about it."""
     scored = [outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics]
     scores = scores_by_seed((one.spec.variant, one.spec.seed, one.scores.metrics[VALIDATION]) for one in scored)
     found = best_run(scores)

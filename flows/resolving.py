@@ -1,4 +1,4 @@
-"""`--seeds auto` in a flow: rounds of runs on the same workers; a comparison gets more seeds until its differences are sure."""
+"""`--seeds auto` in a flow: rounds of runs on the same workers; a comparison gets more seeds until its differences are precise enough."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,17 +15,17 @@ Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]
 def run_until_resolved(
     runs: Sequence[RunSpec], resolve: Resolve, looked_at: Looked, run: Runner, say: Callable[[str], None], fail_fast: bool = False
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Run with the first seeds, then with more where a difference to the reference is not sure enough; all that ran, in order.
+    """Run with the first seeds, then with more while differences to the reference are too imprecise; return all runs, in order.
+
+    A system with a failed run gets no more seeds, and does not delay the others.
 
     Args:
-        runs: with one seed each; which does not matter.
-        resolve: how sure, and how many seeds at most.
-        looked_at: of a run's comparison the metric that is looked at and the reference (None: the best); None where there is no metric.
+        runs: with one seed each, whose value does not matter.
+        resolve: required precision, and the maximum number of seeds.
+        looked_at: returns for a run's comparison the metric and the reference (None: the best), or None if there is no metric.
         run: runs specs, as `flows.run.run_chains` does.
-        say: tells a person how far it is.
+        say: reports progress.
         fail_fast: end with the round in which a run fails.
-
-    A system of which a run failed gets no more seeds, and is not waited for.
     """
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
@@ -58,7 +58,7 @@ def _next(
     looked_at: Looked,
     say: Callable[[str], None],
 ) -> int:
-    """How many seeds a comparison should have next; as many as it has where that is enough."""
+    """Return the number of seeds a comparison needs next; its current number if that is enough."""
     failed = {failure.spec.variant for failure in failures if failure.spec.comparison == title}
     own = [outcome for outcome in outcomes if outcome.spec.comparison == title and outcome.spec.variant not in failed]
     looked = looked_at(own[0].spec) if own else None

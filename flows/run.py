@@ -1,8 +1,8 @@
-"""One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is written here and nowhere else.
+"""One run: train -> embed -> evaluate -> publish, each a Prefect task. The chain is defined only here.
 
-A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused when the files of its record are still in the store
-with the bytes that were recorded; otherwise, or with `force`, it runs again. What several chains need runs once: chains of one flow wait
-for the same step, and flows of several processes for its lock (`flows.once`).
+A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused if the files of its record are still in the store with
+the recorded bytes; otherwise, or with `force`, it runs again. A step shared by several chains runs once: chains of one flow wait for the
+same task, and flows of several processes for its lock (`flows.once`).
 """
 
 import contextlib
@@ -52,22 +52,22 @@ from tasks.storage import Store
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
-LEASE_SECONDS = 90  # a flow that died gives its workers' slots back after so long; a living one renews them in time
-# A step that waits for the one before it holds a thread too: four for each of as many runs as are under way. What may train and be scored
-# at the same time is limited by `Services`.
+LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
+# A step that waits for the previous one also holds a thread: four for each of 16 concurrent runs. `Services` limits how many train and are
+# scored at the same time.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
 
 
 class Chain:
-    """One run's steps, submitted; each starts when the one before it is done.
+    """One run's submitted steps; each starts when the previous one is done.
 
     Args:
         spec: the run.
-        dataset: what it reads.
-        services: the flow's.
+        dataset: record of its dataset.
+        services: services of the flow.
         force: run every step, done or not.
-        published: identities of runs that MLflow has whole and as current: publishing them again would add nothing.
-        code: "keep" to reuse finished steps that other code made; their files' names are in the outcome.
+        published: identities of runs that MLflow has completely and marked as current; they are not published again.
+        code: "keep" to reuse finished steps that other code made; the outcome lists the names of the changed files.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Chain:
             self._publishing.append(services.submitted[key])
 
     def _choose(self, step: Any, of: StepIdentity) -> "_Chosen":
-        """The step as it is to be; with `code` "keep" the one that other code made, where the code as it is has made none."""
+        """Choose the step to submit; with `code` "keep" one made by other code, if the current code has made none."""
         state, store = self._services.project.state, self._services.store
         if self._force or of.identity in self._services.submitted:
             return _Chosen(of, usable=False)
@@ -109,7 +109,7 @@ class Chain:
         return _Chosen(of, usable=False)
 
     def _submit(self, step: Any, chosen: "_Chosen", *inputs: Any, **options: Any) -> Any:
-        """A step, submitted; its lock is let go when its record is kept. Where another run of this flow has the very same, that one."""
+        """Submit a step, whose lock is released when its record is stored, or return another run's identical step of this flow."""
         submitted, key = self._services.submitted, chosen.of.identity
         if key not in submitted:
             named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not chosen.usable)
@@ -120,7 +120,7 @@ class Chain:
         return submitted[key]
 
     def wait(self) -> Exception | None:
-        """Wait until every step has ended; the error of the first that failed, if one did."""
+        """Wait until every step has ended; return the first failed step's error, or None."""
         for future in (*self._steps.values(), *self._publishing):
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():
@@ -129,10 +129,10 @@ class Chain:
         return None
 
     def outcome(self) -> Outcome:
-        """What a run that did not fail came to, its numbers from the file whose hash was recorded.
+        """Return the result of a run that did not fail, with the numbers from the file whose hash was recorded.
 
         Raises:
-            StoreError: that file was changed since.
+            StoreError: that file has changed since.
         """
         ran = {step: self._ran(step) for step in self._steps}
         delivered = all(future.result() is not None for future in self._publishing)
@@ -145,13 +145,13 @@ class Chain:
         return Outcome(self.spec, metrics, ran, delivered, network, figures, seconds, self._older_code, training_seconds, self._digest)
 
     def _ran(self, step: str) -> bool:
-        """Whether this chain ran a step: it was not done before, by another run of this flow, or by another process meanwhile."""
+        """Return whether this chain ran a step, which was not done before, by another run of this flow, or by another process meanwhile."""
         return step in self._locks and not self._locks[step].taken_over and self._steps[step].state.name != "Cached"
 
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A step as it is to be submitted: which, whether it is finished, and the source files that differ from those that made it."""
+    """A step to submit: its identity, whether it is finished, and the source files that differ from those that made it."""
 
     of: StepIdentity
     usable: bool
@@ -166,14 +166,14 @@ def run_chains(
     fail_fast: bool = False,
     code: Code = "strict",
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Submit every run's chain, and wait for all: what the flows of one run, of the standing comparison and of tables share.
+    """Submit every run's chain, and wait for all; shared by the flows of one run, of the standing comparison and of tables.
 
     Args:
-        runs: of any comparisons, on any of the datasets.
+        runs: runs of any comparisons, on any of the datasets.
         prepared: dataset -> its record.
-        services: the flow's.
+        services: services of the flow.
         force: run every step, done or not.
-        fail_fast: what has not begun when a run fails is left.
+        fail_fast: start no further steps after a run fails.
         code: "keep" to reuse finished steps that other code made.
 
     Raises:
@@ -189,10 +189,10 @@ def run_chains(
 def bring_weights(
     runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services, force: bool = False, code: Code = "strict"
 ) -> None:
-    """Fetch the published weights of the runs that are to be trained, before Ray starts. A cluster's nodes fetch them, each for itself.
+    """Fetch the published weights of the runs to train, before Ray starts. On a cluster each node fetches its own.
 
     Args:
-        runs, prepared, services, force, code: as `run_chains` has them.
+        runs, prepared, services, force, code: as in `run_chains`.
 
     Raises:
         ConfigError: a file is missing and cannot be downloaded, or damaged.
@@ -208,7 +208,7 @@ def bring_weights(
 
 
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
-    """Whether there is a record of a run's training; its files are checked when its chain is made."""
+    """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
     return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
 
@@ -225,15 +225,15 @@ def run(
     overrides: list[str] | None = None,
     code: Code = "strict",
 ) -> Outcome:
-    """One run of the standing comparison.
+    """Run one run of the standing comparison.
 
     Args:
         dataset: a dataset of the comparison.
         variant: one of its variants.
         seed: any seed.
         force: run every step again.
-        overrides: settings laid over `params.yaml` for this run, each `dotted.path=value`.
-        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
+        overrides: settings that override `params.yaml` for this run, each `dotted.path=value`.
+        code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
     """
     project = open_project()
     params = load_params(project.params_file, overrides or ())
@@ -249,7 +249,7 @@ def run(
 
 
 def _page(outcome: Outcome, project: Project) -> str:
-    """A run's scores and where things are, as Markdown for Prefect's page of it."""
+    """Return a run's scores and folders as Markdown for its page in Prefect."""
     scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
     steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
     places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {shown(project.tracking_uri)}"]
@@ -258,10 +258,10 @@ def _page(outcome: Outcome, project: Project) -> str:
 
 
 def prepare_checked(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
-    """Bring the dataset of these runs up to date, and check the runs against what it is then, before any worker starts.
+    """Update the dataset of these runs, then check the runs against it before any worker starts.
 
     Raises:
-        ConfigError: settings that do not fit the dataset.
+        ConfigError: settings do not fit the dataset.
         DataError: it cannot be prepared.
     """
     dataset = runs[0].dataset
@@ -281,7 +281,7 @@ def _by_identity(context: Any, parameters: dict[str, Any]) -> str:
 
 
 def _may_go_better(failed: Any, run: Any, state: Any) -> bool:
-    """Whether a failed step is worth another try: not where a person has to mend something."""
+    """Return whether a failed step should be retried: not if the user has to fix something."""
     return not isinstance(state.result(raise_on_failure=False), DmlError)
 
 
@@ -298,7 +298,7 @@ _STEP_OPTIONS: dict[str, Any] = {
 
 @task(task_run_name="prepare {dataset}", cache_policy=NO_CACHE, retries=1, retry_delay_seconds=5, retry_condition_fn=_may_go_better)
 def prepare(project: Project, dataset: str) -> DatasetRecord:
-    """Bring a dataset up to date through DVC."""
+    """Update a dataset through DVC."""
     return update_dataset(project, dataset)
 
 
@@ -306,7 +306,7 @@ def prepare(project: Project, dataset: str) -> DatasetRecord:
 def train(
     identity: str, spec: RunSpec, dataset: DatasetRecord, published_id: str, services: Services, lock: StepLock, anew: bool = False
 ) -> CheckpointRecord:
-    """Train the run on the flow's workers: from its last whole checkpoint if it was interrupted, or `anew` from the initial weights."""
+    """Train the run on the flow's workers: from its last intact checkpoint if it was interrupted, or `anew` from the initial weights."""
     services.begin(spec, "training")
     key = f"train/{identity}"
     store = services.store
@@ -325,7 +325,7 @@ def train(
 
 
 def _watch(spec: RunSpec, services: Services, live: Watch, rates: list[float], message: Progress) -> None:
-    """Show where a training is, on screen and in MLflow, and take down each epoch's images per second."""
+    """Show a training's progress on screen and in MLflow, and record each epoch's images per second."""
     if message.note is not None:
         services.display.say(f"{spec.title}: {message.note}")
         return
@@ -402,7 +402,7 @@ def publish(
     services: Services,
     older_code: tuple[str, ...] = (),
 ) -> str | None:
-    """Bring the run to MLflow unless it is there; its MLflow run id, or None where it waits in the outbox. Runs always, adds once."""
+    """Publish the run to MLflow unless it is there; return its MLflow run id, or None if it waits in the outbox. Always runs, adds once."""
     services.begin(spec, "publishing to MLflow")
     report = RunReport(
         comparison=spec.comparison,
@@ -423,7 +423,7 @@ def publish(
 
 @contextlib.contextmanager
 def _of_same_data(dataset: DatasetRecord, store: Store, key: str) -> Iterator[None]:
-    """Remove what the body leaves under `key` where the dataset was prepared anew, with other images, before or meanwhile.
+    """Remove the body's output under `key` if the dataset was prepared again with other images, before or meanwhile.
 
     Raises:
         DataError: it was.
@@ -457,9 +457,9 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
 
 @contextlib.contextmanager
 def _worker_slots(services: Services) -> Iterator[None]:
-    """Hold as many slots of the server's `dml-workers` limit as a run has workers; flows on one server share them.
+    """Hold one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
 
-    Without a server this flow is the only one, and takes as many turns at a time as it has worker groups.
+    Without a server this flow is the only one, and is limited by its number of concurrent runs.
     """
     if not PREFECT_API_URL.value():
         with services.turns:
@@ -472,6 +472,6 @@ def _worker_slots(services: Services) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scoring_slot(services: Services) -> Iterator[None]:
-    """Scoring takes this process's memory and cores: a few runs at a time."""
+    """Limit how many runs are scored at a time, because scoring uses this process's memory and cores."""
     with services.scorings:
         yield

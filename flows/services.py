@@ -1,4 +1,4 @@
-"""What the steps of a flow work with: workers, store, MLflow, the terminal; made once a flow and closed at its end."""
+"""Resources shared by the steps of a flow: workers, store, MLflow, the terminal."""
 
 import logging
 import os
@@ -24,11 +24,11 @@ SCORED_AT_ONCE = 2
 
 
 class Services:
-    """What the steps of a flow work with; made once a flow, closed at its end.
+    """Resources shared by the steps of a flow; created once per flow and closed at its end.
 
     Raises:
         StoreError: the store cannot be written, or a newer version of the program wrote the state.
-        ConfigError: the server's limit on workers is below what a run takes.
+        ConfigError: the server's limit on workers is below the number a run needs.
     """
 
     def __init__(self, project: Project, scale: ScaleSpec) -> None:
@@ -36,7 +36,7 @@ class Services:
         self.project = project
         self.scale = scale
         self.stopping = threading.Event()
-        self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that have one in common wait for the same
+        self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
         self.store = Store(project.store, project.state / "cache")
@@ -49,34 +49,34 @@ class Services:
         self.display = ProgressDisplay()
         self.workers = Workers(scale, project.state / "ray", say=self.display.say)
         self.tags = git_tags(project)
-        self.is_announced = False  # that Ray starts
+        self.is_announced = False  # whether the start of Ray was announced
 
     def begin(self, spec: RunSpec, doing: str) -> None:
-        """Called by every step of a run before it does anything.
+        """Announce a run's step; every step calls it first.
 
         Raises:
             TrainingError: the flow is stopping because another run failed.
         """
         self.check_going_on()
-        if doing != "training":  # its own messages say more
+        if doing != "training":  # training prints more detailed messages
             self.display.step(spec.title, doing)
 
     def check_going_on(self) -> None:
-        """Go on only where no other run's failure stops the flow.
+        """Raise an error if another run's failure stops the flow.
 
         Raises:
-            TrainingError: it does.
+            TrainingError: the flow is stopping.
         """
         if self.stopping.is_set():
             raise TrainingError("not run: another run failed before it")
 
     def stop(self) -> None:
-        """Begin no further step, and give up what the workers are doing; its checkpoints stay."""
+        """Start no further steps, and abort the workers' current ones; their checkpoints stay."""
         self.stopping.set()
         self.workers.close()
 
     def announce(self, num_runs: int, num_to_train: int) -> None:
-        """Say what is to come: how many runs, how many of them train, and that Ray takes its time."""
+        """Print how many runs follow, how many of them train, and that Ray takes time to start."""
         self.display.plan(num_runs, num_to_train)
         if num_to_train and self.is_announced:
             self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train")
@@ -93,10 +93,10 @@ class Services:
 
 
 def ensure_limit(num_workers: int, capacity: int) -> None:
-    """Create the server's limit on workers where it has none; one that an administrator set is respected.
+    """Create the server's limit on workers if it has none; an administrator's limit is kept.
 
     Raises:
-        ConfigError: the limit is below what one run takes, so that no run could ever start.
+        ConfigError: the limit is below the number one run needs, so that no run could ever start.
     """
     with get_client(sync_client=True) as client:
         limits = {limit.name: limit.limit for limit in client.read_global_concurrency_limits(limit=200)}
@@ -110,7 +110,7 @@ def ensure_limit(num_workers: int, capacity: int) -> None:
 
 
 def _log_to_prefect() -> None:
-    """Have the project's own log lines kept with the flow run (Prefect listens to these loggers); the terminal has the display instead."""
+    """Store the project's own log lines with the flow run (Prefect listens to these loggers); the terminal shows the display instead."""
     for name in ("flows", "tasks", "dml_core"):
         logging.getLogger(name).setLevel(logging.INFO)
     for handler in logging.getLogger().handlers:

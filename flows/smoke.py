@@ -1,6 +1,6 @@
-"""Smoke runs in the tables' flow: always run anew, one of each table published, and no network kept when the last that needs it has ended.
+"""Smoke runs in the tables' flow: they always run again, one run per table is published, and a network is deleted after its last use.
 
-A hundred networks of a hundred megabytes would fill a disk, and nobody wants them: their training is what was asked about.
+A hundred networks of a hundred megabytes would fill a disk, and are not needed: only whether they train is tested.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from tasks.tables.smoke import table_of
 
 @dataclass
 class SmokeChain:
-    """A smoke run's steps (`flows.outcomes.Waited`)."""
+    """Steps of a smoke run (`flows.outcomes.Waited`)."""
 
     chain: Chain
     train_key: str
@@ -32,15 +32,15 @@ class SmokeChain:
 
     @property
     def must_train(self) -> bool:
-        """Whether it is the one that trains, of those that share a network."""
+        """True if this run trains the network it shares with others."""
         return self.chain.must_train
 
     def wait(self) -> Exception | None:
-        """Wait until every step has ended; the error of the first that failed, if one did."""
+        """Wait until every step has ended; return the first failed step's error, or None."""
         return self.chain.wait()
 
     def outcome(self) -> Outcome:
-        """What it came to; its network goes when no other run is waiting for it."""
+        """Return the outcome; delete the network if no other run waits for it."""
         outcome = self.chain.outcome()
         self.users[self.train_key] -= 1
         if not self.users[self.train_key]:
@@ -51,7 +51,7 @@ class SmokeChain:
 def run_smoke(
     runs: Sequence[RunSpec], prepared: dict[str, DatasetRecord], services: Services, fail_fast: bool
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Submit every run's chain, and wait for all; what runs share runs once."""
+    """Submit every run's chain, and wait for all; shared steps run once."""
     chains = _submit(runs, prepared, services)
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services, fail_fast)

@@ -1,4 +1,4 @@
-"""The flow of the papers' tables: every row that can be run, on its datasets, over seeds; one start of Ray for all that are asked for.
+"""The flow of the papers' tables: every row that can be run, on its datasets, over seeds, with one start of Ray for all requested tables.
 
 prepare each dataset (DVC; drawn for --smoke) -> every run's chain (flows/run.py), once for all tables that show it -> each table's page
 """
@@ -34,7 +34,7 @@ from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 
 
 def flow_run_name(asked: dict[str, Any]) -> str:
-    """How Prefect's pages call a run of the flow: its table and rows, or how many tables and the first of them."""
+    """Return the name of a flow run in Prefect's pages: its table and rows, or the number of tables and the first of them."""
     tables = asked.get("tables") or []
     what = tables[0] if len(tables) == 1 else f"{len(tables)} tables ({tables[0]} ...)" if tables else "all tables"
     parts = [name for kind in ("rows", "datasets") for name in asked.get(kind) or ()]
@@ -66,23 +66,23 @@ def table(
     resolve: float | None = None,
     max_seeds: int | None = None,
 ) -> list[TableOutcome]:
-    """Run tables or figures of the papers; steps that are done already are reused, and what several tables show runs once.
+    """Run tables or figures of the papers; finished steps are reused, and what several tables show runs once.
 
     Args:
-        tables: as `dml tables` lists them; all of the papers when none is given.
+        tables: names as listed by `dml tables`; by default all of the papers.
         rows, datasets: narrow the tables that have them.
-        variant: of the paper's protocol, as `as_released`, for every row that has it.
+        variant: variant of the paper's protocol, as `as_released`, for every row that has it.
         track: "paper", each system as its authors ran it, or "common", every loss in the common track's protocol.
-        seeds: every row runs once with each; 0 when none is given.
-        smoke: the same systems on a few drawn images, for one epoch; says that the chain runs and nothing of the papers.
-        prepared_only: leave out datasets that are not prepared.
-        one_row: of a smoke, one run of each table: that whose network most others share.
+        seeds: every row runs once with each; by default 0.
+        smoke: run the same systems on a few drawn images, for one epoch; tests the chain and says nothing about the papers.
+        prepared_only: skip datasets that are not prepared.
+        one_row: with smoke, one run per table: that whose network most others share.
         force: run every step again.
-        fail_fast: stop when a run fails; otherwise the others go on.
-        code: "strict" to run again what changed code made, "keep" to reuse and mark it.
-        resolve: instead of seeds: as many as bring half of the 95 % interval of each row's difference to the reference to so many
+        fail_fast: stop when a run fails; otherwise the others continue.
+        code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
+        resolve: instead of seeds: add seeds until half of the 95 % interval of each row's difference to the reference is at most this many
             points, by the first metric of each dataset.
-        max_seeds: of `resolve`.
+        max_seeds: maximum number of seeds for `resolve`.
     """
     project = open_project()
     names = tables or paper_tables()
@@ -120,7 +120,7 @@ def table(
 
 
 def _looked_at(params: Params, spec: RunSpec) -> tuple[str, str | None] | None:
-    """Of a run's table on its dataset the first metric that has a best, and the run's name of the reference, if the table names one."""
+    """Return the first metric with a best value of a run's table on its dataset, and the reference's run name, if the table has one."""
     table = load_table(table_of(spec))
     first = compared_columns(table.flat_columns).get(column_dataset(params, table, spec.dataset))
     if first is None:

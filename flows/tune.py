@@ -1,10 +1,10 @@
-"""The flow of a search: settings of a table's row, tried on folds of the training classes; one start of Ray for all of them.
+"""The flow of a search: try settings of a table's row on folds of the training classes, with one start of Ray for all of them.
 
 prepare the dataset (DVC) -> its training rows packed separately -> trials, each a run's chain (flows/run.py) for each pair of fold and seed
 -> the winner's file
 
-`tasks.tuning` decides which trials there are and on how many pairs each is scored. A trial's run goes through the project's own steps; a
-finished score is read and not made again, which is how an interrupted search resumes.
+`tasks.tuning` chooses the trials and the number of pairs each is scored on. A trial's run uses the project's own steps; a finished score is
+reused, which is how an interrupted search resumes.
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ from tasks.tuning.proposals import Trial
 from tasks.tuning.search import Search, check_on, found_file, planned
 from tasks.tuning.training_rows import training_rows
 
-SHOWN = 5  # of the best trials, with the row's own settings
+SHOWN = 5  # number of best trials, plus the row's own settings
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A search, its result, and the file that it wrote."""
+    """A search, its result, and the file it wrote."""
 
     search: Search
     found: Found
@@ -48,7 +48,7 @@ class Tuned:
 
     @property
     def shown(self) -> list[Trial]:
-        """The trials that were scored on most pairs and the row's own settings, best first."""
+        """The trials scored on most pairs and the row's own settings, best first."""
         trials = [trial for trial in self.found.trials if trial.reason is None]
         best_first = sorted(trials, key=lambda trial: (-len(trial.scores), -trial.mean, trial.number))
         return [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
@@ -74,12 +74,12 @@ def tune(
 
     Args:
         rows: each `<paper>/<table>/<row>`.
-        datasets: of the table's columns; all that a row runs on when none is given.
+        datasets: names from the table's columns; by default all of the row's.
         num_trials: settings that each search tries.
         folds: disjoint parts of the training classes; each pair of fold and seed holds out one.
-        parallel: how many trials run at a time; those that `scale.concurrent_runs` allows when none is given.
-        seed: of the search and of its runs.
-        metric: what is to be high: recall@K, map@r or r_precision.
+        parallel: trials to run at a time; by default `scale.concurrent_runs`.
+        seed: seed of the search and of its runs.
+        metric: metric to maximise: recall@K, map@r or r_precision.
     """
     project = open_project()
     params, searches = planned(project, rows, datasets or (), folds, seed, metric, parallel)
@@ -109,9 +109,9 @@ class Scores:
     """Scores of trials, each from a run's chain.
 
     Args:
-        search: whose.
+        search: the search.
         dataset: its training rows.
-        services: the flow's.
+        services: services of the flow.
     """
 
     def __init__(self, search: Search, dataset: DatasetRecord, services: Services) -> None:
@@ -119,7 +119,7 @@ class Scores:
         self._published = services.tracker.published(search.title)
 
     def add(self, trials: Sequence[Trial], pairs: range) -> list[Trial]:
-        """The trials with their scores on these pairs added, or with the reason why one cannot be trained."""
+        """Return the trials with their scores on these pairs added, or with the reason why one cannot be trained."""
         specs = [[self._search.spec(trial.number, trial.params, pair) for pair in pairs] for trial in trials]
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
@@ -136,7 +136,7 @@ class Scores:
         return scored
 
     def _finished(self, spec: RunSpec) -> float | None:
-        """A run's score where it is finished. Its network and embeddings are gone by then."""
+        """Return a finished run's score, or None. Its network and embeddings are already deleted."""
         store = self._services.store
         record = finished_record(evaluate, evaluate_identity(spec, self._dataset), store, spec.title)
         if not isinstance(record, ScoreRecord):
@@ -144,7 +144,7 @@ class Scores:
         return read_scores(record, store.pull(record.key)).metrics[self._search.metric]
 
     def _wait(self, chain: Chain) -> float | str:
-        """A run's score, or why its settings cannot be trained or scored."""
+        """Return a run's score, or why its settings cannot be trained or scored."""
         error = chain.wait()
         if error is None:
             self._services.display.finished(chain.spec.title, chain.must_train, None)
@@ -170,13 +170,13 @@ def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:
 
 
 def score_of(trial: Trial) -> str:
-    """A trial's mean with the standard deviation over its pairs of fold and seed, in per cent."""
+    """Return a trial's mean and standard deviation over its pairs of fold and seed, in per cent."""
     spread = f" ± {100 * stdev(trial.scores):.1f}" if len(trial.scores) > 1 else ""
     return f"{100 * trial.mean:.1f}{spread}"
 
 
 def settings_of(search: Search, trial: Trial) -> str:
-    """The settings in which a trial differs from the row."""
+    """Return the settings in which a trial differs from the row."""
     own = search.own
     changed = [f"{path} {_plain(value)}" for path, value in trial.params.items() if value != own[path]]
     return ", ".join(changed) if trial.number and changed else "the row's own settings"
@@ -193,7 +193,7 @@ def _result(search: Search, trial: Trial) -> str:
 
 
 def _publish(tuned: Tuned, services: Services) -> None:
-    """Show the search's result on MLflow's page of its parent run and on Prefect's."""
+    """Publish the search's result on the MLflow page of its parent run and in Prefect."""
     search = tuned.search
     lines = [f"| {trial.number} | {len(trial.scores)} | {score_of(trial)} | {settings_of(search, trial)} |" for trial in tuned.shown]
     about = "\n".join(

@@ -1,12 +1,12 @@
-"""`ray` for a cluster whose nodes are all on 127.0.0.1: `python infra/ray_on_loopback.py start ...`, as `ray start ...` otherwise.
+"""`ray` for a cluster whose nodes are all on 127.0.0.1: `python infra/ray_on_loopback.py start ...` instead of `ray start ...`.
 
-Ray replaces 127.0.0.1 by the machine's own address unless it is told that no cluster is meant, and then refuses a second node; with any
-other loopback address it listens on all interfaces. So it is told that no cluster is meant, and its refusal alone is taken out.
+Ray replaces 127.0.0.1 by the machine's own address unless its setting says that no cluster is intended, and then refuses a second node;
+with other loopback addresses it listens on all interfaces. So the setting is made here, and only the refusal is disabled.
 
-A raylet waits 15 seconds, which cannot be changed, for the one of its agent's ports that `ray start` does not pass on to it, and ends where
-a busy machine takes longer (ray-project/ray#65983). Here it is passed on, so that there is nothing to wait for.
+A raylet waits 15 seconds, a fixed time, for one of its agent's ports that `ray start` does not pass to it, and ends if a busy machine takes
+longer (ray-project/ray#65983). Here the port is passed, so that there is no wait.
 
-Both are private to Ray 2.60: look at them again when Ray moves.
+Both are private to Ray 2.60: check them when Ray is upgraded.
 """
 
 import os
@@ -24,7 +24,7 @@ start_process = services.start_ray_process
 
 
 def start_with_known_ports(command: list[str], process_type: str, *arguments: Any, **options: Any) -> Any:
-    """Start one of Ray's processes; a raylet is told its agent's port, too."""
+    """Start one of Ray's processes; a raylet also gets its agent's port."""
     told = [f"--dashboard_agent_listen_port={port}" for port in PORTS] if process_type == ray_constants.PROCESS_TYPE_RAYLET else []
     return start_process([*command, *told], process_type, *arguments, **options)
 

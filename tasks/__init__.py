@@ -1,1 +1,1 @@
-"""How a step touches the world: processes, GPUs, files, stores and servers, one folder or module each."""
+"""Access to the outside world: processes, GPUs, files, stores and servers, one folder or module each."""

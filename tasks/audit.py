@@ -1,8 +1,8 @@
-"""Known vulnerabilities of the locked packages, by pip-audit; where its service cannot be asked, how old each pin is: `make audit`.
+"""Check the locked packages for known vulnerabilities with pip-audit; without its service, report the age of each pin: `make audit`.
 
-pip-audit ends well also where it could look at nothing, as behind a mirror of a package index without the index's advisories: it lists what
-it skipped. So what counts here is how many packages were looked at. Age is no audit, and is not called one: it is counted from the day on
-which the pin came into the lock, by git; the version itself is older.
+pip-audit also exits with 0 if it audited nothing, for example behind a mirror of a package index that has no advisories; it then lists the
+packages it skipped. So the number of audited packages is what counts. Age is not reported as an audit: it is counted from the day the pin
+was added to the lock file according to git; the release itself is older.
 """
 
 import json
@@ -32,14 +32,14 @@ class Vulnerability:
 
     @property
     def line(self) -> str:
-        """In one line."""
+        """The vulnerability as one line of text."""
         mend = f"fixed in {', '.join(self.fixed_in)}" if self.fixed_in else "no version without it"
         return f"{self.package} {self.version}: {self.identifier}; {mend}"
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What pip-audit found: how many packages it looked at, and which it could not look at."""
+    """Result of pip-audit: the number of audited packages, the skipped packages and the vulnerabilities."""
 
     num_audited: int
     skipped: tuple[str, ...]
@@ -47,10 +47,10 @@ class Audit:
 
 
 def parse_audit(text: str) -> Audit:
-    """pip-audit's JSON.
+    """Parse the JSON output of pip-audit.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the text is not the JSON of pip-audit 2.
     """
     try:
         entries = json.loads(text)["dependencies"]
@@ -66,7 +66,7 @@ def parse_audit(text: str) -> Audit:
 
 
 def parse_ages(blame: str) -> dict[str, date]:
-    """Pin -> the day on which it came into the lock, from `git blame --line-porcelain` of it."""
+    """Return the day each pin was added to the lock file, from its `git blame --line-porcelain`."""
     found: dict[str, date] = {}
     day = None
     for line in blame.splitlines():
@@ -78,7 +78,7 @@ def parse_ages(blame: str) -> dict[str, date]:
 
 
 def describe_ages(ages: Mapping[str, date], today: date) -> tuple[str, bool]:
-    """The pins' ages in one line, and whether one is older than half a year."""
+    """Return the pins' ages as one line of text, and whether a pin is older than half a year."""
     if not ages:
         return "the ages of the pins are not known: the lock is in no git checkout", True
     oldest = sorted(ages, key=lambda pin: (ages[pin], pin))
@@ -88,7 +88,7 @@ def describe_ages(ages: Mapping[str, date], today: date) -> tuple[str, bool]:
 
 
 def ask(lock: Path) -> Audit | None:
-    """What pip-audit says of a lock with hashes; nothing is downloaded or installed. None where its service does not answer."""
+    """Audit a lock file with hashes, without downloading or installing anything. Return None if pip-audit's service does not answer."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes", "--disable-pip"]
     ran = subprocess.run(
         [*command, "--format", "json", "--progress-spinner", "off"], capture_output=True, text=True, timeout=SECONDS, check=False
@@ -97,10 +97,10 @@ def ask(lock: Path) -> Audit | None:
 
 
 def main(lock: Path) -> None:
-    """Audit a lock and say what came of it.
+    """Audit a lock file and print the result.
 
     Raises:
-        ConfigError: there are vulnerabilities; or nothing could be audited, and pins are old.
+        ConfigError: there are vulnerabilities, or nothing could be audited and pins are old.
     """
     audit = ask(lock)
     if audit is not None and audit.num_audited:

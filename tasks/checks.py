@@ -1,7 +1,7 @@
-"""What can be known to be wrong before anything is started: from the parameters and, where it is prepared, the dataset.
+"""Checks that run before anything is started: of the parameters and, if it is prepared, of the dataset.
 
-`check_settings` and `check_places` load no torch, `check_parts` does: it builds each loss and network once. Every run of a comparison is
-checked before the first one starts.
+`check_settings` and `check_places` do not load torch. `check_parts` does: it builds each loss and network once. Every run of a comparison
+is checked before the first one starts.
 """
 
 import os
@@ -27,17 +27,17 @@ from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import Store
 
 if TYPE_CHECKING:
-    from dml_core.losses.contract import Loss  # which brings torch
+    from dml_core.losses.contract import Loss  # imports torch
 
-ENOUGH_CLASSES = 100  # whether parts fit does not hang on how many classes there are, and a million would take memory
+ENOUGH_CLASSES = 100  # whether parts fit does not depend on the number of classes, and a million would take memory
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What of a prepared dataset a run's settings have to fit.
+    """Sizes of a prepared dataset that limit a run's settings.
 
     Attributes:
-        num_images, num_classes: of the training classes that are not held out.
+        num_images, num_classes: training images and classes that are not held out.
         num_retrieved: images that a query is compared with.
     """
 
@@ -47,14 +47,14 @@ class Sizes:
 
 
 def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> Path | None:
-    """Check the runs of one dataset as far as they can be before anything is started or torch is loaded.
+    """Check the runs of one dataset as far as possible without starting anything or loading torch.
 
     Returns:
-        The dataset's folder; None where it has to be prepared first.
+        The dataset's folder, or None if it has to be prepared first.
 
     Raises:
-        ConfigError: settings that do not fit.
-        DataError: the dataset is not prepared, and only a person can bring its raw files.
+        ConfigError: settings do not fit each other.
+        DataError: the dataset is not prepared, and its raw files have to be obtained by hand.
     """
     packed = prepared_folder(project, params, runs[0].dataset)
     check_settings(runs, params.scale, packed)
@@ -62,15 +62,15 @@ def check_before(project: Project, params: Params, runs: Sequence[RunSpec]) -> P
 
 
 def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | None) -> None:
-    """Check every run's settings against each other, the files that they name and, where it is prepared, the dataset.
+    """Check every run's settings against each other, the files they name and, if it is prepared, the dataset.
 
     Args:
-        runs: all of one dataset.
-        scale: what a run may use.
-        packed: the prepared dataset's folder; None where there is none yet.
+        runs: runs of one dataset.
+        scale: resources a run may use.
+        packed: folder of the prepared dataset, or None.
 
     Raises:
-        ConfigError: the first setting that does not fit, with the run that has it.
+        ConfigError: a setting does not fit; the error names the first one and its run.
     """
     for run in _one_of_each_variant(runs):
         with located(run.where):
@@ -80,10 +80,10 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
-    """Check every run's loss, sampler and network as they would be built. Imports torch and what the losses and networks need.
+    """Build every run's loss, sampler and network to check them. Imports torch and the libraries of the losses and networks.
 
     Raises:
-        ConfigError: options of a loss that are wrong, or parts that do not fit each other.
+        ConfigError: a loss has wrong options, or parts do not fit each other.
     """
     for run in _one_of_each_variant(runs):
         with located(run.where):
@@ -92,17 +92,17 @@ def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
 
 
 def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> Sizes:
-    """The sizes of a prepared dataset for runs with this validation split, scored on `role`.
+    """Return the sizes of a prepared dataset for runs with this validation split, scored on `role`.
 
     Raises:
-        ConfigError: fewer than two classes would be left for training.
+        ConfigError: fewer than two classes remain for training.
         DataError: the dataset is not prepared.
     """
     info = read_info(packed)
     train = info.roles["train"]
     if role == "test" and not {"test", "gallery"} & set(info.roles):
         raise ConfigError("evaluation.role is 'test', and the dataset has training images alone")
-    # In a role that is searched in itself, a query is not compared with itself.
+    # In a role whose queries are also its gallery, a query is not compared with itself.
     searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
         return Sizes(train.num_images, train.num_classes, train.num_images - 1 if role == "train" else searched)
@@ -115,10 +115,10 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
 
 
 def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
-    """The folder of a dataset that is prepared as the parameters say; None where it has to be prepared (again) first.
+    """Return a dataset's folder if it is prepared with the current parameters, or None if it has to be prepared (again) first.
 
     Raises:
-        DataError: it is not prepared, its raw files are not there, and only a person can bring them.
+        DataError: it is not prepared, its raw files are missing, and they have to be obtained by hand.
     """
     spec, packed = params.datasets[name], project.packed(name)
     options = parse_dataset(spec.reader, spec.options)
@@ -129,17 +129,17 @@ def prepared_folder(project: Project, params: Params, name: str) -> Path | None:
 
 
 def check_places(project: Project) -> list[str]:
-    """Check that the store can be written and that the servers that are set answer; no server is asked for anything.
+    """Check that the store is writable and that the configured servers accept connections; no request is sent to them.
 
     Returns:
-        What a person should know and what stops nothing, a line each.
+        Warnings that stop nothing, one line each.
 
     Raises:
-        StoreError: the store cannot be written.
+        StoreError: the store is not writable.
         ConfigError: Prefect or Ray is set to an address that does not answer.
     """
     store = Store(project.store, project.state / "cache")
-    if not store.is_remote:  # a bucket is asked by the flow: its client takes a second to load
+    if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()
     for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
         address = os.environ.get(variable, "")
@@ -153,7 +153,7 @@ def check_places(project: Project) -> list[str]:
 
 
 def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:
-    """Seeds of a variant have the same settings."""
+    """Return one run of each variant; the seeds of a variant share its settings."""
     return list({(run.table, run.dataset, run.variant): run for run in runs}.values())
 
 
@@ -177,7 +177,7 @@ def _check_sizes(run: RunSpec, scale: ScaleSpec, sizes: Sizes) -> None:
 
 
 def loss_learns(training: TrainingConfig) -> bool:
-    """Whether a run's loss has parameters that the optimiser trains: centres, a classifier. Imports as `check_parts`.
+    """Return whether a run's loss has trainable parameters: centres, a classifier. Imports the same libraries as `check_parts`.
 
     Raises:
         ConfigError: as `check_parts`.
@@ -186,7 +186,7 @@ def loss_learns(training: TrainingConfig) -> bool:
 
 
 def _build(training: TrainingConfig, num_classes: int) -> None:
-    """Build head and loss, and see that the sampler gives the loss what it needs and the network can be trained as asked."""
+    """Build head and loss; check that the sampler meets the loss's needs and that the network can be trained with these settings."""
     loss = _loss(training, num_classes)
     check_sampler(training.sampler, loss.needs, training.loss.name)
     if training.shard_classes:
@@ -214,14 +214,14 @@ def _loss(training: TrainingConfig, num_classes: int) -> "Loss":
 
 @cache
 def _num_features(backbone: BackboneConfig) -> int:
-    """Features of a backbone, which is built once without its weights."""
+    """Return the number of features of a backbone, which is built once without its weights."""
     from dml_core.models.backbones.registry import build_backbone
 
     return cast(int, build_backbone(backbone.model_copy(update={"weights": "none", "weights_sha256": None})).num_features)
 
 
 def _images_by_class(packed: Path) -> dict[str, int]:
-    """Images of every training class, by name."""
+    """Return the number of images of each training class, by class name."""
     from collections import Counter
 
     import pyarrow.parquet as pq

@@ -1,8 +1,8 @@
-"""Datasets: raw files brought into place, prepared, and kept up to date through DVC. The only module that knows DVC.
+"""Datasets: fetching the raw files, preparing them and updating them through DVC. No other module uses DVC.
 
-DVC is called as a command in a process of its own with the project as working directory (its Python interface depends on the calling
-process's own), and with `--wait-for-lock`; several flows may ask at once, and wait for each other, because DVC's wait is for its repository
-and not for the files that another DVC is making. What decodes images is imported where it is used.
+DVC runs as a command in a separate process with the project as working directory, because its Python interface uses that of the calling
+process, and with `--wait-for-lock`. Concurrent flows wait for each other by a lock, because DVC's own lock covers its repository and not
+the files another DVC process is writing. Modules that decode images are imported where they are used.
 """
 
 import configparser
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def dataset_spec(params: Params, name: str) -> DatasetSpec:
-    """The named dataset's parameters.
+    """Return the named dataset's parameters.
 
     Raises:
-        ConfigError: no such dataset in `params.yaml`.
+        ConfigError: `params.yaml` has no such dataset.
     """
     if name not in params.datasets:
         raise unknown_name("dataset", name, list(params.datasets))
@@ -45,15 +45,15 @@ def dataset_spec(params: Params, name: str) -> DatasetSpec:
 
 
 def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Make sure that a dataset's raw files are where the parameters say; what is there already stays as it is.
+    """Fetch the missing raw files of a dataset; existing files stay unchanged.
 
     Args:
-        project: whose folder the raw files are in.
-        spec: the dataset; where it names a mirror, what `raw` lacks is copied from there first.
-        progress: called with (bytes done, bytes in all) of each file that is downloaded.
+        project: project that contains the raw folder.
+        spec: the dataset; if it names a mirror, files missing from `raw` are first copied from there.
+        progress: called with (bytes done, total bytes) of each file that is downloaded.
 
     Raises:
-        DataError: they are not there and a person has to bring them; the line says how.
+        DataError: files are missing and have to be obtained by hand; the message says how.
         StoreError: the mirror cannot be read, or the folder cannot be written.
     """
     from dml_core.data.registry import fetch
@@ -70,7 +70,7 @@ def fetch_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int]
 
 
 def check_raw(project: Project, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> "CheckReport":
-    """Look at everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
+    """Check everything in a dataset's raw folder: counts, unreadable images, duplicates, boxes.
 
     Raises:
         DataError: the annotations cannot be read.
@@ -84,8 +84,8 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     """Draw a contact sheet of a prepared dataset: classes by samples.
 
     Raises:
-        DataError: it is not prepared.
-        ConfigError: it has no such role.
+        DataError: the dataset is not prepared.
+        ConfigError: the dataset has no such role.
         StoreError: the file cannot be written.
     """
     from dml_core.data.sheet import contact_sheet
@@ -98,10 +98,10 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
 
 
 def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Callable[[int, int], None] | None = None) -> DatasetRecord:
-    """Pack a dataset's raw files; what `dvc.yaml`'s prepare stage runs.
+    """Pack a dataset's raw files; the prepare stage of `dvc.yaml` runs this.
 
     Raises:
-        DataError: raw files missing or damaged.
+        DataError: raw files are missing or damaged.
         StoreError: the packed data cannot be written.
     """
     from dml_core.data.prepare import prepare
@@ -113,10 +113,10 @@ def prepare_dataset(project: Project, name: str, spec: DatasetSpec, progress: Ca
 
 
 def read_dataset(project: Project, name: str) -> DatasetRecord:
-    """The record of a prepared dataset.
+    """Return the record of a prepared dataset.
 
     Raises:
-        DataError: it is not prepared.
+        DataError: the dataset is not prepared.
     """
     folder = project.packed(name)
     info = read_info(folder)
@@ -125,10 +125,10 @@ def read_dataset(project: Project, name: str) -> DatasetRecord:
 
 
 def check_unchanged(dataset: DatasetRecord) -> None:
-    """Refuse a dataset that was prepared anew, with other content, since a flow began: its runs are of the former images.
+    """Check that a dataset was not prepared again with other content since a flow began: the flow's runs use the former images.
 
     Raises:
-        DataError: it was, or is gone.
+        DataError: the content changed, or the dataset was removed.
     """
     found = read_info(Path(dataset.folder)).fingerprint
     if found != dataset.digest:
@@ -137,18 +137,18 @@ def check_unchanged(dataset: DatasetRecord) -> None:
 
 
 def update_dataset(project: Project, name: str) -> DatasetRecord:
-    """Bring a prepared dataset up to date through DVC, and return its record.
+    """Update a prepared dataset through DVC, and return its record.
 
-    Inside a DVC stage it only reads: the stage's own dependencies are up to date, and a stage must not call `dvc repro` on them. Packed
-    data that `dvc pull` brought does not need its raw files: they count as unchanged while they are missing.
+    Inside a DVC stage it is only read: the stage's dependencies are up to date, and a stage must not call `dvc repro` on them. Packed data
+    fetched by `dvc pull` does not need its raw files: while they are missing they count as unchanged.
 
     Raises:
-        DataError: DVC's stage failed, and the line is what it said last; or a packed file is damaged.
+        DataError: DVC's stage failed (the message is the first error it printed), or a packed file is damaged.
     """
     if "DVC_STAGE" not in os.environ:
         raw = project.root / dataset_spec(load_params(project.params_file), name).raw
         if raw.is_dir():
-            check_files(raw)  # DVC, which hashes all of it, would wait for a pipe for ever
+            check_files(raw)  # DVC hashes all of it, and would wait for a pipe for ever
         without_raw = ["--allow-missing"] if (project.packed(name) / INFO_FILE).is_file() else []
         with alone(project.packed(name).parent / ".lock"):
             run_dvc(project, "--wait-for-lock", "repro", *without_raw, f"prepare@{name}")
@@ -157,13 +157,13 @@ def update_dataset(project: Project, name: str) -> DatasetRecord:
 
 
 def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> list[str]:
-    """Those of the datasets whose packed data are not, or no longer, what DVC would make of the raw files, settings and code of today.
+    """Return the datasets whose packed data differs from what DVC would make of the current raw files, settings and code.
 
     Raw files that are not on this machine count as unchanged.
 
     Raises:
-        DataError: DVC cannot say.
-        ConfigError: no such dataset in `params.yaml`.
+        DataError: DVC failed.
+        ConfigError: `params.yaml` has no such dataset.
     """
     here = [name for name in names if (project.root / dataset_spec(params, name).raw).exists()]
     if not here:
@@ -175,7 +175,7 @@ def changed_datasets(project: Project, params: Params, names: Sequence[str]) -> 
 
 
 def dvc_digest(project: Project, name: str) -> str | None:
-    """DVC's content hash of a prepared dataset as `dvc.lock` has it; None where DVC has not run."""
+    """Return the content hash of a prepared dataset from `dvc.lock`, or None if DVC has not run."""
     lock = project.root / "dvc.lock"
     stages = (yaml.safe_load(lock.read_text()) or {}).get("stages", {}) if lock.exists() else {}
     outs = stages.get(f"prepare@{name}", {}).get("outs", [])
@@ -183,10 +183,10 @@ def dvc_digest(project: Project, name: str) -> str | None:
 
 
 def run_dvc(project: Project, *arguments: str) -> str:
-    """Run one DVC command in the project, and return what it printed.
+    """Run one DVC command in the project, and return its output.
 
     Raises:
-        DataError: it failed; the line is the error of the stage, or DVC's own.
+        DataError: the command failed; the message is the error of the stage, or DVC's own.
     """
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"} | _without_git(project)
     ran = subprocess.run(
@@ -199,10 +199,10 @@ def run_dvc(project: Project, *arguments: str) -> str:
 
 
 def _without_git(project: Project) -> dict[str, str]:
-    """What DVC's environment needs where the project is in no git checkout, as in an image or an unpacked archive: `core.no_scm`.
+    """Return the variables DVC needs if the project is not in a git checkout, as in an image or an unpacked archive: `core.no_scm`.
 
-    It stands in a copy of the machine's DVC configuration below the state folder; the project's own and the user's stay as they are, and
-    come before it.
+    The setting is written to a copy of the machine's DVC configuration below the state folder. The configurations of the project and the
+    user stay unchanged and override it.
     """
     root = project.root.resolve()
     if any((folder / ".git").exists() for folder in [root, *root.parents]):

@@ -1,8 +1,8 @@
-"""What is configured, whether it can be reached, what is wrong with it and what to do about it: `dml doctor`.
+"""`dml doctor`: check what is configured and whether it can be reached, and say what to do about problems.
 
-Each check looks at one thing and asks as little of it as tells whether it works; all have a few seconds. Nothing is started or changed,
-but for a small file that is written to the store and removed. What is said never holds a secret: addresses are shown without their user
-and query, and an answer's text is not repeated.
+Each check makes the smallest request that shows whether its subject works, within a few seconds. Nothing is started or changed, except that
+a small file is written to the store and removed. The output contains no secrets: addresses are printed without user and query, and the text
+of an answer is not repeated.
 """
 
 import os
@@ -33,14 +33,14 @@ How = Literal["ok", "note", "wrong"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one thing.
+    """The result of one check.
 
     Attributes:
-        what: the thing.
+        what: name of what was checked.
         where: its place or address, without secrets.
-        how: "note" is for something to know that stops nothing.
-        said: what was found, versions included.
-        mend: what to do about it; empty where nothing is to be done.
+        how: "note" marks a remark that stops nothing.
+        said: the finding, versions included.
+        mend: what to do about it, or empty.
     """
 
     what: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 def examine(project: Project) -> list[Finding]:
-    """Look at everything that a flow of this project would use; the environment is as `set_environment` leaves it."""
+    """Check everything that a flow of this project would use; call `set_environment` first."""
     checks: list[Callable[[Project], Finding]] = [
         _packages,
         _parameters,
@@ -72,7 +72,7 @@ def examine(project: Project) -> list[Finding]:
 
 
 def _packages(project: Project) -> Finding:
-    """Installed versions against those that the project pins."""
+    """Compare the installed versions with those that the project pins."""
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     try:
         pinned = dict(line.partition(";")[0].strip().split("==") for line in requires("dml-repro") or () if "==" in line)
@@ -240,7 +240,7 @@ def _prefect_login() -> dict[str, str]:
 
 
 def _pool(project: Project) -> Finding:
-    """Whether somebody runs what the server's schedules make."""
+    """Check that the work pool has a worker online for the server's scheduled flows."""
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
         return Finding("schedules", "", "ok", "none without a Prefect server")
@@ -285,7 +285,7 @@ def _ray(project: Project) -> Finding:
     return Finding("ray", where, "wrong", "cannot be joined", "see `ray status` and the head's log")
 
 
-# In a process of its own: a refusal ends Ray's client's process, and only tasks/workers may hold Ray.
+# In a separate process: a refusal ends the process of Ray's client, and only tasks/workers may import Ray.
 _ASK_RAY = """
 import logging, ray
 ray.init(logging_level=logging.CRITICAL, log_to_driver=False)
@@ -298,7 +298,7 @@ _QUIET = {"PYTHONWARNINGS": "ignore", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
 def _dvc_remote(project: Project) -> Finding:
-    """DVC's default remote, by its settings: DVC itself takes a second to load and tells no more."""
+    """Check DVC's default remote by its settings; DVC itself takes a second to load and reports no more."""
     config = ConfigParser(interpolation=None)
     files = [project.root / ".dvc" / name for name in ("config", "config.local")]
     try:
@@ -324,7 +324,7 @@ def _dvc_remote(project: Project) -> Finding:
 
 
 def _compared(what: str, where: str, there: str, who: str) -> Finding:
-    """A server's version against that of its client here; newer clients send what an older server does not know."""
+    """Compare a server's version with its client's on this machine; newer clients send what an older server does not know."""
     here = _version(what)
     if there == here:
         return Finding(what, where, "ok", f"{there}, as here")
@@ -338,10 +338,10 @@ def _parts(text: str) -> tuple[int, ...]:
 
 
 def check_findings(findings: list[Finding]) -> None:
-    """End with an error where something is wrong.
+    """Raise an error if a finding is wrong.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: a finding is wrong.
     """
     wrong = [finding.what for finding in findings if finding.how == "wrong"]
     if wrong:

@@ -1,8 +1,8 @@
-"""Where this project's files are and what every process's environment is. The one home of both.
+"""The places of a project's files and the environment of all its processes. Both are defined only here.
 
-The project's root is the nearest folder at or above the working directory with a `params.yaml`. What runs write goes below `state/`
-there, or to the folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`. While a local stack is up
-(`dml stack up`), its file `stack/env` below the state says which servers are used; what the user has set comes first.
+The project's root is the nearest folder at or above the working directory with a `params.yaml`. Runs write below `state/` there, or to the
+folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`. While a local stack is up (`dml stack up`),
+`stack/env` in the state folder names the servers to use; variables set by the user override it.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ STACK_TITLE = "# Written by `dml stack up`, read by every dml command of this pr
 PLACES = ("MLFLOW_TRACKING_URI", "PREFECT_API_URL", "PREFECT_HOME", "PREFECT_LOCAL_STORAGE_PATH", "RAY_ADDRESS", "AWS_ENDPOINT_URL")
 SECRET_VARIABLES = re.compile(r"PASSWORD|SECRET|TOKEN$|API_KEY$|AUTH_STRING$")
 CONNECT_SECONDS = 2.0
-SHORTEST_SECRET = 6  # letters; what is shorter would be found in any text
+SHORTEST_SECRET = 6  # letters; shorter ones would match in any text
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s'\"]+@")
 _PASSWORD_OF_ADDRESS = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 
 
 @dataclass(frozen=True)
 class Project:
-    """The places of one project: `root` holds `params.yaml` and `dvc.yaml`, `state` what runs write, `store` finished runs."""
+    """The places of one project: `root` holds `params.yaml` and `dvc.yaml`, `state` the files of runs, `store` finished runs."""
 
     root: Path
     state: Path
@@ -40,29 +40,29 @@ class Project:
 
     @property
     def params_file(self) -> Path:
-        """The standing comparison's parameters."""
+        """Path of the standing comparison's parameters."""
         return self.root / "params.yaml"
 
     @property
     def is_tracked(self) -> bool:
-        """Whether MLflow can have anything; a database that is not there would be made by asking it."""
+        """True if MLflow can hold runs; opening a missing database would create it."""
         path = self.tracking_uri.removeprefix("sqlite:///")
         return path == self.tracking_uri or Path(path).exists()
 
     def packed(self, dataset: str) -> Path:
-        """Where `prepare` puts a dataset's packed store; DVC's output."""
+        """Return the folder of a dataset's packed store, the output of `prepare` and of its DVC stage."""
         return self.root / "data" / "packed" / dataset
 
     def results(self, dataset: str) -> Path:
-        """Where a dataset's comparison is reported; DVC's metrics and plots."""
+        """Return the folder of a dataset's comparison report, DVC's metrics and plots."""
         return self.root / "results" / dataset
 
 
 def find_project() -> Project:
-    """The project around the working directory; where its local stack is up, the environment is that of the stack.
+    """Return the project around the working directory; if its local stack is up, set the stack's environment.
 
     Raises:
-        ConfigError: no `params.yaml` here or above, or a state folder that the databases' addresses cannot name.
+        ConfigError: no `params.yaml` here or above, or a state folder whose name cannot be part of a database address.
         StoreError: the file of the local stack is damaged.
     """
     here = Path.cwd()
@@ -81,7 +81,7 @@ def find_project() -> Project:
 
 
 def state_folder(root: Path) -> Path:
-    """The state folder of the project at `root`: `DML_STATE`, or `state` in it."""
+    """Return the state folder of the project at `root`: `DML_STATE`, or `state` in it."""
     return Path(os.environ.get("DML_STATE") or root / "state").absolute()
 
 
@@ -93,16 +93,16 @@ def _unset_empty() -> None:
 
 
 def stack_text(values: dict[str, str]) -> str:
-    """The local stack's settings as its file has them, with the SHA-256 of their lines."""
+    """Return the text of the local stack's settings file, which includes the SHA-256 of its lines."""
     lines = "".join(f"{name}={value}\n" for name, value in values.items())
     return f"{STACK_TITLE}\n# sha256 {hashlib.sha256(lines.encode()).hexdigest()}\n{lines}"
 
 
 def stack_environment(state: Path) -> dict[str, str]:
-    """What the local stack has written for who uses it; empty where none is up.
+    """Return the variables the local stack has written for its users; empty if no stack is up.
 
     Raises:
-        StoreError: the file is damaged: to go on without it would write to other servers than the stack's.
+        StoreError: the file is damaged; continuing without it would write to servers other than the stack's.
     """
     path = state / STACK_ENV
     if not path.is_symlink() and not path.exists():
@@ -118,10 +118,10 @@ def stack_environment(state: Path) -> dict[str, str]:
 
 
 def open_project() -> Project:
-    """The project around the working directory, with the environment set for what is imported next.
+    """Return the project around the working directory, with the environment set for later imports.
 
     Raises:
-        ConfigError: no project here.
+        ConfigError: there is no project here.
         StoreError: its state folder cannot be written.
     """
     project = find_project()
@@ -130,7 +130,7 @@ def open_project() -> Project:
 
 
 def shown(address: str) -> str:
-    """An address as it may be printed or kept: without user, password, query and fragment; a path is whole, whatever its letters."""
+    """Return an address without user, password, query and fragment, so that it may be printed or stored; a path is kept whole."""
     if address.startswith("/"):
         return address
     if ":///" in address:
@@ -142,7 +142,7 @@ def shown(address: str) -> str:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody listens at an address; what is no address of another process (a file, "auto", nothing) does."""
+    """Return whether a process listens at an address; True for values that are not another process's address (a file, "auto", empty)."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     if parts.scheme not in ("", "http", "https", "ray") or not parts.hostname or (not parts.scheme and not parts.port):
         return True
@@ -155,9 +155,9 @@ def answers(address: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """A text of somebody else's (a library's error, a traceback) without the secrets of this environment and users of addresses.
+    """Remove the secrets of this environment and the users in addresses from foreign text (a library's error, a traceback).
 
-    Secrets are the values of variables that are called so, and passwords in the addresses that variables hold.
+    Secrets are the values of variables named as such, and passwords in addresses that variables hold.
     """
     text = _USER_OF_ADDRESS.sub("", text)
     found = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
@@ -168,13 +168,13 @@ def without_secrets(text: str) -> str:
 
 
 def finished_records() -> Path:
-    """Where Prefect keeps the records of finished steps, a file each under the step's identity; after `set_environment`."""
+    """Return the folder where Prefect keeps one record per finished step, named by identity; call `set_environment` first."""
     named = os.environ.get("PREFECT_LOCAL_STORAGE_PATH")
     return Path(named) if named else Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")) / "storage"
 
 
 def git_tags(project: Project) -> dict[str, str]:
-    """The commit that the project is at, with "-dirty" where tracked files differ from it, and whether they do; empty outside git."""
+    """Return tags for the current commit (with "-dirty" if tracked files differ) and for whether they differ; empty outside git."""
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], cwd=project.root, capture_output=True, text=True, check=False)
@@ -189,9 +189,9 @@ def git_tags(project: Project) -> dict[str, str]:
 
 
 def set_environment(project: Project) -> None:
-    """Settings that Prefect, Ray, MLflow and DVC read at import, in this process and those it starts. What the user has set stays.
+    """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
-    Must run before any of them is imported. docs/mechanics.md says why each is there.
+    Must run before any of them is imported. docs/mechanics.md gives the reason for each.
 
     Raises:
         StoreError: the state folder cannot be written.
@@ -200,33 +200,33 @@ def set_environment(project: Project) -> None:
         "PREFECT_HOME": str(project.state / "prefect"),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        # Without a server the terminal is the only reader, and it gets one line an error from the command itself.
+        # Without a server only the terminal shows logs, and the command itself prints one line per error there.
         "PREFECT_LOGGING_LEVEL": "INFO" if "PREFECT_API_URL" in os.environ else "CRITICAL",
         "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if "PREFECT_API_URL" in os.environ else "CRITICAL",
-        # The project's own lines are kept with the flow run, as its steps' are.
+        # The project's log lines are stored with the flow run, as those of its steps.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,dml_core",
-        # The server that a flow starts for itself is ended with it, and complains of the records that it was writing then.
+        # The server of a single flow ends with it, and then reports errors for the records it was writing.
         "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
         "DO_NOT_TRACK": "1",
         "RAY_AUTH_MODE": "token",
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call that comes after Ray's end must not start another Ray
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after Ray's end must not start another Ray
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "1",
-        "RAY_worker_niceness": "0",  # Ray's 15 starves training beside anything else that runs on a small machine
+        "RAY_worker_niceness": "0",  # Ray's 15 starves training when other processes run on a small machine
         "MLFLOW_TRACKING_URI": project.tracking_uri,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # with the user and password of the address
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # it contains the address's user and password
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "DVC_NO_ANALYTICS": "true",
-        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # also where a library asks for less: torchvision, when it reads weights that it keeps
+        "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # also where a library asks for less: torchvision, when it reads cached weights
     }
     if "PREFECT_API_URL" not in os.environ:
-        # What the server of one flow has no use for: schedules, automations, late and paused flows, events' history.
+        # Not needed by the server of one flow: schedules, automations, late and paused flows, event history.
         services = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
         defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
     if "RAY_ADDRESS" not in os.environ:
@@ -234,21 +234,21 @@ def set_environment(project: Project) -> None:
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     try:
-        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server makes no parents, and times out
+        Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
     except OSError as error:
         raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
 
 
 def _ray_on_this_machine() -> dict[str, str]:
-    """Settings of a Ray that is started for one flow: nothing of it can be reached from another machine, and who calls it needs a token.
+    """Return settings of a Ray started for one flow: other machines cannot reach it, and its callers need a token.
 
-    The token is made anew for each flow and is nowhere but in the environment of its processes. The address is a switch of Ray's own: it
-    takes 127.0.0.1 for the node's address where clusters are not meant, whatever the switch is called.
+    Each flow gets a new token, which is only in the environment of its processes. The address is set by a switch of Ray: with it Ray uses
+    127.0.0.1 as the node's address where clusters are not supported, despite the switch's name.
     """
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    no_watcher = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}  # a process a group, for a notice that only a cluster's nodes are given
-    allocator = {"RAY_LD_PRELOAD_ON_WORKERS": "1"}  # jemalloc, as in Ray's own processes: small steps take a tenth less
+    no_watcher = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}  # one process per group, for a notice that only cluster nodes get
+    allocator = {"RAY_LD_PRELOAD_ON_WORKERS": "1"}  # jemalloc, as in Ray's own processes: small steps take a tenth less time
     return (
         token | allocator | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **no_watcher}
     )

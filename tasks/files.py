@@ -1,4 +1,4 @@
-"""Small files that other processes read: written whole or not at all, and renamed, never overwritten, where they are damaged."""
+"""Small files that other processes read: written atomically; damaged ones are renamed and never overwritten."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ from dml_core.files import SET_ASIDE, writing
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file under a unique temporary name, then rename it; the folder is made where it is missing.
+    """Write a file under a unique temporary name, then rename it; a missing folder is created.
 
     Raises:
-        OSError: it cannot be written; the file that was there is unchanged, and nothing is left beside it.
+        OSError: it cannot be written; an existing file stays unchanged, and no temporary file remains.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
@@ -17,5 +17,5 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def files_set_aside(folder: Path) -> list[Path]:
-    """What `dml_core.files.set_aside` renamed in `folder` and below, sorted."""
+    """Return the files in `folder` and below that `dml_core.files.set_aside` renamed, sorted."""
     return sorted(folder.rglob(f"*{SET_ASIDE}[0-9]*"))

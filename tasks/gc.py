@@ -1,12 +1,11 @@
-"""What of the store nothing refers to any more: `dml gc` lists it, and with `--delete` removes it.
+"""`dml gc`: list the finished steps in the store that nothing references; `--delete` removes them.
 
-Referred to is a finished step that a table's result names, a run that MLflow shows, a record that waits in the outbox, or today's
-parameters and tables would reuse; and what such a step read (its embeddings, its network), as `state/made` has it. Where that was not
-noted, because the step was made before it was, everything that was there when the step ended stays. What is being made stays: its lock is
-held. So does what was made or used in the last days, because a run that was stopped may be resumed, and what was made or used since the
-oldest flow that is running began.
+A step is referenced if a table's result, a run in MLflow or a record in the outbox names it, or if the current parameters and tables would
+reuse it. The steps it read (its embeddings, its network) also count, according to `state/made`; if that has no entry, because the step is
+older than this log, everything that existed when the step ended is kept. Steps in progress are kept (their lock is held), and so are those
+written or used in the last days, because a stopped run may be resumed, or since the oldest running flow began.
 
-Only a folder is looked at: of a bucket that several machines share, none of them knows all the tables.
+Only folder stores are supported: no machine knows all the tables of a bucket that several machines share.
 """
 
 import shutil
@@ -41,7 +40,7 @@ DAY_SECONDS = 86400.0
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A step's folder in the store: what it is, its bytes, when something in it was last written."""
+    """A step's folder in the store, its size in bytes and the time of the last write in it."""
 
     step: str
     identity: str
@@ -51,18 +50,18 @@ class StoredStep:
 
     @property
     def key(self) -> str:
-        """Where it is in the store."""
+        """Key of the step in the store."""
         return f"{self.step}/{self.identity}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the store holds.
+    """The contents of the store.
 
     Attributes:
-        unused: what nothing refers to, the largest first.
-        num_kept: the other steps.
-        num_recent: those of them that nothing refers to, and that were touched in the last days.
+        unused: steps to remove, the largest first.
+        num_kept: number of other steps.
+        num_recent: number of kept steps that nothing references but that were touched in the last days.
     """
 
     unused: tuple[StoredStep, ...]
@@ -71,15 +70,15 @@ class Found:
 
 
 def find_unused(project: Project, days: float) -> Found:
-    """What of the project's store nothing refers to. The environment is set.
+    """Find the finished steps in the project's store that nothing references. The environment is set.
 
     Args:
-        project: whose tables, MLflow, outbox and parameters are asked.
-        days: what was touched in so many days stays.
+        project: project whose tables, MLflow, outbox and parameters are read.
+        days: steps touched within this many days are kept.
 
     Raises:
         ConfigError: the store is a bucket, or the parameters are wrong.
-        StoreError, TrackingError: a table's result is damaged or MLflow cannot be asked: what they refer to cannot be told.
+        StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
     if Store(project.store, project.state / "cache").is_remote:
         raise ConfigError(f"{project.store}: a bucket may have users whose tables are not known here; give it a lifecycle rule")
@@ -92,7 +91,7 @@ def find_unused(project: Project, days: float) -> Found:
 
 
 def delete(project: Project, found: Found) -> int:
-    """Remove what was found unused, but for what somebody is making now; the bytes that are free again.
+    """Remove the unused steps, except those now in use, and return the number of bytes freed.
 
     Raises:
         StoreError: a folder cannot be removed.
@@ -104,8 +103,8 @@ def delete(project: Project, found: Found) -> int:
             continue
         try:
             if not step.folder.is_dir() or _touched(step.folder) != step.touched:
-                continue  # removed or used since it was found
-            # First what says that the step is finished: cut short here, it runs anew.
+                continue  # removed or used since the search
+            # The finished record goes first: after an interruption here, the step runs again.
             record = finished_records() / step.identity
             if record.is_dir():
                 move_damaged(record)
@@ -133,12 +132,12 @@ def _touched(folder: Path) -> float:
 
 
 def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:
-    """Keys of the steps that something refers to, and of what they read."""
+    """Return the keys of the referenced steps and of the steps they read."""
     _check_nothing_set_aside(project)
     scored = {f"evaluate/{identity}" for identity in _of_tables(project)} | _of_mlflow(project, stored)
     kept = scored | _of_outbox(project) | _of_today(project)
     before = steps_before(project.state)
-    lost = 0.0  # until when what was made may be what a step of unknown origin read
+    lost = 0.0  # what was made before this time may have been read by a step of unknown origin
     touched = {step.key: step.touched for step in stored}
     for key in list(kept):
         step, identity = key.split("/")
@@ -162,14 +161,14 @@ def _of_tables(project: Project) -> Iterator[str]:
 
 
 def _check_nothing_set_aside(project: Project) -> None:
-    """Refuse to go by what is left where a result or a record that is now damaged may have referred to more."""
+    """Raise an error if a damaged result or record was set aside, because it may reference other steps."""
     for folder in (project.state / "tables", project.state / OUTBOX):
         for path in files_set_aside(folder):
             raise StoreError(f"{path}: damaged, so the steps that it refers to are unknown; remove it when you need none of them")
 
 
 def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
-    """Scores that MLflow shows. A run has their identity, or outside of the standing comparison a hash of it and its comparison."""
+    """Return the scores MLflow shows. A run has their identity or, outside the standing comparison, a hash of it and its comparison."""
     if not project.is_tracked:
         return set()
     from tasks.tracking.reading import published_as
@@ -184,7 +183,7 @@ def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
 
 
 def _of_outbox(project: Project) -> set[str]:
-    """Steps of runs whose record waits for MLflow."""
+    """Return the steps of runs whose record waits for MLflow."""
     found = set()
     for path in sorted((project.state / OUTBOX).glob("*.json")):
         try:
@@ -197,7 +196,7 @@ def _of_outbox(project: Project) -> set[str]:
 
 
 def _of_today(project: Project) -> set[str]:
-    """Every step of the standing comparison and of all tables, by today's code and settings, on the datasets as they are here."""
+    """Return every step of the standing comparison and of all tables, for the current code, settings and datasets."""
     params = load_params(project.params_file)
     here = Here(project, params)
     found: set[str] = set()
@@ -205,7 +204,7 @@ def _of_today(project: Project) -> set[str]:
         try:
             record = read_dataset(project, dataset)
         except DataError:
-            continue  # not prepared: no step of it has an identity
+            continue  # not prepared: its steps have no identity
         for spec in comparison_runs(params, dataset):
             found |= _steps(spec, record)
     for plan in plan_tables(here, [name for name in table_names() if name != STANDING], Choice(), alone=True):

@@ -1,7 +1,7 @@
-"""One holder at a time, of all threads and processes of a machine: a lock on a file (flock), released by the system when its holder ends.
+"""A file lock (flock) held by one thread or process of a machine at a time; the system releases it when its holder ends.
 
-After kill -9 nothing is left of it: what counts is the lock and not the file, which says whose the lock is. On a network file system that
-passes flock on (NFS does) it holds between machines too.
+It does not survive kill -9: the lock counts, not the file, which only names the holder. On a network file system that supports flock (NFS
+does) it also works between machines.
 """
 
 import fcntl
@@ -18,10 +18,10 @@ RUNNING = ".running-"
 
 
 class FileLock:
-    """One holder's way to a lock; another holder, in this process or elsewhere, makes his own with the same path.
+    """A lock for one holder; another holder, in this process or elsewhere, creates its own object with the same path.
 
     Args:
-        path: the lock's file; made where it is missing, with its folder.
+        path: the lock's file; created with its folder if missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class FileLock:
         self._file: IO[str] | None = None
 
     def acquire(self, wait: bool = True) -> bool:
-        """Take the lock; without `wait`, only if nobody has it. Whether it was taken.
+        """Take the lock, and return True once it is held; without `wait`, return False if another holder has it.
 
         Raises:
             StoreError: the lock's file cannot be written.
@@ -43,7 +43,7 @@ class FileLock:
                 return False
             if self._is_there(file):
                 break
-            file.close()  # its holder has removed it: another one may have made it anew
+            file.close()  # its holder has removed it: another may have created a new one
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -64,7 +64,7 @@ class FileLock:
             return False
 
     def release(self, remove: bool = False) -> None:
-        """Let go of the lock, where it is held; with `remove` its file goes too, for a place where a person would find it."""
+        """Release the lock, if held; with `remove` also remove its file, for places where users would see it."""
         if self._file is not None:
             if remove:
                 self._path.unlink(missing_ok=True)
@@ -72,16 +72,16 @@ class FileLock:
             self._file = None
 
     def holder(self) -> str:
-        """The process that took it last, as a person is told of it."""
+        """Return the process that took the lock last, as text for messages."""
         try:
             return f"process {int(self._path.read_bytes())}"
-        except (OSError, ValueError):  # just being taken, or damaged: it is there to be read by people
+        except (OSError, ValueError):  # just being taken, or damaged: the content is only for messages
             return "another process"
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """One thread at a time inside, of all processes; the others wait."""
+    """Admit one thread of all processes at a time; the others wait."""
     lock = FileLock(path)
     lock.acquire()
     try:
@@ -91,14 +91,14 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def running(folder: Path) -> FileLock:
-    """Take a new lock that shows for as long as it is held that something is running, and since when."""
+    """Take a new lock that shows, while it is held, that something is running and since when."""
     lock = FileLock(folder / f"{RUNNING}{uuid4().hex}")
     lock.acquire()
     return lock
 
 
 def running_since(folder: Path) -> float:
-    """When the oldest of those that are `running` began, in seconds since the epoch; infinity where none is."""
+    """Return when the oldest holder of a `running` lock began, in seconds since the epoch, or infinity."""
     since = float("inf")
     for path in folder.glob(f"{RUNNING}*"):
         lock = FileLock(path)
@@ -107,7 +107,7 @@ def running_since(folder: Path) -> float:
         except FileNotFoundError:
             continue  # it has ended meanwhile
         if lock.acquire(wait=False):
-            lock.release(remove=True)  # it was killed, or has ended
+            lock.release(remove=True)  # its holder was killed, or has ended
         else:
             since = min(since, began)
     return since

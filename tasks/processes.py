@@ -1,9 +1,9 @@
-"""Processes that a flow cannot go on without, watched: when one of them dies the flow ends at once, with one line.
+"""Watch the processes a flow depends on: if one of them dies, the flow ends at once with a one-line error.
 
-Ray's client and Prefect's each wait for minutes for a server that will not come back, and then end in pages of their own traces. A server
-that was started on this machine for this flow is not coming back, so there is nothing to wait for. The flow's process does not unwind:
-what it works with is gone, and everything that it has written is whole at any moment (files are put in place by renaming, and a run goes
-on from its last checkpoint). `flows.cli.supervisor` ends what is left of the others.
+The clients of Ray and Prefect each wait for minutes for a server that does not return, and then end with long traces. A server started on
+this machine for this flow does not return, so waiting is useless. The flow's process ends without unwinding: its services are gone, and all
+its files are complete at any moment (they are put in place by renaming, and a run resumes from its last checkpoint). `flows.cli.supervisor`
+ends the remaining processes.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ GO_ON = "the same command goes on from the last checkpoint"
 
 
 def watch_children(names: dict[str, str]) -> Callable[[], None]:
-    """Watch the processes that this one has started, and return what ends the watch; to be called before they are stopped.
+    """Watch this process's children; return a function that ends the watch, to be called before they are stopped.
 
     Args:
-        names: part of a process's command line -> what a person calls it.
+        names: part of a process's command line -> name for messages.
     """
     import psutil
 
@@ -35,7 +35,7 @@ def watch_children(names: dict[str, str]) -> Callable[[], None]:
 
 
 def _watch(process: int, name: str, over: threading.Event) -> None:
-    """Wait for a process's end; it is not reaped here, who started it may ask for its exit code."""
+    """Wait for a process to end without reaping it, so that its parent can read its exit code."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
@@ -44,7 +44,7 @@ def _watch(process: int, name: str, over: threading.Event) -> None:
 
 
 def end_flow(line: str) -> None:
-    """Say why, and end this process now, without unwinding; whoever comes second says nothing."""
+    """Print the reason and end this process at once, without unwinding; later calls print nothing."""
     if _ending.acquire(blocking=False):
         print(f"error: {line}", file=sys.stderr, flush=True)
         os._exit(2)

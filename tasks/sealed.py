@@ -1,14 +1,14 @@
-"""Sealed files: records on disk that prove themselves with a SHA-256 and say in which format they are. Read and written here alone.
+"""Sealed files: records on disk with their format and a SHA-256 that verifies them. Only this module reads and writes them.
 
-A sealed file is JSON: `{"format": 1, "sha256": ..., "record": "<JSON>"}`; the hash is of format and record together. Files without a
-format were written before there was one, and are read as format 1.
+A sealed file is JSON: `{"format": 1, "sha256": ..., "record": "<JSON>"}`; the hash covers format and record together. Files without a
+format predate it and are read as format 1.
 
-- A file of a newer format is refused by name and left as it is. Every format keeps the three keys and the hash.
-- A field that this program does not know, in a format that it reads, is kept as it is (`tasks.runs.records.Record`): a program that adds
-  a field which changes the meaning of others raises FORMAT.
-- A damaged file (cut, garbled, a folder, a dangling link) is renamed to `<name>.damaged-<N>`, with one line; it is never overwritten.
+- A file of a newer format is refused with an error that names it, and stays unchanged. Every format keeps the three keys and the hash.
+- An unknown field in a known format is kept (`tasks.runs.records.Record`): a program that adds a field which changes the meaning of others
+  raises FORMAT.
+- A damaged file (cut, garbled, a folder, a dangling link) is renamed to `<name>.damaged-<N>` with a warning; it is never overwritten.
 
-The seal is against damage, not against a person who changes record and hash together.
+The seal detects damage, but not a person who changes record and hash together.
 """
 
 import errno
@@ -37,24 +37,24 @@ _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class DamagedError(StoreError):
-    """A sealed file that is not what was written."""
+    """A sealed file whose content is not what was written."""
 
 
 class NewerFormatError(StoreError):
-    """A sealed file that a newer version of the program wrote."""
+    """A sealed file written by a newer version of the program."""
 
 
 def seal(record: str) -> str:
-    """A record as it is kept on disk, with the format and the SHA-256 of both."""
+    """Return a record in its form on disk, with the format and the SHA-256 of both."""
     return json.dumps({"format": FORMAT, "sha256": _sha256(f"{FORMAT} {record}"), "record": record})
 
 
 def unseal(kept: str | bytes) -> str:
-    """The record that was sealed.
+    """Return the record that was sealed.
 
     Raises:
         ValueError: it is damaged.
-        NewerFormatError: it is whole, and of a format that this program does not read; the error names no file.
+        NewerFormatError: it is intact, but of a format that this program does not read; the error names no file.
     """
     try:
         found = from_json(kept)
@@ -63,17 +63,17 @@ def unseal(kept: str | bytes) -> str:
             return str(record)
         newer = found["sha256"] == _sha256(f"{written} {record}") and isinstance(written, int)
     except (TypeError, KeyError, AttributeError):
-        newer = False  # JSON, but not what `seal` writes
+        newer = False  # JSON, but not the output of `seal`
     if newer:
         raise NewerFormatError(f"written by a newer version (format {written}, this program reads up to {FORMAT}); update dml-repro")
     raise ValueError("the record does not fit its SHA-256")
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """A file's bytes; None where there is none.
+    """Return a file's bytes, or None if it does not exist.
 
     Raises:
-        DamagedError: a folder or a dangling link is in its place.
+        DamagedError: the path is a folder or a dangling link.
         StoreError: it cannot be read.
     """
     try:
@@ -89,10 +89,10 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def read_sealed(path: Path, kind: TypeAdapter[Content]) -> Content | None:
-    """The content of a sealed file; None where there is no such file.
+    """Return the content of a sealed file, or None if there is no such file.
 
     Raises:
-        DamagedError: it is damaged; it is left as it is.
+        DamagedError: it is damaged; it stays unchanged.
         NewerFormatError: a newer version of the program wrote it.
         StoreError: it cannot be read.
     """
@@ -101,7 +101,7 @@ def read_sealed(path: Path, kind: TypeAdapter[Content]) -> Content | None:
 
 
 def parse_sealed(path: Path, data: str | bytes, kind: TypeAdapter[Content]) -> Content:
-    """The content of sealed bytes, which are of the file `path`; raises as `read_sealed`."""
+    """Return the content of the sealed bytes of the file `path`; raises as `read_sealed`."""
     try:
         return kind.validate_json(unseal(data))
     except NewerFormatError as error:
@@ -111,7 +111,7 @@ def parse_sealed(path: Path, data: str | bytes, kind: TypeAdapter[Content]) -> C
 
 
 def read_or_set_aside(path: Path, kind: TypeAdapter[Content]) -> Content | None:
-    """The content of a sealed file; None where there is none, or where it is damaged: it is then renamed, and one line says so.
+    """Return the content of a sealed file, or None if it does not exist or is damaged; a damaged file is renamed with a warning.
 
     Raises:
         NewerFormatError, StoreError: as `read_sealed`.
@@ -120,20 +120,20 @@ def read_or_set_aside(path: Path, kind: TypeAdapter[Content]) -> Content | None:
 
 
 def or_set_aside(path: Path, read: Callable[[], Content | None], then: str = "") -> Content | None:
-    """What `read` returns of a file; None where it is damaged: it is then renamed, and one line says so and what happens `then`."""
+    """Return what `read` returns, or None if the file is damaged: it is then renamed with a warning, which ends with `then`."""
     try:
         return read()
     except DamagedError:
         with alone(path.with_name(".set-aside.lock")):
             try:
-                return read()  # another process may have set it aside meanwhile, and written it again
+                return read()  # another process may have renamed it meanwhile, and written a new one
             except DamagedError as error:
                 logger.warning("%s; kept as %s%s", error, move_damaged(path).name, then)
                 return None
 
 
 def check_formats(state: Path) -> None:
-    """Refuse a state folder in which a newer version of the program wrote, before any work is done. Damaged files are left alone.
+    """Check before any work is done that no newer version of the program wrote to a state folder. Damaged files are ignored.
 
     Raises:
         NewerFormatError: it names the first such file.
@@ -145,7 +145,7 @@ def check_formats(state: Path) -> None:
 
 
 def move_damaged(path: Path) -> Path:
-    """Set a damaged file aside and return where it is now.
+    """Rename a damaged file and return its new path.
 
     Raises:
         StoreError: it cannot be renamed.
@@ -157,7 +157,7 @@ def move_damaged(path: Path) -> Path:
 
 
 def write_sealed(path: Path, content: Content, kind: TypeAdapter[Content]) -> None:
-    """Write a sealed file, in place of one that was there.
+    """Write a sealed file, replacing an existing one.
 
     Raises:
         StoreError: it cannot be written.

@@ -1,11 +1,11 @@
-"""Where finished work is kept: a folder, or an S3 bucket that all machines share. The only module that knows object stores.
+"""Store of finished work: a folder, or an S3 bucket that all machines share. No other module accesses object stores.
 
-A step writes into `folder(key)` on its machine and then calls `push(key)`; a reader calls `pull(key)` first. For a folder store both
-do nothing; for S3 `folder(key)` is a cache, and files travel with their SHA-256 so that a pull fetches only what differs. Before a step
-runs again, `clear(key)` removes what an earlier one left; before its files are used, `checked(record)` compares them with the record.
+A step writes into `folder(key)` on its machine and then calls `push(key)`; a reader calls `pull(key)` first. For a folder store both do
+nothing; for S3 `folder(key)` is a cache, and files are stored with their SHA-256 so that a pull fetches only what differs. Before a step
+runs again, `clear(key)` removes the earlier files; before its files are used, `checked(record)` compares them with the record.
 
 A store hashes a file again only when its size, time or inode changed, and reads an object's hash again only when its ETag changed: the
-steps of all runs of a flow compare the same packed dataset and the same networks.
+steps of all runs of a flow check the same packed dataset and networks.
 """
 
 import logging
@@ -24,9 +24,9 @@ from dml_core.files import SET_ASIDE
 from tasks.environment import without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
-MULTIPART_BYTES = 64 << 20  # an upload or download in one piece ends at 5 GiB and starts again from its first byte
+MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
 HEADS_AT_ONCE = 8
-SETTLED_SECONDS = 2.0  # a file that was written within a clock tick of its hashing may change without a new time
+SETTLED_SECONDS = 2.0  # a file written within a clock tick of its hashing may change without a new time
 LOCKS = ".locks"  # folder of the locks of steps and flows
 logger = logging.getLogger(__name__)
 
@@ -36,33 +36,33 @@ class DamagedObjectError(StoreError):
 
 
 class Store:
-    """A store by its address.
+    """A store, given by its address.
 
     Args:
-        address: a folder, or `s3://bucket/prefix` (endpoint and credentials are the AWS environment's, `AWS_ENDPOINT_URL` included).
-        cache: where the files of an S3 store are kept on this machine; unused for a folder.
+        address: a folder, or `s3://bucket/prefix` (endpoint and credentials come from the AWS environment, `AWS_ENDPOINT_URL` included).
+        cache: folder for the files of an S3 store on this machine; unused for a folder store.
     """
 
     def __init__(self, address: str, cache: Path) -> None:
         self.address = address
         self.cache = cache
         self._file_hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}
-        self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 as it was pushed
+        self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 it was pushed with
 
     def folder(self, key: str) -> Path:
-        """The folder of `key` on this machine, whether or not it holds anything yet."""
+        """Return the folder of `key` on this machine, which need not exist yet."""
         return (self.cache if self.is_remote else Path(self.address)) / key
 
     @property
     def is_remote(self) -> bool:
-        """Whether files must travel to be seen by other machines."""
+        """True if the store is a bucket, so that files must be pushed for other machines to see them."""
         return self.address.startswith("s3://")
 
     def check_writable(self) -> None:
         """Write and remove a small file.
 
         Raises:
-            StoreError: the store cannot be written; said before any work is done.
+            StoreError: the store is not writable; raised before any work is done.
         """
         if self.is_remote:
             self._call("put_object", Key=self._object_key(".writable"), Body=b"")
@@ -83,7 +83,7 @@ class Store:
             self.push_folder(self.folder(key), key)
 
     def push_folder(self, folder: Path, key: str) -> None:
-        """Bring the files of any folder to a remote store, under `key`; those that are there already are not sent again."""
+        """Upload the files of any folder to a remote store, under `key`; files already there are skipped."""
         there = self._remote_hashes(key)
         for path in visible_files(folder):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
@@ -92,9 +92,9 @@ class Store:
                 self._call("upload_file", Filename=str(path), Key=self._object_key(f"{key}/{name}"), ExtraArgs=extra, Config=_transfers())
 
     def pull(self, key: str) -> Path:
-        """Make `folder(key)` hold what the store has under `key`, and nothing else, and return it.
+        """Make `folder(key)` hold exactly what the store has under `key`, and return it.
 
-        An object whose bytes do not fit its hash is set aside in the store and left out, with a warning.
+        An object whose bytes do not match its hash is set aside in the store and skipped, with a warning.
         """
         folder = self.folder(key)
         if not self.is_remote:
@@ -110,17 +110,17 @@ class Store:
         return folder
 
     def changed_files(self, record: StepRecord) -> list[str]:
-        """Names of the record's files that the store has not, or not with the bytes that were recorded."""
+        """Return the names of the record's files that the store lacks or holds with other bytes than recorded."""
         if self.is_remote:
             there = self._remote_hashes(record.key)
             return [file.name for file in record.files if there.get(file.name) != file.sha256]
         return [file.name for file in record.files if not self._is_same(self.folder(record.key), file)]
 
     def checked(self, record: StepRecord) -> Path:
-        """The folder of a finished step on this machine, every file with the bytes that were recorded.
+        """Return the folder of a finished step on this machine, with every file verified against the record.
 
         Raises:
-            StoreError: one is not; the same command started again runs the step anew.
+            StoreError: a file differs; the same command started again reruns the step.
         """
         folder = self.pull(record.key)
         for file in record.files:
@@ -129,14 +129,14 @@ class Store:
         return folder
 
     def clear(self, key: str, keep: Collection[str] = ()) -> None:
-        """Take away what is under `key`, here and in a remote store, but for the files named in `keep` and what was set aside.
+        """Remove everything under `key`, here and in a remote store, except the files named in `keep` and damaged files set aside.
 
         Raises:
             StoreError: it cannot be removed.
         """
         folder = self.folder(key)
         try:
-            for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before the folder
+            for path in sorted(folder.rglob("*"), reverse=True):  # contents before their folder
                 if path.is_dir() and not path.is_symlink():
                     if not any(path.iterdir()):
                         path.rmdir()
@@ -153,7 +153,7 @@ class Store:
         return path.is_file() and path.stat().st_size == file.num_bytes and self._file_hash(path) == file.sha256
 
     def _file_hash(self, path: Path) -> str:
-        """SHA-256 of a file as it is now."""
+        """Return the SHA-256 of a file's current content."""
         at = path.stat()
         seen = at.st_size, at.st_mtime_ns, at.st_ino
         known = self._file_hashes.get(path)
@@ -193,11 +193,11 @@ class Store:
             ) from None
 
     def list_objects(self, key: str = "") -> Iterator[str]:
-        """Name below `key` of every object there."""
+        """Yield the name below `key` of every object there."""
         return (name for name, _ in self._list(key))
 
     def _list(self, key: str) -> Iterator[tuple[str, str]]:
-        """Name below `key` and ETag of every object there."""
+        """Yield the name below `key` and the ETag of every object there."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
         token: dict[str, str] = {}
         while True:
@@ -209,10 +209,10 @@ class Store:
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
-        """Fetch one large object by a signed link; an interrupted fetch goes on where it stopped.
+        """Fetch one large object by a signed link; an interrupted fetch resumes where it stopped.
 
         Raises:
-            StoreError: it cannot be read, or ends before all of it has come; the part that has come is kept.
+            StoreError: it cannot be read, or ends early; the part received is kept.
         """
         arguments = {"Bucket": self._bucket, "Key": self._object_key(key)}
         link = self._client.generate_presigned_url("get_object", Params=arguments)
@@ -222,7 +222,7 @@ class Store:
             raise StoreError(str(error).replace(link, f"{self.address}/{key}")) from None
 
     def read(self, key: str) -> bytes:
-        """One small object.
+        """Return the bytes of one small object.
 
         Raises:
             StoreError: it cannot be read.
@@ -231,22 +231,22 @@ class Store:
         return data
 
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
-        """Fetch one object into `path`: under another name first, renamed when it is whole and its hash, where it is known, is right.
+        """Fetch one object into `path`: under a temporary name, renamed once it is complete and matches its hash, if that is known.
 
         Raises:
-            DamagedObjectError: its bytes are not those of the hash.
+            DamagedObjectError: its bytes do not match the hash.
             StoreError: it cannot be read.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
-            arrived = Path(folder) / ".object"  # no visible file, which another process's pull would remove
+            arrived = Path(folder) / ".object"  # hidden, because another process's pull would remove a visible file
             self._call("download_file", Key=self._object_key(key), Filename=str(arrived), Config=_transfers())
             if sha256 not in (None, describe_file(arrived, key).sha256):
                 raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
             arrived.replace(path)
 
     def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
-        """Fetch one object; one that arrives damaged twice is damaged in the store, and set aside there, for a step to make it anew."""
+        """Fetch one object; if it arrives damaged twice, it is damaged in the store and set aside there, so that a step makes it again."""
         for _ in range(2):
             try:
                 return self.download(key, path, sha256)
@@ -263,36 +263,36 @@ class Store:
         return None
 
     def _remote_hashes(self, key: str) -> dict[str, str]:
-        """File name below `key` -> SHA-256 as it was pushed; what was set aside is left out."""
+        """Return the SHA-256 each file below `key` was pushed with, by name; files set aside are omitted."""
         etags = {name: etag for name, etag in self._list(key) if SET_ASIDE not in name}
         versions = [(self._object_key(f"{key}/{name}"), etag) for name, etag in etags.items()]
         with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
             return dict(zip(etags, pool.map(self._object_hash, versions), strict=True))
 
     def _object_hash(self, version: tuple[str, str]) -> str:
-        """SHA-256 that an object was pushed with, by its key and ETag; empty where it has none."""
+        """Return the SHA-256 an object was pushed with, by its key and ETag; empty if it has none."""
         if version not in self._object_hashes:
             sha256 = self._call("head_object", Key=version[0])["Metadata"].get("sha256", "")
             if not sha256:
-                return ""  # pushed by others; a push of the same bytes adds the hash and leaves the ETag
+                return ""  # pushed by other software; a push of the same bytes adds the hash and keeps the ETag
             self._object_hashes[version] = sha256
         return self._object_hashes[version]
 
 
 def _transfers() -> Any:
-    """How files travel: large ones in parts, which are sent again one by one when one is lost."""
+    """Return the transfer settings: large files in parts, so that only a lost part is sent again."""
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(multipart_threshold=MULTIPART_BYTES, multipart_chunksize=MULTIPART_BYTES)
 
 
 def copy_objects(address: str, folder: Path, progress: Progress | None = None) -> None:
-    """Copy every object below `s3://bucket/prefix` that `folder` does not have; what is there stays, an interrupted copy goes on.
+    """Copy every object below `s3://bucket/prefix` missing from `folder`; existing files stay, and an interrupted copy resumes.
 
     Args:
         address: the prefix; object names below it become paths below `folder`.
-        folder: made where it is missing.
-        progress: called with (bytes done, bytes in all) of each object.
+        folder: destination; created if missing.
+        progress: called with (bytes done, total bytes) of each object.
 
     Raises:
         StoreError: the bucket cannot be read, or an object's name leads out of the folder.
@@ -308,10 +308,10 @@ def copy_objects(address: str, folder: Path, progress: Progress | None = None) -
 
 
 def push_objects(folder: Path, address: str) -> None:
-    """Bring what `copy_objects` copied back below `s3://bucket/prefix`, each file with its hash; what is there as it is here is not sent.
+    """Upload what `copy_objects` copied to `s3://bucket/prefix`, each file with its hash; unchanged files are skipped.
 
     Raises:
-        StoreError: the bucket cannot be written, or the folder is not there.
+        StoreError: the bucket cannot be written, or the folder is missing.
     """
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder")
@@ -320,14 +320,14 @@ def push_objects(folder: Path, address: str) -> None:
 
 
 def make_bucket(name: str, login: dict[str, str]) -> None:
-    """Make a bucket on a server of one's own, where it is missing.
+    """Create a bucket on the project's own server, if missing.
 
     Args:
-        name: of the bucket.
+        name: name of the bucket.
         login: `endpoint_url`, `aws_access_key_id` and `aws_secret_access_key`.
 
     Raises:
-        StoreError: the server does not make it.
+        StoreError: the server does not create it.
     """
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
@@ -341,7 +341,7 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
 
 
 def enable_s3_weights() -> None:
-    """Let a backbone's `weights: s3://bucket/key` work in this process; every process that builds a network calls it."""
+    """Enable a backbone's `weights: s3://bucket/key` in this process; every process that builds a network calls it."""
     from dml_core.models.backbones.weights import DOWNLOADERS
 
     def fetch(address: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `dml` command: thin; every verb calls a flow or a task's plain function. Heavy imports happen inside the verbs."""
+"""The `dml` command: a thin layer; every verb calls a flow or a plain function. Heavy imports happen inside the verbs."""
 
 from flows.cli.interrupts import interrupt_exits
 

@@ -1,4 +1,4 @@
-"""The `dml` command itself: its groups of verbs, and what all of them share."""
+"""The `dml` command: its groups of verbs, and shared helpers."""
 
 import sys
 from contextlib import contextmanager
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 
 class ListByDefault(TyperGroup):
-    """A group of verbs that lists where none is named: what is no verb of it is the list's."""
+    """A group of verbs whose default is `list`: other first words are the list's arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does, with the verb `list` put in front where there is none."""
+        """Insert the verb `list` if none is given, then parse as click does."""
         named = args and (args[0] in self.commands or args[0] == "--help")
         return super().parse_args(ctx, args if named else ["list", *args])
 
 
 class HiddenError(Exception):
-    """Carries, as its cause, an error that typer would turn into an exit code of its own."""
+    """Carries, as its cause, an error that typer would turn into an exit code."""
 
 
 class Verbs(TyperGroup):
-    """All verbs of `dml`. An error of any of them leaves the command as it is, to be reported in one place (`flows.cli.exits`)."""
+    """All verbs of `dml`. Their errors propagate unchanged, to be reported in one place (`flows.cli.exits`)."""
 
     def invoke(self, ctx: Any) -> Any:
-        """As typer does, which would end with 1 after the errors of these two kinds."""
+        """Invoke as typer does, but hide errors of these two kinds, after which it would exit with 1."""
         try:
             return super().invoke(ctx)
         except (EOFError, BrokenPipeError) as error:
@@ -70,16 +70,16 @@ PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
 
 
 def open_project() -> "Project":
-    """The project around the working directory, with the environment set for what is imported next.
+    """Return the project around the working directory, with the environment set for later imports.
 
-    Where the local stack is used a line says so.
+    A line reports the use of the local stack.
     """
     import logging
 
     from tasks.environment import open_project as find_and_open
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # who calls by it says in one line what came of its attempts
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its callers report the result of retries in one line
     project = find_and_open()
     used = stack_used(project)
     if used:
@@ -88,7 +88,7 @@ def open_project() -> "Project":
 
 
 def stack_used(project: "Project") -> str | None:
-    """In one line, that the local stack's servers are used, and which settings of the user come before the stack's."""
+    """Return a line on the use of the local stack's servers and the user's settings that override it, or None."""
     import os
 
     from tasks.environment import STACK_ENV, stack_environment
@@ -103,9 +103,9 @@ def stack_used(project: "Project") -> str | None:
 
 @contextmanager
 def prefect_starting() -> "Iterator[None]":
-    """Have Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
+    """Let Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
 
-    Prefect itself is imported first: two imports beside each other share one interpreter lock, and the server would wait for both.
+    Prefect itself is imported first: two concurrent imports share one interpreter lock, and the server would wait for both.
     """
     import atexit
     import threading
@@ -123,7 +123,7 @@ def prefect_starting() -> "Iterator[None]":
     def start() -> None:
         get_client(sync_client=True)
         if not PREFECT_API_URL.value():
-            atexit.register(watch_children(PREFECT_SERVER))  # called before Prefect's own, which stops the server
+            atexit.register(watch_children(PREFECT_SERVER))  # called before Prefect's own handler, which stops the server
 
     thread = threading.Thread(target=start, name="prefect-start")
     thread.start()
@@ -134,7 +134,7 @@ def prefect_starting() -> "Iterator[None]":
 
 
 def print_table(table: "Table") -> None:
-    """Print a table as wide as the terminal allows, or in a pipe as wide as it is."""
+    """Print a table fitted to the terminal, or in a pipe at its full width."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 1000).print(table)

@@ -19,7 +19,7 @@ DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of 
 
 @data_app.command("list")
 def data_list() -> None:
-    """List the datasets and how they stand.
+    """List the datasets and their state.
 
     Also the readers that params.yaml may name.
     """
@@ -50,8 +50,8 @@ def data_add(
 ) -> None:
     """Add your own images, or a published dataset, to params.yaml.
 
-    Looks at every image and writes the dataset and settings that fit it (crop, sampler, epochs). The images stay where they are. Under the
-    name of a published dataset (cub200, cars196, sop, inshop) PATH is the publisher's archive or folder, for the papers' tables.
+    Checks every image and writes the dataset with suitable settings (crop, sampler, epochs). The images stay in place. If NAME is a
+    published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the papers' tables.
     """
     project = open_project()
     from tasks.own_images.published import is_published
@@ -85,9 +85,9 @@ def _add_published(project: "Project", name: str, path: Path, is_part: bool) -> 
 
 @data_app.command("fetch")
 def data_fetch(name: DatasetName) -> None:
-    """Bring raw files into place, or say how.
+    """Fetch raw files, or say how to get them.
 
-    Generates, copies, downloads and unpacks; what is there stays as it is.
+    Generates, copies, downloads and unpacks; existing files stay unchanged.
     """
     with _working_on(name, "fetching") as (project, spec, progress):
         from tasks.data import fetch_raw
@@ -98,7 +98,7 @@ def data_fetch(name: DatasetName) -> None:
 
 @data_app.command("check")
 def data_check(name: DatasetName) -> None:
-    """Look at every raw image and list what is wrong.
+    """Check every raw image and list problems.
 
     Counts, unreadable images, duplicates across train and test, boxes. Exit code 2 on a violation.
     """
@@ -137,19 +137,19 @@ def data_show(
 ) -> None:
     """Draw a contact sheet of a prepared dataset.
 
-    A row for each class, its name and some of its images, with boxes.
+    A row for each class, with its name and some of its images, with boxes.
     """
     project = open_project()
     from tasks.data import dataset_spec, show_dataset
     from tasks.runs.specs import load_params
 
-    dataset_spec(load_params(project.params_file), name)  # a name that params.yaml does not have is told as such
+    dataset_spec(load_params(project.params_file), name)  # raises a clear error if params.yaml lacks the name
     print(show_dataset(project, name, role, classes, samples, out))
 
 
 @contextmanager
 def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, Callable[[int, int], None]]]":
-    """The project, a dataset of its, and what moves a bar on standard error."""
+    """Yield the project, one of its datasets, and a function that moves a bar on standard error."""
     project = open_project()
     from tasks.data import dataset_spec
     from tasks.runs.specs import load_params
@@ -161,7 +161,7 @@ def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, C
 
 @contextmanager
 def _bar(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """A bar on standard error that is moved by calls with (done, total)."""
+    """Show a bar on standard error; the yielded function moves it with (done, total)."""
     from rich.console import Console
     from rich.progress import Progress
 

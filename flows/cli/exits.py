@@ -1,10 +1,10 @@
-"""How `dml` ends, for every verb: the exit code, and at most one line on standard error.
+"""The end of every `dml` verb: the exit code, and at most one line on standard error.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
 | 1 | an error of this program: the line names the log file with the traceback |
-| 2 | something that a person can mend: the line says what, where and what to do |
+| 2 | a problem that the user can fix: the line says what, where and how |
 | 130 | interrupted with Ctrl-C |
 | 141 | the reader of standard output has closed it, as `head` does |
 """
@@ -20,13 +20,13 @@ from flows.cli.app import HiddenError, app
 from flows.cli.interrupts import INTERRUPTED
 
 DONE, BUG, MENDABLE, BROKEN_PIPE = 0, 1, 2, 141
-SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can tell it from a library's `sys.exit(1)`; the command's is 1
+SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can distinguish it from a library's `sys.exit(1)`; the command's is 1
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
-SERVE_GRACE_SECONDS = 8.0  # for the requests that are worked on
+SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 
 
 def main() -> None:
-    """Run the command and exit. A flow runs in a process that another one supervises (`flows.cli.supervisor`)."""
+    """Run the command and exit. A flow runs in a process supervised by another (`flows.cli.supervisor`)."""
     log: Path | None = None
     try:
         _make_streams_safe()
@@ -34,7 +34,7 @@ def main() -> None:
         try:
             app()
             code: int | str | None = DONE
-        except SystemExit as ended:  # of a usage error, of --help, or of typer after each verb
+        except SystemExit as ended:  # from a usage error, --help, or typer after each verb
             code = ended.code
         _flush_output()
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _supervised() -> Path | None:
-    """Continue in a supervised process, and return its log file; None outside a project, which the command itself reports."""
+    """Continue in a supervised process and return its log file; None outside a project, an error that the command itself reports."""
     from dml_core.errors import ConfigError, StoreError
     from flows.cli.supervisor import supervise
     from tasks.environment import find_project
@@ -66,11 +66,11 @@ def _supervised() -> Path | None:
 
 
 def _report(error: BaseException, log: Path | None) -> int:
-    """Print the one line of an error, and return the exit code.
+    """Print an error as one line, and return the exit code.
 
     Args:
-        error: what the verb raised.
-        log: of a supervised flow, its log file.
+        error: exception raised by the verb.
+        log: log file of a supervised flow.
     """
     from dml_core.errors import DmlError
 
@@ -93,7 +93,7 @@ def _report(error: BaseException, log: Path | None) -> int:
 
 
 def _say(line: str, code: int) -> int:
-    """Print an error in one line, without secrets; return the exit code."""
+    """Print an error as one line, without secrets; return the exit code."""
     from tasks.environment import without_secrets
 
     with contextlib.suppress(OSError):  # standard error itself may be closed or full
@@ -102,7 +102,7 @@ def _say(line: str, code: int) -> int:
 
 
 def _write_traceback(error: BaseException, log: Path | None) -> Path:
-    """Append a traceback to the log file, or where there is none to a new one in the state folder or the system's temporary one."""
+    """Append a traceback to the log file, or without one to a new file in the state folder or the system's temporary folder."""
     import tempfile
     import time
     import traceback
@@ -112,7 +112,7 @@ def _write_traceback(error: BaseException, log: Path | None) -> Path:
     text = without_secrets("".join(traceback.format_exception(error)))
     name = f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     paths = [Path(tempfile.gettempdir()) / name]
-    with contextlib.suppress(Exception):  # whatever the error is about may be what is broken here too
+    with contextlib.suppress(Exception):  # the cause of the error may also break this
         paths.insert(0, find_project().state / "logs" / name)
     for path in [log] if log is not None else paths:
         with contextlib.suppress(OSError):
@@ -124,13 +124,13 @@ def _write_traceback(error: BaseException, log: Path | None) -> Path:
 
 
 def _path_of(error: OSError) -> str:
-    """The path that the system refused."""
+    """Return the path that the system refused."""
     name = error.filename
     return (os.fsdecode(name) if isinstance(name, str | bytes) else str(name)) or "the empty path"
 
 
 def _is_of_connection(error: BaseException | None) -> bool:
-    """Whether an error comes from a server that is not there: one of httpx, which Prefect's client calls with, or caused by one."""
+    """Return whether an unreachable server caused an error: it, or one of its causes, is of httpx, which Prefect's client uses."""
     while error is not None:
         if type(error).__module__.partition(".")[0] in ("httpx", "httpcore"):
             return True
@@ -142,7 +142,7 @@ def _is_of_connection(error: BaseException | None) -> bool:
 
 
 def _make_streams_safe() -> None:
-    """Put the null device where a standard stream is closed, and print what the terminal's encoding lacks as escapes."""
+    """Replace closed standard streams by the null device, and print characters the terminal cannot encode as escapes."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -155,10 +155,10 @@ def _make_streams_safe() -> None:
 
 
 def _flush_output() -> None:
-    """Print what is buffered.
+    """Flush standard output.
 
     Raises:
-        BrokenPipeError: nobody reads it any more.
+        BrokenPipeError: its reader has closed it.
         StoreError: it cannot be written.
     """
     try:
@@ -172,7 +172,7 @@ def _flush_output() -> None:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output or standard error is a pipe that has been closed at its other end."""
+    """Return whether standard output or standard error is a pipe whose reader has closed it."""
     poll = select.poll()
     for number in (1, 2):
         poll.register(number, 0)
@@ -180,7 +180,7 @@ def _reader_is_gone() -> bool:
 
 
 def _close_output() -> None:
-    """Print what is left; what cannot be written goes to the null device, or Python would complain of it at its end."""
+    """Flush both streams; a stream that cannot be written is redirected to the null device, or Python would report it at exit."""
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""The verb for a person who looks rather than reads: `dml look`."""
+"""The verb that writes pages to browse runs: `dml look`."""
 
 import sys
 from pathlib import Path

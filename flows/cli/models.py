@@ -1,4 +1,4 @@
-"""Verbs of trained networks: `models` lists, promotes and exports them, `embed` takes any images through one."""
+"""Verbs of trained networks: `models` lists, promotes and exports them, `embed` embeds any images with one."""
 
 import sys
 from pathlib import Path
@@ -16,9 +16,9 @@ def list_(
     dataset: Annotated[str | None, typer.Argument(help="Of this dataset alone.")] = None,
     every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not only the one that dataset/variant means.")] = False,
 ) -> None:
-    """List what is trained, highest validation Recall@1 first.
+    """List trained networks, highest validation Recall@1 first.
 
-    Scores are per cent, of the test classes; validation recall@1 is of held-out training classes. Below is what MLflow's registry leads to.
+    Scores are per cent, on the test classes; validation recall@1 is on held-out training classes. The versions in MLflow's registry follow.
     """
     project = open_project()
     from rich.table import Table
@@ -43,7 +43,7 @@ def list_(
 
 
 def _print_registry(uri: str, dataset: str | None) -> None:
-    """What the registry has."""
+    """Print the versions in the registry."""
     from rich.table import Table
 
     from tasks.tracking.registered import Registry
@@ -65,9 +65,9 @@ def promote(
 ) -> None:
     """Make a network the champion, if it is better.
 
-    The champion is the version of MLflow's registered model that the alias leads to. Better is a one-sided test of the
-    difference in Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a
-    level that falls with each attempt. A model card goes with it.
+    The champion is the version of MLflow's registered model that the alias points to. Better means a one-sided test of the difference in
+    Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a level that falls
+    with each attempt. A model card is stored with it.
     """
     project = open_project()
     from dml_core.errors import ConfigError
@@ -88,7 +88,7 @@ def export(
 ) -> None:
     """Write a network as a graph, and measure it.
 
-    Other programs run it. Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
+    Other programs can run it. Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
     """
     project = open_project()
     from tasks.use.export import MEASURED_FILE
@@ -116,13 +116,13 @@ def embed(
 ) -> None:
     """Embed any images with a trained network.
 
-    What is written is what `dml evaluate --embeddings` reads. The same command goes on after an interruption. Where a Ray cluster is set
-    (RAY_ADDRESS) its nodes read and embed.
+    The output is readable by `dml evaluate --embeddings`. The same command resumes after an interruption. If a Ray cluster is set
+    (RAY_ADDRESS) its nodes read and embed the images.
     """
     import os
     import time
 
-    project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs none
+    project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs no project
     from dml_core.trained import load_model
     from tasks.use.embed import OnCluster, embed_to
     from tasks.use.models import resolve_model

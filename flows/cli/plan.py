@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.plans.plan import TablePlan
     from tasks.plans.resources import Resources
 
-MANY_RUNS = 40  # of which the tables are shown and not every run
+MANY_RUNS = 40  # above it, tables are printed instead of single runs
 
 
 @app.command()
@@ -29,10 +29,10 @@ def plan(
     seeds: NumSeeds = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Say what `dml reproduce` would run of tables.
+    """Print the runs of tables that `dml reproduce` would start.
 
-    What is reused, how long the rest takes by what was measured on this machine, what disk and memory it takes, and what is missing, with
-    what to do about it.
+    Also the reused steps, the time for the rest estimated from rates measured on this machine, the disk and memory it needs, and what is
+    missing, with what to do about it.
     """
     project = open_project()
     from tasks.plans.here import Here
@@ -69,7 +69,7 @@ def plan(
 
 
 def time_of(estimate: "Estimate") -> str:
-    """A time with what it was told from, unless that is the very thing."""
+    """Return a time with the basis of its estimate, unless it was measured."""
     from tasks.workers.progress import duration
 
     if estimate.seconds is None:
@@ -78,7 +78,7 @@ def time_of(estimate: "Estimate") -> str:
 
 
 def print_needs(needs: "Sequence[Need]") -> None:
-    """What is missing and what to do about it, each thing once."""
+    """Print what is missing and what to do about it, each need once."""
     for need in dict.fromkeys(needs):
         print(f"{'missing' if need.stops else 'not here yet'}: {need.what}: {need.do}")
 

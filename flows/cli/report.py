@@ -15,7 +15,7 @@ def report(
 ) -> None:
     """Write the tables as pages for a browser.
 
-    They need no network and no server. Every run of a table brings its page and the index up to date.
+    They need no network and no server. Every run of a table updates its page and the index.
     """
     project = open_project()
     from tasks.reports.site.pages import INDEX, SITE, write_site

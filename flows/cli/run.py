@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flows.reproduce import Comparison
     from tasks.environment import Project
 
-STANDING = "project/standing"  # the table of `dml reproduce` without a table
+STANDING = "project/standing"  # the table run by `dml reproduce` without arguments
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
 Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
@@ -58,7 +58,7 @@ def reproduce(
 ) -> None:
     """Run the standing comparison, or tables of the papers.
 
-    What is done already is reused. Settings given with --set make a comparison of their own, reported below state/reports.
+    Finished work is reused. Settings given with --set form a separate comparison, reported below state/reports.
     """
     from dml_core.errors import ConfigError
     from tasks.tables.enough import FIRST_SEEDS
@@ -105,7 +105,7 @@ def run(
 ) -> None:
     """Run one variant on one dataset with one seed.
 
-    What is done already is reused.
+    Finished work is reused.
     """
     project = open_project()
     _say("dml run: checking parameters")
@@ -126,7 +126,7 @@ def run(
 
 
 def _say(text: str) -> None:
-    """A line on standard error, at once."""
+    """Print a line on standard error at once."""
     typer.echo(text, err=True)
 
 
@@ -138,7 +138,7 @@ def _check(
     overrides: "Sequence[str] | None",
     whole: bool = False,
 ) -> None:
-    """Refuse what can be known to be wrong before anything heavy is loaded or started, and say what is to come."""
+    """Check the runs before anything heavy is loaded or started, and print what follows."""
     from tasks.checks import check_before, check_parts, check_places
     from tasks.runs.specs import load_params, standing_runs
 
@@ -158,7 +158,7 @@ def _check(
 
 def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") -> None:
     for comparison in comparisons:
-        links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files that lie beside the report
+        links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files next to the report
         print(links.sub("", comparison.report).rstrip() + "\n")
         print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
         print(f"report: {comparison.folder / 'report.md'}")

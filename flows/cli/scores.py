@@ -24,7 +24,7 @@ def evaluate(
     index_option: Annotated[list[str] | None, typer.Option(help="Of the index, as num_probes=64; repeat for several.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the metrics to this file too.")] = None,
 ) -> None:
-    """Score embeddings from files with every metric there is.
+    """Score embeddings from files with every metric.
 
     Retrieval and clustering metrics, as fractions.
     """

@@ -1,4 +1,4 @@
-"""Verbs that find images: `index` builds and changes indexes, `search` looks for images in one."""
+"""Verbs for image search: `index` builds and changes indexes, `search` finds images in one."""
 
 import sys
 from pathlib import Path
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class BuildByDefault(TyperGroup):
-    """The verbs of indexes: `dml index MODEL SOURCE -o INDEX` builds one, as `dml index build` does."""
+    """The verbs of indexes: `dml index MODEL SOURCE -o INDEX` is short for `dml index build`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does, with the verb `build` put in front where there is none."""
+        """Insert the verb `build` if none is given, then parse as click does."""
         named = not args or args[0] in self.commands or args[0] == "--help"
         return super().parse_args(ctx, args if named else ["build", *args])
 
@@ -80,7 +80,7 @@ def add(
     thumbnail: Pixels = 160,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Add images to an index, by the model that it was made with."""
+    """Add images to an index, embedded with its own model."""
     from dml_core.index.index import Index
     from dml_core.index.writing import add_items
 
@@ -105,7 +105,7 @@ def remove(
 
 @index_app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
-    """Show what an index is: size, model, and what an approximate one misses."""
+    """Show an index's size and model, and what an approximate one misses."""
     from dml_core.index.index import Index
 
     index = Index.open(folder)
@@ -126,7 +126,7 @@ def search(
 ) -> None:
     """Find the images of an index that are nearest to others.
 
-    A table in the terminal; --html writes a page.
+    Prints a table; --html writes a page.
     """
     from dml_core.index.index import Index
     from tasks.use.searching import search_images
@@ -148,7 +148,7 @@ def search(
 def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
 ) -> "tuple[str, Iterator[Batch]]":
-    """What a source has, with the identity of the model that its embeddings are of; `model` is asked for where there are only images."""
+    """Return a source's batches with their model's identity; `model` is called only if the source holds images."""
     from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
     from tasks.use.sources import find_images
 
@@ -172,15 +172,15 @@ def _open_model(text: str) -> "TrainedModel":
     from flows.cli.app import open_project
     from tasks.use.models import resolve_model
 
-    project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()  # a network's own folder needs none
+    project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()  # a network's own folder needs no project
     return load_model(resolve_model(text, project))
 
 
 def _model_of(index: "Index", named: str | None) -> "TrainedModel":
-    """The model that was named, or the index's own, found by its identity or by what it was called.
+    """Return the named model, or the index's own, found by its identity or by its name when the index was built.
 
     Raises:
-        ConfigError: another model than the index's, or it is not here.
+        ConfigError: the model is not the index's, or it is not here.
     """
     if named is not None:
         trained = _open_model(named)

@@ -40,10 +40,10 @@ def serve(
 def _run(
     project: "Project", what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None
 ) -> None:
-    """Find what is to be served, and serve it.
+    """Find the index or model, and serve it.
 
     Raises:
-        DmlError: it is not there, or cannot be served so.
+        DmlError: it is missing, or cannot be served with these settings.
     """
     from dml_core.trained import read_description
     from tasks.serving.front import Served
@@ -70,7 +70,7 @@ def _run(
 
 
 def _open_index(folder: Path) -> "Index | None":
-    """The index of a folder; None where what is named is none."""
+    """Return the index of a folder, or None if it is not an index."""
     from dml_core.index.index import Index
     from dml_core.index.layout import INFO_FILE
 
@@ -78,10 +78,10 @@ def _open_index(folder: Path) -> "Index | None":
 
 
 def _find_model(project: "Project", what: str, model: str | None, index: "Index | None") -> Path:
-    """The folder of the network: the one named, or that of the index by its identity, or by what it was called then.
+    """Return the folder of the named network, or of the index's, found by its identity or by its name when the index was built.
 
     Raises:
-        ConfigError: not there, or not the index's.
+        ConfigError: it is missing, or not the index's.
     """
     from contextlib import suppress
 

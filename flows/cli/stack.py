@@ -1,4 +1,4 @@
-"""Verbs of the servers around the project: what is configured and works, and the local stack."""
+"""Verbs of the servers around the project: check the configuration, and run the local stack."""
 
 import os
 import sys
@@ -13,9 +13,9 @@ from flows.cli.app import app, print_table, stack_app
 
 @app.command()
 def doctor() -> None:
-    """Say what is configured and reachable, and what to do.
+    """Check what is configured and reachable, and say what to do.
 
-    Ends with exit code 2 where something is wrong. Starts and changes nothing, and prints no secret.
+    Ends with exit code 2 if something is wrong. Starts and changes nothing, and prints no secret.
     """
     from rich.table import Table
 
@@ -24,7 +24,7 @@ def doctor() -> None:
     from tasks.environment import find_project, set_environment
 
     project = find_project()
-    with suppress(StoreError):  # it is in the table
+    with suppress(StoreError):  # the table reports it
         set_environment(project)
     findings = examine(project)
     table = Table(title="dml doctor")
@@ -43,7 +43,7 @@ def gc(
 ) -> None:
     """List what the store no longer needs, or remove it.
 
-    Referred to is what a table, MLflow, the outbox or today's parameters would use again, and what that was made of.
+    Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
     """
     from rich.table import Table
 
@@ -75,7 +75,7 @@ def up(
         typer.Option(metavar="ADDRESS", help="An S3 server of your own; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY name its login."),
     ] = None,
 ) -> None:
-    """Start the servers of infra/stack.yaml on this machine, those that do not run; dml uses them from then on."""
+    """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
     from tasks.environment import find_project
     from tasks.stack.life import up as start
 
@@ -89,7 +89,7 @@ def up(
 
 @stack_app.command()
 def status() -> None:
-    """Show how each server is; exit code 2 where not all are up."""
+    """Show the state of each server; exit code 2 unless all are up."""
     from rich.table import Table
 
     from dml_core.errors import ConfigError
@@ -116,7 +116,7 @@ def logs(
     server: Annotated[str, typer.Argument(help="A server, as `dml stack status` lists them.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said; end it with Ctrl-C.")] = False,
 ) -> None:
-    """Show what a server said last."""
+    """Show the last lines of a server's log."""
     from dml_core.errors import ConfigError
     from tasks.environment import find_project
 
@@ -129,7 +129,7 @@ def logs(
 
 @stack_app.command()
 def down() -> None:
-    """End all servers of the stack, and what they hold: databases, objects, kept records; the logs stay, and an S3 server of your own."""
+    """End all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     from tasks.environment import find_project
     from tasks.stack.life import down as end
 

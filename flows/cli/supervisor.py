@@ -1,13 +1,12 @@
-"""A small process that stands by while a flow runs, and ends everything that the flow started, however the flow itself ends.
+"""A small supervisor process that waits for a flow and ends everything the flow started, however the flow itself ends.
 
-`dml reproduce`, `dml run` and `dml tune` fork before anything is loaded. The child is the flow; the parent waits. Ray's and Prefect's
-processes, DVC's command and whatever they start are the parent's to adopt (Linux's child subreaper), so that it finds all of them when the
-flow has ended, was interrupted or was killed. If the parent itself is killed, a pipe of its closes, and the child ends the others and
-itself.
+`dml reproduce`, `dml run`, `dml tune` and `dml serve` fork before anything is loaded. The child runs the flow; the parent waits. The parent
+adopts the processes of Ray and Prefect, DVC's command and their children (Linux's child subreaper), so that it finds them all when the flow
+has ended, was interrupted or was killed. If the parent itself is killed, its pipe closes, and the child ends the others and itself.
 
-An interrupted flow does not unwind: its state is whole at any moment, as it has to be for a power cut, and unwinding several libraries in
-the middle of their work takes minutes and prints pages. What libraries write to the standard error stream below Python (Ray's C++, the
-servers) goes to a log file in `state/logs`; Python's own standard error stays the terminal.
+An interrupted flow does not unwind: its state is consistent at any moment, as a power cut requires, and unwinding several busy libraries
+takes minutes and prints pages. What libraries write to the standard error stream below Python (Ray's C++, the servers) goes to a log file
+in `state/logs`; Python's own standard error stays the terminal.
 """
 
 import contextlib
@@ -26,21 +25,21 @@ from tasks.processes import GO_ON
 if TYPE_CHECKING:
     import psutil
 
-GRACE_SECONDS = 4.0  # for a flow that a Prefect server has to be told of
+GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
 PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Path:
-    """Fork. The child returns, with the log file that its standard error below Python goes to; the parent stands by and then exits.
+    """Fork. The child returns its log file, which receives its standard error below Python; the parent waits for it and then exits.
 
-    Its exit code is the flow's; 128 + the signal (130 after Ctrl-C, 143 after SIGTERM) when it was interrupted; 2 when the flow's process
-    was killed.
+    The exit code is the flow's; 128 + the signal (130 after Ctrl-C, 143 after SIGTERM) if it was interrupted; 2 if the flow's process was
+    killed.
 
     Args:
-        logs: folder of log files; made where it is missing.
-        grace_seconds: that the child has after a signal to end by itself; none for what is whole at any moment.
-        go_on: what a person is told of an end that came early.
+        logs: folder of log files; created if missing.
+        grace_seconds: time for the child to end after a signal; 0 if its state is always consistent.
+        go_on: advice printed after an early end.
 
     Raises:
         OSError: the log file cannot be written.
@@ -49,14 +48,14 @@ def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Pat
     log = logs / f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     log.touch()
     _adopt_orphans()
-    asked = {number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup's stay ignored
+    asked = {number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN}  # signals ignored under nohup stay ignored
     signal.pthread_sigmask(signal.SIG_BLOCK, asked | {signal.SIGCHLD})
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(theirs)
         _adopt_orphans()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process; the parent answers it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process; the parent handles it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, asked | {signal.SIGCHLD})
         _divert_standard_error(log)
         threading.Thread(target=_end_with_the_parent, args=(ours,), name="supervisor-watch", daemon=True).start()
@@ -66,13 +65,13 @@ def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Pat
 
 
 def _adopt_orphans() -> None:
-    """Make this process the parent of what is started below it and loses its own parent. A property of one process, not inherited."""
+    """Make this process adopt descendants that lose their parent. The setting is not inherited by children."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: float, go_on: str) -> int:
-    """Wait for the flow's end or for a signal; then end what is left, say what a person has to know, and return the exit code."""
+    """Wait for the flow's end or a signal, end the remaining processes, print what the user must know, and return the exit code."""
     code: int | None = None
     while code is None:
         number = signal.sigwait(asked | {signal.SIGCHLD})
@@ -95,7 +94,7 @@ def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: 
 
 
 def _reap(child: int) -> int | None:
-    """Take note of all processes that have ended; the child's exit code (minus the signal that killed it) when it is among them."""
+    """Reap all processes that have ended; return the child's exit code (minus the signal that killed it) if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -105,7 +104,7 @@ def _reap(child: int) -> int | None:
 
 
 def _end_flow(child: int, grace_seconds: float) -> None:
-    """End the flow's process. Where a Prefect server keeps its record, it has a moment to tell that it was interrupted."""
+    """End the flow's process. If a Prefect server records it, it gets a moment to report the interruption."""
     grace_seconds = grace_seconds or (GRACE_SECONDS if "PREFECT_API_URL" in os.environ else 0.0)
     if grace_seconds:
         os.kill(child, signal.SIGTERM)
@@ -119,9 +118,9 @@ def _end_flow(child: int, grace_seconds: float) -> None:
 
 
 def _end_descendants() -> None:
-    """End every process that is left below this one: asked first, then killed."""
+    """End every process left below this one: terminate, then kill."""
     if not _has_children():
-        return  # the usual end: nothing has to be loaded to look for what is left
+        return  # the usual case: psutil need not be loaded
     import psutil
 
     for process in _descendants():
@@ -147,7 +146,7 @@ def _has_children() -> bool:
 
 
 def _descendants() -> "list[psutil.Process]":
-    """The processes below this one that still run; those that have ended are reaped."""
+    """Return the running processes below this one; reap those that have ended."""
     import psutil
 
     with contextlib.suppress(ChildProcessError):
@@ -157,7 +156,7 @@ def _descendants() -> "list[psutil.Process]":
 
 
 def _end_with_the_parent(pipe: int) -> None:
-    """Wait until the supervisor is gone; then end every process that this one started, and itself."""
+    """Wait until the supervisor is gone; then kill every process this one started, and exit."""
     os.read(pipe, 1)
     import psutil
 
@@ -168,7 +167,7 @@ def _end_with_the_parent(pipe: int) -> None:
 
 
 def _divert_standard_error(log: Path) -> None:
-    """Python keeps the terminal; what writes to file descriptor 2 itself, here and in processes that are started, writes to the log."""
+    """Send what is written to file descriptor 2, here and in child processes, to the log; Python's own stderr keeps the terminal."""
     terminal = os.dup(2)
     sys.stderr.flush()
     sys.stderr = os.fdopen(terminal, "w", buffering=1, encoding=sys.stderr.encoding, errors="backslashreplace")
@@ -178,7 +177,7 @@ def _divert_standard_error(log: Path) -> None:
 
 
 def _say(line: str) -> None:
-    """One line on a terminal that a progress bar may have been left on: the bar's line is cleared, the cursor is shown again."""
+    """Print a line on a terminal that may still show a progress bar: clear the bar's line, show the cursor."""
     clean = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
     print(f"{clean}{line}", file=sys.stderr, flush=True)
 

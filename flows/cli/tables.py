@@ -39,9 +39,9 @@ def list_tables(
     paper: Annotated[str | None, typer.Argument(help="Of this paper, as softtriple; project: those of the project itself.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """List tables: how far they are, needs, time; the default verb.
+    """List tables with their state, needs and time; the default verb.
 
-    Each with how many of its rows are run, what it needs that is not here, and how long one seed would take.
+    For each table: how many of its rows are run, which requirements are missing here, and how long one seed would take.
     """
     project = open_project()
     from tasks.plans.here import Here
@@ -56,10 +56,10 @@ def list_tables(
 
 
 def _of_paper(paper: str | None) -> list[str]:
-    """Every table of one paper, or of all.
+    """Return every table of one paper, or of all.
 
     Raises:
-        ConfigError: no such paper.
+        ConfigError: there is no such paper.
     """
     from dml_core.config import unknown_name
     from tasks.tables.file import paper_tables, table_names
@@ -73,7 +73,7 @@ def _of_paper(paper: str | None) -> list[str]:
 
 
 def _entry(state: "TableState") -> dict[str, Any]:
-    """A table's state for programs."""
+    """Return a table's state for programs."""
     from dataclasses import asdict
 
     from tasks.tables.runs import datasets_of, is_run
@@ -122,7 +122,7 @@ def _print_states(states: "Sequence[TableState]") -> None:
 
 
 def _how(state: "TableState") -> str:
-    """A state with its numbers, as `partly, 2 of 5` or `done, 3 seeds`: of the paper's own data."""
+    """Return the state of the table on the paper's own data with its numbers, as `partly, 2 of 5` or `done, 3 seeds`."""
     own = state.own_data
     if state.how == "done":
         return f"done, {own.seeds} seed{'s' if own.seeds > 1 else ''}"
@@ -132,7 +132,7 @@ def _how(state: "TableState") -> str:
 
 
 def _stand_in(state: "TableState") -> str:
-    """How much was measured on stand-ins for the paper's data, in a colour of its own; nothing where the table has none."""
+    """Return how much was measured on stand-ins for the paper's data, in a separate colour; empty if the table has none."""
     found = state.stand_in
     stale = f", {found.stale} stale" if found.stale else ""
     return f"[magenta]{found.done} of {found.runs}{stale}[/magenta]" if found.runs else ""
@@ -143,7 +143,7 @@ def show(
     name: Name,
     as_json: Annotated[bool, typer.Option("--json", help="For programs; docs/tables.md describes it.")] = False,
 ) -> None:
-    """Show what a table printed and what was measured of it so far."""
+    """Show a table's printed figures and those measured so far."""
     project = open_project()
     from rich.table import Table
 
@@ -185,10 +185,10 @@ def choice_of(
     prepared_only: bool = False,
     one_row: bool = False,
 ) -> "Choice":
-    """What narrows tables, as it was given on the command line.
+    """Return the options that narrow tables.
 
     Raises:
-        ConfigError: options that do not go together.
+        ConfigError: the options conflict.
     """
     from dml_core.config import unknown_name
     from dml_core.errors import ConfigError
@@ -213,10 +213,10 @@ def choice_of(
 
 
 def number_of_seeds(num_seeds: str | None) -> int:
-    """How many seeds were asked for; of auto those that it begins with.
+    """Return the requested number of seeds; for auto the initial number.
 
     Raises:
-        ConfigError: no such number.
+        ConfigError: the number is invalid.
     """
     from dml_core.errors import ConfigError
     from tasks.tables.enough import FIRST_SEEDS
@@ -231,10 +231,10 @@ def number_of_seeds(num_seeds: str | None) -> int:
 
 
 def resolving(num_seeds: str | None, points: float | None, most: int | None, smoke: bool = False) -> "Resolve | None":
-    """What `--seeds auto` is to come to; None where a number of seeds was given.
+    """Return the target of `--seeds auto`, or None if a number of seeds was given.
 
     Raises:
-        ConfigError: options that do not go together, or a width or cap that cannot be.
+        ConfigError: the options conflict, or the width or cap is invalid.
     """
     from dml_core.errors import ConfigError
     from tasks.tables.enough import checked_resolve
@@ -251,7 +251,7 @@ def resolving(num_seeds: str | None, points: float | None, most: int | None, smo
 def run_tables(
     patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict", resolve: "Resolve | None" = None
 ) -> None:
-    """Run the rows of tables, and print each with what was measured: `dml reproduce <table>...`."""
+    """Run the rows of tables, and print each with its measured figures: `dml reproduce <table>...`."""
     project = open_project()
     from tasks.checks import check_places
     from tasks.plans.needs import check_tables
@@ -287,7 +287,7 @@ def run_tables(
 
 
 def _print_outcomes(outcomes: "Sequence[TableOutcome]") -> None:
-    """A table with its page; of several a line each."""
+    """Print the page of a single table, or one line for each of several."""
     if len(outcomes) == 1:
         print(f"{outcomes[0].page}\npage: {outcomes[0].path}")
     for outcome in outcomes if len(outcomes) > 1 else ():

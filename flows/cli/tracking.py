@@ -1,4 +1,4 @@
-"""Verbs of what MLflow holds: compare runs, deliver what waits, open its pages."""
+"""Verbs of MLflow's data: compare runs, deliver waiting records, open its pages."""
 
 import sys
 from typing import Annotated
@@ -17,7 +17,7 @@ def compare(
 ) -> None:
     """Show a comparison's variants side by side, best first.
 
-    What can be told of them stands above. The runs are those that MLflow has.
+    The significant differences are above the table. The runs are those in MLflow.
     """
     project = open_project()
     from dml_core.config import check_name
@@ -51,7 +51,7 @@ def compare(
 
 @app.command()
 def sync() -> None:
-    """Deliver the records that MLflow did not take while it was away."""
+    """Deliver records that wait for MLflow since it was down."""
     project = open_project()
     from tasks.environment import shown
     from tasks.tracking.published import OUTBOX
@@ -83,7 +83,7 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
     check_available(project.tracking_uri)
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended leaves its port waiting
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port of a server that just ended is still in TIME_WAIT
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:

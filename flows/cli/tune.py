@@ -24,8 +24,8 @@ def tune(
 ) -> None:
     """Search a row's settings on folds of the training classes.
 
-    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it.
-    Run the same command again to resume: finished scores are reused.
+    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it. Run
+    the same command again to resume: finished scores are reused.
     """
     project = open_project()
     from tasks.checks import check_places

@@ -1,1 +1,1 @@
-"""A comparison's report: what DVC tracks, what a person reads."""
+"""Reports of comparisons: files for DVC and pages for readers."""

@@ -1,4 +1,4 @@
-"""A comparison's report from the scores of its runs: what DVC tracks, what a person reads."""
+"""Write a comparison's report from the scores of its runs: files for DVC and text for readers."""
 
 import csv
 import io
@@ -36,10 +36,10 @@ DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.m
 
 
 def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, Summary]]:
-    """Variant -> metric -> summary over the variant's seeds, in the order of the runs.
+    """Return variant -> metric -> summary over the variant's seeds, in the order of the runs.
 
     Raises:
-        EvaluationError: two runs of one variant and seed, or runs of one variant that differ in more than the seed.
+        EvaluationError: two runs have the same variant and seed, or runs of one variant differ in more than the seed.
     """
     check_comparable(runs)
     names = {spec.variant: record.metrics.keys() for spec, record in reversed(runs)}
@@ -51,10 +51,10 @@ def summarise_runs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, di
 
 
 def check_comparable(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> None:
-    """Refuse runs that no mean may be taken of.
+    """Check that the mean of these runs is meaningful.
 
     Raises:
-        EvaluationError: runs of several datasets, or runs of one variant that differ in more than the seed.
+        EvaluationError: the runs are of several datasets, or runs of one variant differ in more than the seed.
     """
     if len({spec.dataset for spec, _ in runs}) > 1:
         raise EvaluationError("a comparison is of runs on one dataset")
@@ -71,19 +71,19 @@ def write_report(
     older_code: Mapping[str, Sequence[str]] | None = None,
     reference: str | None = None,
 ) -> str:
-    """Write a comparison's files into `folder`; returns the report's text. Nothing in them depends on when or where the runs were made.
+    """Write a comparison's files into `folder` and return the report's text. They do not depend on when or where the runs were made.
 
-    `metrics/<variant>.json`: the mean of the few HEADLINES, for `dvc metrics`, which shows a file a row; `recall.csv`: means of Recall@K,
-    for `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md`, `recall.png` and, where the runs
-    measured it, `epochs.png` (Recall@1 over epochs): for people, beginning with what can be told of the variants; `differences/`:
-    every pair of them, and their ranks.
+    `metrics/<variant>.json`: means of the HEADLINES, for `dvc metrics`, which shows one row per file; `recall.csv`: means of Recall@K, for
+    `dvc plots`; `scores.csv`: every metric with its mean, interval and seeds; `report.md`, `recall.png` and, if the runs measured it,
+    `epochs.png` (Recall@1 over epochs): for readers, starting with the significant differences; `differences/`: every pair of variants, and
+    their ranks.
 
     Args:
-        title: of the comparison.
-        runs: what it has.
-        folder: made where it is missing.
+        title: title of the comparison.
+        runs: its runs and their scores.
+        folder: created if missing.
         older_code: variant -> source files that differ from those that made its runs; their rows are marked.
-        reference: the variant that the others are compared with; the best where none is named.
+        reference: variant that the others are compared with; by default the best.
     """
     summaries = summarise_runs(runs)
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def write_report(
 
 
 def compare_runs(runs: Sequence[tuple[RunSpec, MetricRecord]], reference: str | None = None) -> Comparison | None:
-    """The variants of one dataset by their first metric, in per cent; None for one variant."""
+    """Compare the variants of one dataset by their first metric, in per cent; None for one variant."""
     check_comparable(runs)
     first = table_columns(runs[0][1].metrics)[0]
     return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference, **tested_on(runs[0][1].metrics))
@@ -118,7 +118,7 @@ def _scores(runs: Sequence[tuple[RunSpec, MetricRecord]], metric: str, factor: f
 
 
 def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison | None, folder: Path) -> None:
-    """Every pair of variants, and their ranks over the seeds where there are three variants and two seeds or more."""
+    """Write every pair of variants and, for at least three variants and two seeds, their ranks over the seeds."""
     folder.mkdir(exist_ok=True)
     (folder / RANKS_FILE).unlink(missing_ok=True)
     lines = [f"# {title}: differences", ""]
@@ -148,7 +148,7 @@ def _matrix(found: Comparison) -> list[str]:
 
 
 def _posteriors(found: Comparison) -> list[str]:
-    """The probabilities of every system beside the reference, or beside the best mean."""
+    """Return the probabilities of every system compared with the reference or the best mean."""
     rows = [[pair.system, *(f"{share:.2f}" for share in pair.posterior)] for pair in found.against if pair.posterior is not None]
     if not rows:
         return []
@@ -158,7 +158,7 @@ def _posteriors(found: Comparison) -> list[str]:
 
 
 def _over_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> dict[str, str]:
-    """System -> its difference to the reference, or to the best mean, with the interval over seeds and classes, all at once."""
+    """Return system -> difference to the reference or the best mean, with a simultaneous interval over seeds and classes."""
     recalls = {(spec.variant, spec.seed): record.class_recalls for spec, record in runs}
     classes = sorted({label for of in recalls.values() for label in of})
     said = {}
@@ -173,7 +173,7 @@ def _over_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Compariso
 
 
 def _population(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison) -> list[str]:
-    """Differences with intervals over seeds and classes beside those on these classes."""
+    """Return a table of the differences with intervals on these classes and over seeds and classes."""
     wider = _over_classes(runs, found)
     rows = [[pair.system, found.said(pair), wider[pair.system]] for pair in found.against if pair.system in wider]
     if not rows:
@@ -184,7 +184,7 @@ def _population(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison)
 
 
 def _said_of_other_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: Comparison | None) -> str | None:
-    """For which other classes the lead holds, in a sentence; None where nothing is known of it."""
+    """Return a sentence on whether the lead holds for other classes, or None if nothing is known."""
     if found is None or not found.to_best:
         return None
     if found.num_classes is not None and found.num_classes < MIN_CLASSES:
@@ -197,19 +197,19 @@ def _said_of_other_classes(runs: Sequence[tuple[RunSpec, MetricRecord]], found: 
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table of Markdown whose columns are as wide as their widest cell."""
+    """Return a Markdown table whose columns are padded to their widest cell."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     padded = [f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))} |" for row in rows]
     return [padded[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *padded[1:]]
 
 
 def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
-    """Recall@K by K, K rising."""
+    """Return K -> Recall@K, in ascending order of K."""
     return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
 
 
 def check_table(name: str, report: "CheckReport") -> Table:
-    """What a check of raw files found, for the terminal: counts beside the published ones, notes, violations."""
+    """Return the result of a check of raw files for the terminal: counts and published counts, notes, violations."""
     table = Table("what", "found", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
     for role, counts in report.counts.items():
         published = report.published.get(role)
@@ -224,7 +224,7 @@ def check_table(name: str, report: "CheckReport") -> Table:
 
 
 def _write_metrics(summaries: dict[str, dict[str, Summary]], folder: Path) -> None:
-    """A file a variant; those of variants that are no longer in the comparison go."""
+    """Write one file per variant; remove files of variants that are no longer in the comparison."""
     folder.mkdir(exist_ok=True)
     for path in folder.glob("*.json"):
         if path.stem not in summaries:
@@ -235,7 +235,7 @@ def _write_metrics(summaries: dict[str, dict[str, Summary]], folder: Path) -> No
 
 
 def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[str, dict[str, Summary]]) -> list[list[str]]:
-    """A header, and a row for each metric of each variant: mean, half of the 95 % interval, each seed's value; empty where none is."""
+    """Return a header and a row per variant and metric: mean, half of the 95 % interval, each seed's value; missing values are empty."""
     seeds = sorted({spec.seed for spec, _ in runs})
     measured = {(spec.variant, spec.seed): record.metrics for spec, record in runs}
     rows = [["variant", "metric", "mean", "half_width", *(f"seed_{seed}" for seed in seeds)]]
@@ -249,7 +249,7 @@ def _score_rows(runs: Sequence[tuple[RunSpec, MetricRecord]], summaries: dict[st
 
 
 def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[int, list[float]]]:
-    """Variant -> K -> Recall@K of each seed."""
+    """Return variant -> K -> Recall@K of each seed."""
     recalls: dict[str, dict[int, list[float]]] = {}
     for spec, record in runs:  # each seed once: `summarise_runs` has checked it
         for k, value in recall_by_k(record.metrics).items():
@@ -258,7 +258,7 @@ def _recalls_of_seeds(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str,
 
 
 def _recall_over_epochs(runs: Sequence[tuple[RunSpec, MetricRecord]]) -> dict[str, dict[str, dict[int, list[float]]]]:
-    """Variant -> role -> epochs done -> Recall@1 of each seed, of the variants whose runs measured it."""
+    """Return variant -> role -> epochs done -> Recall@1 of each seed, for the variants whose runs measured it."""
     curves: dict[str, dict[str, dict[int, list[float]]]] = {}
     for spec, record in runs:
         for role, curve in record.recall_by_epoch.items():

@@ -1,1 +1,1 @@
-"""A trained network, and an index where there is one, behind HTTP: `front` answers, `replica` computes, `service` starts and ends both."""
+"""HTTP service for a trained network and an optional index: `front` answers, `replica` computes, `service` starts and ends both."""

@@ -1,4 +1,4 @@
-"""The service as HTTP: its paths, what they take and give, and the page at `/`."""
+"""The HTTP interface of the service: its paths, requests and responses, and the page at `/`."""
 
 import base64
 import binascii
@@ -25,7 +25,7 @@ LONGEST_LINE = 300
 
 
 class Backend(Protocol):
-    """Who computes: the replicas. `embed` gives float32 rows, `search` each image's hits; both raise `RefusedError`."""
+    """The replicas' interface: `embed` returns float32 rows, `search` each image's hits; both raise `RefusedError`."""
 
     async def embed(self, images: list[bytes]) -> Any: ...  # noqa: D102
     async def search(self, images: list[bytes], k: int, with_thumbnails: bool) -> Any: ...  # noqa: D102
@@ -50,7 +50,7 @@ class SearchRequest(EmbedRequest):
 
 
 class EmbedResponse(BaseModel):
-    """Embeddings, one row an image, in the order of the images."""
+    """Embeddings, one row per image, in the order of the images."""
 
     embeddings: list[list[float]]
     num_dimensions: int
@@ -68,14 +68,14 @@ class Hit(BaseModel):
 
 
 class SearchResponse(BaseModel):
-    """For each image what was found, nearest first."""
+    """The hits of each image, nearest first."""
 
     results: list[list[Hit]]
     model: str
 
 
 class Health(BaseModel):
-    """That the service answers, and what it serves."""
+    """Status of the service, and what it serves."""
 
     status: str = "ok"
     model: str
@@ -86,13 +86,13 @@ class Health(BaseModel):
 
 
 class Problem(BaseModel):
-    """Why a request was refused, in one line."""
+    """Reason why a request was refused, as one line."""
 
     error: str
 
 
 class Served(BaseModel):
-    """What is served: the network's facts and the number of the index's items, None without one."""
+    """Facts about the network, and the number of the index's items, or None without an index."""
 
     model: str
     title: str
@@ -101,7 +101,7 @@ class Served(BaseModel):
 
 
 def make_app(served: Served, backend: Backend, limits: Limits, measures: Measures) -> FastAPI:
-    """The application, to be put behind a `Guard`."""
+    """Return the application, which must be put behind a `Guard`."""
     app = FastAPI(
         title="dml serve",
         description="Embeddings of images, and the images of an index that are nearest to them.",
@@ -118,21 +118,21 @@ def make_app(served: Served, backend: Backend, limits: Limits, measures: Measure
 
     @app.get("/v1/health")
     async def health() -> Health:
-        """Whether a replica answers."""
+        """Check that a replica answers."""
         if not await backend.check():
             raise RefusedError(503, "no replica answers")
         return Health(**served.model_dump(), images=limits.images)
 
     @app.post("/v1/embed", openapi_extra=_takes(EmbedRequest, ()))
     async def embed(request: Request) -> EmbedResponse:
-        """The embeddings of some images."""
+        """Embed images."""
         images, _ = await _images(request, EmbedRequest, limits)
         rows = await backend.embed(images)
         return EmbedResponse(embeddings=rows.tolist(), num_dimensions=served.num_dimensions, model=served.model)
 
     @app.post("/v1/search", openapi_extra=_takes(SearchRequest, ("k", "thumbnails")))
     async def search(request: Request) -> SearchResponse:
-        """The items of the index that are nearest to some images."""
+        """Find the items of the index that are nearest to the images."""
         if served.num_items is None:
             raise RefusedError(404, "there is no index to search here, only a model; start the service with an index")
         images, asked = await _images(request, SearchRequest, limits)
@@ -144,7 +144,7 @@ def make_app(served: Served, backend: Backend, limits: Limits, measures: Measure
 
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """For Prometheus."""
+        """Metrics for Prometheus."""
         return Response(generate_latest(measures.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(HTTPException)
@@ -167,7 +167,7 @@ def make_app(served: Served, backend: Backend, limits: Limits, measures: Measure
 
 
 async def _images(request: Request, kind: type[EmbedRequest], limits: Limits) -> tuple[list[bytes], EmbedRequest]:
-    """The encoded images of a request, each checked against the limits, and what else was asked.
+    """Return the encoded images of a request, each checked against the limits, and its other fields.
 
     Raises:
         RefusedError: 400, 413, 415 or 422.
@@ -189,10 +189,10 @@ async def _images(request: Request, kind: type[EmbedRequest], limits: Limits) ->
 
 
 async def _form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
-    """The files called `image` of a form, and its other fields.
+    """Return the files called `image` of a form, and its other fields.
 
     Raises:
-        RefusedError: not such a form.
+        RefusedError: the form is invalid.
     """
     images: list[bytes] = []
     values: dict[str, str] = {}
@@ -214,7 +214,7 @@ async def _form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str
         raise RefusedError(413 if too_many else 400, _safe(str(error.detail))) from None
     except RefusedError:
         raise
-    except Exception:  # noqa: BLE001 - the parser of forms raises anything on bytes that are none
+    except Exception:  # noqa: BLE001 - the form parser raises anything on invalid bytes
         raise RefusedError(400, "not a readable form") from None
     _check_number(len(images), limits)
     return images, values
@@ -238,7 +238,7 @@ def _parsed(kind: type[EmbedRequest], body: bytes) -> EmbedRequest:
 
 
 def _parsed_form(kind: type[EmbedRequest], values: dict[str, str]) -> EmbedRequest:
-    """The fields of a form, which are text, by the same rules as those of JSON."""
+    """Parse the fields of a form, which are text, by the same rules as those of JSON."""
     given: dict[str, Any] = {"images": ["in the form's files"]}
     for name, text in values.items():
         if name == "k" and re.fullmatch(r"-?[0-9]{1,9}", text):
@@ -262,12 +262,12 @@ def _from_base64(text: str, name: str) -> bytes:
 
 
 def _safe(text: str) -> str:
-    """One line of letters that a terminal shows."""
+    """Return the text as one line of printable characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_LINE]
 
 
 def _takes(kind: type[EmbedRequest], fields: tuple[str, ...]) -> dict[str, Any]:
-    """A request's body for OpenAPI: JSON, or a form with the same."""
+    """Return a request's body for OpenAPI: JSON, or a form with the same fields."""
     schema = kind.model_json_schema()
     files = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Image files, as many as there are."}
     form = {
@@ -288,7 +288,7 @@ def _shown(hit: Any) -> Hit:
 
 @cache
 def read_page() -> tuple[str, str]:
-    """The page at `/`, one file that loads nothing, and the Content-Security-Policy under which its own script and style alone are run."""
+    """Return the page at `/`, a single file, and a Content-Security-Policy that allows only its own script and style."""
     style, script = ((PAGE / name).read_text() for name in ("page.css", "page.js"))
     page = (PAGE / "page.html").read_text().replace("/* page.css */", style).replace("/* page.js */", script)
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]

@@ -1,7 +1,7 @@
-"""What stands before the application: who may ask, how much, how slowly, and that every refusal is one line.
+"""Access control before the application: who may send requests, how large and how slowly; every refusal is one line.
 
-It is here, in the process that owns the socket, that a body is counted while it comes in and a slow client is given up. Nothing of a
-request reaches the application before it is there as a whole, so a replica never waits for a client.
+This runs in the process that owns the socket, so that bodies are counted as they arrive and slow clients are dropped. A request reaches the
+application only when it is complete, so a replica never waits for a client.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = ("/", "/v1/health")  # of these a token would keep nothing secret
+OPEN_PATHS = ("/", "/v1/health")  # a token would protect nothing there
 KNOWN_PATHS = (*OPEN_PATHS, "/v1/embed", "/v1/search", "/metrics", "/openapi.json")
-LINGER_SECONDS = 2.0  # a refused client reads its answer only after it has sent on for a while
+LINGER_SECONDS = 2.0  # a refused client reads its answer only after sending for a while
 SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 HEADERS = [
@@ -37,7 +37,7 @@ HEADERS = [
 
 
 class Measures:
-    """What Prometheus is told."""
+    """Metrics for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -55,15 +55,15 @@ class Measures:
 
 
 class Guard:
-    """An ASGI application before another.
+    """An ASGI application that checks requests before another one.
 
     Args:
-        app: what is guarded.
-        limits: of a request.
-        token: that requests have to carry (`Authorization: Bearer ...`), or None.
-        hosts: the names that requests may call this service by, or None for any: on loopback this keeps away pages of other sites whose
-            name was made to lead here.
-        measures: told of every request.
+        app: application to protect.
+        limits: limits on a request.
+        token: token that requests must contain (`Authorization: Bearer ...`), or None.
+        hosts: host names that requests may use, or None for any: on loopback this blocks pages of other sites whose name was made to
+            resolve to this machine.
+        measures: counts every request.
     """
 
     def __init__(self, app: App, limits: Limits, token: str | None, hosts: frozenset[str] | None, measures: Measures) -> None:
@@ -89,7 +89,7 @@ class Guard:
             await response.refuse(refused, None if _expects_continue(scope) else receive)
         except _GoneError:
             response.status = 499
-        except Exception:  # noqa: BLE001 - whatever it is, the client gets one line and the log the rest
+        except Exception:  # noqa: BLE001 - the client gets one line for any error, and the log the rest
             self._measures.errors.inc()
             traceback.print_exc()
             await response.refuse(RefusedError(500, "an error of the service; its log says more"), None)
@@ -101,10 +101,10 @@ class Guard:
             self._measures.seconds.labels(path).observe(time.perf_counter() - begun)
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
-        """Who asks, and what the headers say of what comes.
+        """Check the client, and the size stated in the headers.
 
         Raises:
-            RefusedError: not to be answered.
+            RefusedError: the request must not be answered.
         """
         headers = dict(scope["headers"])
         if self._hosts is not None and _host(headers.get(b"host", b"")) not in self._hosts:
@@ -118,10 +118,10 @@ class Guard:
             raise RefusedError(413, f"a body of {int(length)} bytes; at most {self._limits.body_bytes} are taken")
 
     async def _work(self, scope: MutableMapping[str, Any], receive: Receive, response: Send) -> None:
-        """Have the application answer. Only now does a request count: those that are still being sent keep nobody out.
+        """Have the application answer. A request counts only from here on: requests still being received block no others.
 
         Raises:
-            RefusedError: as many are worked on as may be.
+            RefusedError: too many requests are in progress.
         """
         if self._num_working >= self._limits.requests:
             raise RefusedError(503, "too many requests at a time; ask again in a moment")
@@ -135,8 +135,8 @@ class Guard:
         """Read the whole body.
 
         Raises:
-            RefusedError: too large, too slow, or too many at a time.
-            _GoneError: the client has left.
+            RefusedError: it is too large or too slow, or too much is being received at a time.
+            _GoneError: the client has disconnected.
         """
         until = time.monotonic() + self._limits.body_seconds
         more = True
@@ -159,11 +159,11 @@ class Guard:
 
 
 class _GoneError(Exception):
-    """The client has left."""
+    """The client has disconnected."""
 
 
 class _Response:
-    """`send`, with the service's headers, that knows what was answered."""
+    """Wraps `send`: adds the service's headers, and remembers the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -179,7 +179,7 @@ class _Response:
         await self._send(message)
 
     async def refuse(self, refused: RefusedError, receive: Receive | None) -> None:
-        """Answer with one line, and close. What the client still sends is read for a moment: closed on at once, it may lose the answer."""
+        """Answer with one line, and close. First read briefly what the client still sends: if closed at once, it may lose the answer."""
         if self._has_begun:
             return
         line = json.dumps({"error": refused.why}).encode() + b"\n"
@@ -201,7 +201,7 @@ class _Response:
 
 
 def _replay(body: bytearray, receive: Receive) -> Receive:
-    """`receive` of a request whose body is here already."""
+    """Return a `receive` for a request whose body has already been read."""
     given = False
 
     async def replay() -> Message:
@@ -215,47 +215,47 @@ def _replay(body: bytearray, receive: Receive) -> Receive:
 
 
 def _expects_continue(scope: MutableMapping[str, Any]) -> bool:
-    """Whether the client waits to be asked for its body."""
+    """Return whether the client waits for permission to send its body."""
     return bool(dict(scope["headers"]).get(b"expect", b"").lower() == b"100-continue")
 
 
 def _host(value: bytes) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     text = value.decode("latin-1").lower()
     return text[: text.index("]") + 1] if text.startswith("[") and "]" in text else text.partition(":")[0]
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a bound on how long a client may take for a request's headers, for which uvicorn has none.
+    """uvicorn's HTTP/1.1 with a limit on the time for a request's headers, which uvicorn lacks.
 
-    `head_seconds` is set by who uses it.
+    `head_seconds` is set by the caller.
     """
 
     head_seconds = 10.0
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there: its headers are due."""
+        """Start the time limit for headers when a client connects."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes are there: of headers that stay due, of a body, or of nonsense."""
+        """Update the time limit when bytes arrive: the headers may now be complete."""
         super().data_received(data)
         self._expect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has left."""
+        """Stop the time limit when the client disconnects."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """In the form of the service's other refusals."""
+        """Answer in the form of the service's other refusals."""
         self._last_words(400, msg)
 
     def _expect(self) -> None:
-        """Wait for headers where they are due; the time runs from their first byte, or from the connection."""
+        """Start or stop the time limit for headers, which runs from their first byte or from the connection."""
         is_due = self.conn.their_state is h11.IDLE
         if is_due and self._timer is None:
             self._timer = self.loop.call_later(self.head_seconds, self._give_up)

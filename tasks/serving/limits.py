@@ -1,4 +1,4 @@
-"""What one client may ask of the service, and what a request is refused with that asks for more."""
+"""Limits on a client's requests, and the error for requests that exceed them."""
 
 import io
 import warnings
@@ -11,21 +11,21 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 class Limits(Config):
-    """Bounds on a request, so that a client costs neither the machine's memory nor another client's time.
+    """Limits on a request, which protect the machine's memory and other clients' time.
 
     Attributes:
-        image_bytes: of one encoded image.
-        pixels: of one image, as its header says, before anything is decoded.
-        elongation: longer side over shorter side; a line of one pixel would be resized to more than its pixels say.
-        images: in one request.
-        body_bytes: of one request's body, counted while it comes in.
-        held_bytes: of all bodies that are held at a time; what comes beyond is asked to come again.
-        requests: that are worked on at a time; what comes beyond is asked to come again.
+        image_bytes: size of one encoded image.
+        pixels: pixels of one image, read from its header before anything is decoded.
+        elongation: longer side over shorter side; a line one pixel wide would grow when resized.
+        images: images per request.
+        body_bytes: size of one request's body, counted while it arrives.
+        held_bytes: size of all bodies held at a time; clients beyond it are asked to retry.
+        requests: requests processed at a time; clients beyond it are asked to retry.
         neighbours: the largest k.
-        head_seconds: for a request's first line and headers.
-        quiet_seconds: between two pieces of a body.
-        body_seconds: for the whole of a body.
-        answer_seconds: for the answer, once the request is there.
+        head_seconds: time for a request's first line and headers.
+        quiet_seconds: time between two pieces of a body.
+        body_seconds: time for a whole body.
+        answer_seconds: time for the answer, once the request has arrived.
     """
 
     image_bytes: int = 20_000_000
@@ -43,10 +43,10 @@ class Limits(Config):
 
 
 class RefusedError(Exception):
-    """A request that is not answered.
+    """A request that is refused.
 
     Attributes:
-        status: of HTTP.
+        status: HTTP status.
         why: one line for the client.
     """
 
@@ -57,12 +57,12 @@ class RefusedError(Exception):
 
 
 def check_image(data: bytes, limits: Limits, name: str) -> None:
-    """Refuse by its size and its header what shall not be decoded.
+    """Refuse images by size and header, before decoding them.
 
     Args:
         data: an encoded file.
-        limits: the bounds.
-        name: what the refusal calls the image.
+        limits: the limits.
+        name: name of the image in the error.
 
     Raises:
         RefusedError: 413 too large, 422 not an image.
@@ -73,12 +73,12 @@ def check_image(data: bytes, limits: Limits, name: str) -> None:
         raise RefusedError(413, f"{name}: {len(data)} bytes; at most {limits.image_bytes} are taken")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow's own, larger bound; and of files that are odd and no more
+            warnings.simplefilter("ignore")  # Pillow's warnings on its own, larger limit and on unusual but valid files
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
         raise RefusedError(413, f"{name}: too many pixels; at most {limits.pixels} are taken") from None
-    except Exception:  # noqa: BLE001 - Pillow's readers raise anything on bytes that were made to confuse them
+    except Exception:  # noqa: BLE001 - Pillow's readers raise anything on malicious bytes
         raise RefusedError(422, f"{name}: not an image, or damaged; JPEG, PNG, WebP, GIF, BMP and TIFF are taken") from None
     if width * height > limits.pixels:
         raise RefusedError(413, f"{name}: {width} x {height} pixels; at most {limits.pixels} are taken")

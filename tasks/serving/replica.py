@@ -1,8 +1,8 @@
-"""What a replica of the service does: decode, embed in batches, search.
+"""A replica of the service: it decodes images, embeds them in batches and searches.
 
-Images are decoded in threads (the decoders let go of Python's lock), each as it comes, so that the network never waits for a large
-file of another request and a damaged one never reaches a batch. Images of different requests go through the network together: while it
-works the next batch gathers, and where nobody waits an image goes alone and at once.
+Threads decode each image as it arrives (the decoders release Python's lock), so that the network never waits for another request's large
+file, and a damaged file never reaches a batch. Images of different requests share a forward pass: during one pass the next batch gathers,
+and if no others wait an image is processed alone and at once.
 
 Shapes: N images, D embedding dimensions, k neighbours.
 """
@@ -24,7 +24,7 @@ from dml_core.trained import load_model
 
 @dataclass(frozen=True)
 class Hit:
-    """An item that was found; `score` is larger the nearer it is."""
+    """An item that was found; a larger `score` is nearer."""
 
     position: int
     score: float
@@ -35,13 +35,13 @@ class Hit:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a request's images.
+    """The result for a request's images.
 
     Attributes:
-        embeddings: float32 (N, D); None where a search was asked for.
-        hits: for each image, nearest first; empty where embeddings were asked for.
-        refused: why one of the images could not be decoded or embedded; the rest is empty then.
-        batch_sizes: of the batches that began with an image of this request.
+        embeddings: float32 (N, D); None for a search.
+        hits: neighbours of each image, nearest first; empty for embeddings.
+        refused: why one of the images could not be decoded or embedded; the other fields are then empty.
+        batch_sizes: sizes of the batches that began with an image of this request.
     """
 
     embeddings: NDArray[np.float32] | None = None
@@ -52,7 +52,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Asked:
-    """One image in a batch; k is 0 for its embedding alone."""
+    """One image in a batch; k is 0 if only its embedding is requested."""
 
     view: Tensor
     k: int
@@ -64,7 +64,7 @@ class _Found:
     scores: NDArray[np.float32] | None = None
     positions: NDArray[np.int64] | None = None
     refused: str | None = None
-    batch_size: int | None = None  # said by the first image of a batch
+    batch_size: int | None = None  # set for the first image of a batch
 
 
 class Replica:
@@ -73,9 +73,9 @@ class Replica:
     Args:
         model: folder of the network.
         index: folder of the index, or None.
-        num_threads: that decode; network and search take as many as OMP_NUM_THREADS says.
-        max_batch: images that go through the network together, at most.
-        on_loopback: whether Ray is this machine's own, of which nothing may be reached from elsewhere.
+        num_threads: decoder threads; network and search use OMP_NUM_THREADS.
+        max_batch: maximum number of images per forward pass.
+        on_loopback: whether Ray runs only on this machine and must not be reachable from others.
     """
 
     def __init__(self, model: str, index: str | None, num_threads: int, max_batch: int, on_loopback: bool = False) -> None:
@@ -90,10 +90,10 @@ class Replica:
         self._max_batch = max_batch
         self._waiting: list[tuple[_Asked, asyncio.Future[_Found]]] = []
         self._working: asyncio.Task[None] | None = None
-        self._compute([_Asked(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # what is made at the first use is made now
+        self._compute([_Asked(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
 
     async def check(self) -> bool:
-        """That it answers."""
+        """Return True, as a sign of life."""
         return True
 
     async def answer(self, images: Sequence[bytes], k: int, with_thumbnails: bool) -> Answer:
@@ -102,7 +102,7 @@ class Replica:
         Args:
             images: encoded files, checked against the limits.
             k: neighbours of each; 0 for the embeddings.
-            with_thumbnails: whether hits carry their pictures.
+            with_thumbnails: whether hits include their pictures.
         """
         loop = asyncio.get_running_loop()
         decoding = [
@@ -126,7 +126,7 @@ class Replica:
         return Answer(hits=tuple(self._hits(one, with_thumbnails) for one in found), batch_sizes=batch_sizes)
 
     async def _in_a_batch(self, asked: _Asked) -> _Found:
-        """Compute one image with what else waits then. Serve's own `batch` closes a batch as it comes, before the network is free."""
+        """Compute one image with all others waiting. Serve's own `batch` closes a batch on arrival, before the network is free."""
         loop = asyncio.get_running_loop()
         found: asyncio.Future[_Found] = loop.create_future()
         self._waiting.append((asked, found))
@@ -135,24 +135,24 @@ class Replica:
         return await found
 
     async def _work(self) -> None:
-        """Compute batch after batch until nobody waits."""
+        """Compute batches until no image waits."""
         loop = asyncio.get_running_loop()
         while self._waiting:
             batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
             try:
                 results = await loop.run_in_executor(self._computer, self._compute, [asked for asked, _ in batch])
-            except Exception as error:  # noqa: BLE001 - whoever waits is told, and the next batch is another's
+            except Exception as error:  # noqa: BLE001 - the waiting requests get the error; the next batch has other images
                 for _, found in batch:
                     if not found.done():
                         found.set_exception(error)
                 continue
             for (_, found), result in zip(batch, results, strict=True):
-                if not found.done():  # its request may have been given up
+                if not found.done():  # its request may have been abandoned
                     found.set_result(result)
         self._working = None
 
     def _compute(self, asked: list[_Asked]) -> list[_Found]:
-        """Embed what has gathered, and search for those that want neighbours, all at once."""
+        """Embed a whole batch at once, and search for those images that want neighbours."""
         rows_ND = self._model.embed_views([one.view for one in asked])
         has_angles = self._model.metric == "cosine"
         found = [_Found(row_D, refused=_why_not(row_D, has_angles and one.k > 0)) for one, row_D in zip(asked, rows_ND, strict=True)]
@@ -177,10 +177,10 @@ class Replica:
 
 
 def _keep_to_loopback() -> None:
-    """Have the port that Serve opens in each replica, for deployments that call each other, listen on loopback.
+    """Restrict the port that Serve opens in each replica, for deployments that call each other, to loopback.
 
-    Serve opens it on every interface, after the replica is made, used or not, with no setting for it and without Ray's token. That is
-    private to Ray 2.60: look at it again when Ray moves; a test looks at every listening port.
+    Serve opens it on every interface, after the replica is created, used or not, without a setting for it and without Ray's token. This is
+    private to Ray 2.60: check it when Ray is upgraded; a test checks every listening port.
     """
     from ray.serve._private import replica
 
@@ -189,7 +189,7 @@ def _keep_to_loopback() -> None:
 
 
 def _why_not(row_D: NDArray[np.float32], needs_direction: bool) -> str | None:
-    """Why an embedding is of no use: one such image must not fail the others of its batch."""
+    """Return why an embedding is unusable, or None: one such image must not fail the others of its batch."""
     square = float(np.dot(row_D, row_D))
     if not np.isfinite(square):
         return "the network gives it no finite embedding"

@@ -1,8 +1,8 @@
-"""The service's processes: replicas on Ray Serve, and before them one HTTP server in this process; started, watched over and ended.
+"""The service's processes: replicas on Ray Serve, and an HTTP server in this process; started, watched and ended here.
 
-Replicas are Ray Serve's: how many there are, which of them gets a request, that one that dies is started anew. The HTTP server is ours
-(uvicorn with FastAPI), because Serve's proxy takes in bodies without a bound before anything of ours is asked, and has no bound on the
-time that headers take. It speaks to the replicas through Serve's handle.
+Ray Serve manages the replicas: their number, routing, and the restart of those that die. The HTTP server is ours (uvicorn with FastAPI),
+because Serve's proxy accepts bodies of any size before calling our code, and does not limit the time for headers. It calls the replicas
+through Serve's handle.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tasks.serving.replica import Answer, Hit, Replica
 NUM_ATTEMPTS = 5
 AGAIN_SECONDS = 0.2
 CHECK_SECONDS = 5.0
-DRAIN_SECONDS = 5  # for requests that are worked on when the service is ended
+DRAIN_SECONDS = 5  # for requests in progress when the service ends
 SHORTEST_TOKEN = 16
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -44,17 +44,17 @@ class ServiceError(DmlError):
 
 @dataclass(frozen=True)
 class Setting:
-    """How a service is run.
+    """Settings of a service.
 
     Attributes:
         model: folder of the network.
         index: folder of the index, or None.
-        served: what clients are told of the two.
-        host, port: where it listens; port 0 is any that is free.
-        replicas: copies of the network; None is one for each GPU, or one.
-        max_batch: images that go through the network together, at most; 1 is no batching.
-        token: that requests have to carry, or None.
-        limits: of a request.
+        served: facts about both for clients.
+        host, port: address to listen at; port 0 means any free port.
+        replicas: copies of the network; None is one per GPU, or one.
+        max_batch: maximum number of images per forward pass; 1 disables batching.
+        token: token that requests must contain, or None.
+        limits: limits on a request.
     """
 
     model: Path
@@ -69,14 +69,14 @@ class Setting:
 
 
 def run_service(setting: Setting, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM, and leave nothing running.
+    """Serve until SIGINT or SIGTERM, then stop everything.
 
     Args:
-        setting: what is served, and how.
-        say: told in one line where it listens, once it answers.
+        setting: settings of the service.
+        say: receives the service's address, once it answers.
 
     Raises:
-        ConfigError: listening elsewhere without a token, or at a port that is taken.
+        ConfigError: the host is not loopback and no token is set, or the port is in use.
         ServiceError: Ray or the replicas do not start.
     """
     listener = listen(setting)
@@ -95,10 +95,10 @@ def run_service(setting: Setting, say: Callable[[str], None]) -> None:
 
 
 def listen(setting: Setting) -> socket.socket:
-    """The socket that clients will come to; nobody is answered yet.
+    """Return the listening socket for clients; no request is answered yet.
 
     Raises:
-        ConfigError: it would be open to others without a token, or cannot be had.
+        ConfigError: it would be open to others without a token, or cannot be opened.
     """
     if setting.token is not None and len(setting.token) < SHORTEST_TOKEN:
         raise ConfigError(f"the token has {len(setting.token)} letters; one of at least {SHORTEST_TOKEN} is required")
@@ -110,7 +110,7 @@ def listen(setting: Setting) -> socket.socket:
         raise ConfigError(
             f"--host {setting.host}: other machines could reach this; put a token into the environment first (--token-env says where)"
         )
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # by the protocol asyncio knows what to send without delay
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # with this protocol asyncio sets TCP_NODELAY
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(place)
@@ -122,7 +122,7 @@ def listen(setting: Setting) -> socket.socket:
 
 
 def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
-    """Ray, where none is connected, and the replicas on it.
+    """Connect to Ray or start it, and start the replicas on it.
 
     Raises:
         ServiceError: they do not start.
@@ -135,7 +135,7 @@ def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
         num_gpus, num_cores = int(resources.get("GPU", 0)), int(resources.get("CPU", 1))
         num_replicas = setting.replicas or max(1, num_gpus)
         num_threads = max(1, num_cores // num_replicas)
-        # Ray would have OpenMP use one core, and who sets that in a program sets it for the thread that it is called from alone.
+        # Ray would set OpenMP to one core, and a program can change that only for its calling thread.
         environment = {"env_vars": {"OMP_NUM_THREADS": str(num_threads)}}
         deployment = serve.deployment(Replica).options(
             num_replicas=num_replicas,
@@ -158,14 +158,14 @@ def _start_replicas(setting: Setting, address: str, name: str) -> "Replicas":
         )
         serve.start(proxy_location="Disabled")
         handle = serve.run(application, name=name, route_prefix=None)
-    except Exception as error:  # Ray and Serve raise plain ones
+    except Exception as error:  # Ray and Serve raise plain exceptions
         line = next((line for line in reversed(str(error).strip().splitlines()) if line.strip()), type(error).__name__)
         raise ServiceError(f"the replicas did not start: {line.strip()}") from error
     return Replicas(handle, setting.limits)
 
 
 class Replicas:
-    """The replicas, asked through Serve's handle. A request whose replica dies goes to another: nothing that they do is done twice."""
+    """The replicas, called through Serve's handle. A request whose replica dies is sent to another, as requests change nothing."""
 
     def __init__(self, handle: Any, limits: Limits) -> None:
         self._handle = handle
@@ -173,15 +173,15 @@ class Replicas:
         self.measures = Measures()
 
     async def embed(self, images: list[bytes]) -> Any:
-        """Embeddings, float32 (N, D).
+        """Return embeddings, float32 (N, D).
 
         Raises:
-            RefusedError: one cannot be decoded (422), or nobody answers in time (503).
+            RefusedError: an image cannot be decoded (422), or no replica answers in time (503).
         """
         return (await self._answer(images, 0, False)).embeddings
 
     async def search(self, images: list[bytes], k: int, with_thumbnails: bool) -> tuple[tuple[Hit, ...], ...]:
-        """For each image its neighbours, nearest first.
+        """Return the neighbours of each image, nearest first.
 
         Raises:
             RefusedError: as `embed`.
@@ -189,7 +189,7 @@ class Replicas:
         return (await self._answer(images, k, with_thumbnails)).hits
 
     async def check(self) -> bool:
-        """Whether a replica answers."""
+        """Return whether a replica answers."""
         try:
             return bool(await asyncio.wait_for(self._handle.check.remote(), CHECK_SECONDS))
         except (TimeoutError, RayActorError, DeploymentUnavailableError):
@@ -222,10 +222,10 @@ class Replicas:
 
 
 async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Answer clients until a signal comes.
+    """Answer clients until a signal arrives.
 
     Raises:
-        ServiceError: the HTTP server does not start, or ends before.
+        ServiceError: the HTTP server does not start, or ends before the signal.
     """
     app = make_app(setting.served, backend, setting.limits, backend.measures)
     hosts = None if setting.token is not None else LOCAL_NAMES | {setting.host}
@@ -248,7 +248,7 @@ async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, 
     ending = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ending.set)
-    serving = loop.create_task(server._serve([listener]))  # not `serve`, which takes the signals and raises them again at the end
+    serving = loop.create_task(server._serve([listener]))  # not `serve`, which handles the signals and raises them again at the end
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     if server.started:

@@ -1,1 +1,1 @@
-"""The local stack: a team's servers on this machine, as `infra/stack.yaml` names them, started and watched by supervisor."""
+"""The local stack: a team's servers on this machine, as `infra/stack.yaml` lists them, started and watched by supervisor."""

@@ -1,6 +1,6 @@
-"""Bring a Prefect server's automations in line with a file: `python -m tasks.stack.automations infra/automations.yaml`.
+"""Synchronise a Prefect server's automations with a file: `python -m tasks.stack.automations infra/automations.yaml`.
 
-Prefect's own command adds one of the same name each time that it is called; here one of that name is replaced.
+Prefect's own command adds another automation of the same name on each call; this one replaces it.
 """
 
 import os
@@ -16,10 +16,10 @@ SECONDS = 30
 
 
 def replace_automations(url: str, path: Path) -> None:
-    """Make the server at `url` (it ends in /api) have the file's automations, each once.
+    """Make the server at `url` (which ends in /api) have each of the file's automations once.
 
     Raises:
-        ConfigError: the server does not take one.
+        ConfigError: the server rejects one.
     """
     for wanted in read_yaml(path)["automations"]:
         found = requests.post(f"{url}/automations/filter", json={"automations": {"name": {"any_": [wanted["name"]]}}}, timeout=SECONDS)

@@ -1,6 +1,6 @@
-"""The local stack's life: up, how it is, down. supervisor starts, watches and ends the processes; here is the order and what it asks for.
+"""Start, check and stop the local stack. supervisor starts, watches and ends the processes; this module defines their order and setup.
 
-`up` goes on where it was: what runs and answers is left alone. `down` leaves no process and no port, and of the stack's files the logs.
+`up` is idempotent: services that run and answer stay untouched. `down` leaves no process and no port, and keeps only the logs.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tasks.locks import alone
 from tasks.stack.settings import MARK, RECORDS, S3, Service, Stack, load_stack, run_folder, write_private
 from tasks.storage import make_bucket
 
-UP_SECONDS = 240.0  # of services that start together; a machine that is busy with other things takes ten times what an idle one does
+UP_SECONDS = 240.0  # of services that start together; a busy machine takes ten times as long as an idle one
 DOWN_SECONDS = 60.0
 ASK_SECONDS = 2.0
 SETUP_SECONDS = 180
@@ -38,7 +38,7 @@ class StackError(DmlError):
 
 @dataclass(frozen=True)
 class Status:
-    """How a service is: "up", "starting" (it runs and does not answer yet), "dead" or "down"."""
+    """State of a service: "up", "starting" (it runs but does not answer yet), "dead" or "down"."""
 
     name: str
     how: str
@@ -48,17 +48,17 @@ class Status:
 
 
 def up(project: Project, say: Say, own_s3: str | None = None) -> Stack:
-    """Start what does not run, in order, and wait until all answers; then write the file that `dml` reads.
+    """Start the services that do not run, in order, wait until all answer, and write the file that `dml` reads.
 
     Args:
-        project: whose stack it is.
-        say: told of each service that was started.
-        own_s3: the address of an S3 server of one's own, instead of the stack's.
+        project: project of the stack.
+        say: receives a line for each service that was started.
+        own_s3: address of the user's own S3 server, to use instead of the stack's.
 
     Raises:
-        StackError: a service ends or does not answer in time; its log is named. What runs is left for a look.
-        ConfigError: something that it needs is not installed, or the stack runs with another S3 server.
-        StoreError: the bucket cannot be made.
+        StackError: a service ends or does not answer in time; the error names its log. Running services stay up for inspection.
+        ConfigError: a required program is not installed, or the stack runs with another S3 server.
+        StoreError: the bucket cannot be created.
     """
     with alone(project.state / ".stack.lock"):
         stack = load_stack(project, own_s3)
@@ -80,19 +80,19 @@ def up(project: Project, say: Say, own_s3: str | None = None) -> Stack:
 
 
 def status(project: Project) -> list[Status]:
-    """How each service is. Starts nothing."""
+    """Return the state of each service, without starting any."""
     stack = load_stack(project)
     found = {entry["name"]: entry for entry in _running(stack)}
     return [_status(stack, service, found.get(service.name)) for service in stack.services.values()]
 
 
 def is_up(project: Project) -> bool:
-    """Whether a stack of this project was started and not ended."""
+    """Return whether a stack of this project was started and not stopped."""
     return (project.state / "stack" / "chosen.json").is_file()
 
 
 def down(project: Project) -> int:
-    """End all processes of the stack, and remove its files but for the logs; how many processes were ended by force.
+    """End all processes of the stack, remove its files except the logs, and return the number of processes killed.
 
     Raises:
         StackError: a process does not end.
@@ -115,7 +115,7 @@ def down(project: Project) -> int:
 
 
 def processes_of(folder: Path, run: Path) -> list[psutil.Process]:
-    """Processes of a stack: they have its mark in their environment, or work in its folder (PostgreSQL and Ray write over theirs)."""
+    """Return a stack's processes: they have its mark in their environment, or work in its folder (PostgreSQL and Ray overwrite theirs)."""
     return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is_of(process, folder, run)]
 
 
@@ -131,7 +131,7 @@ def _is_of(process: psutil.Process, folder: Path, run: Path) -> bool:
 
 
 def _end_left(folder: Path, run: Path) -> int:
-    """Kill what the supervisor left: what a worker that was killed had started, or all where it was killed itself."""
+    """Kill the processes the supervisor left: children of a killed worker, or all if the supervisor itself was killed."""
     left = processes_of(folder, run)
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -146,7 +146,7 @@ def _end_left(folder: Path, run: Path) -> int:
 
 
 def _prepare(stack: Stack) -> None:
-    """Folders, PostgreSQL's cluster, Ray's token: made where they are missing."""
+    """Create missing folders, PostgreSQL's cluster and Ray's token."""
     stack.run.mkdir(mode=0o755, parents=True, exist_ok=True)
     for service in stack.services.values():
         service.folder.mkdir(parents=True, exist_ok=True)
@@ -194,10 +194,10 @@ def _make_cluster(stack: Stack, data: Path, user: str | None) -> None:
 
 
 def _supervisor(stack: Stack) -> Any:
-    """The stack's supervisor, started where it does not run."""
+    """Return the stack's supervisor, starting it if it does not run."""
     if (running := _spoken_to(stack.socket)) is not None:
         return running
-    for process in processes_of(stack.folder, stack.run):  # of a supervisor that was killed
+    for process in processes_of(stack.folder, stack.run):  # left by a killed supervisor
         with contextlib.suppress(psutil.Error):
             process.kill()
     config = stack.folder / "supervisor.conf"
@@ -215,7 +215,7 @@ def _supervisor(stack: Stack) -> Any:
 
 
 def _config(stack: Stack) -> str:
-    """supervisor's own file. Secrets are in the environments there: it is readable by its user alone."""
+    """Return supervisor's configuration. It contains secrets in environments, so only the user may read it."""
     lines = [
         "[unix_http_server]",
         f"file={stack.socket}",
@@ -252,7 +252,7 @@ def _config(stack: Stack) -> str:
 
 
 def _own(stack: Stack, service: Service) -> dict[str, str]:
-    """What differs from the environment that the supervisor passes on."""
+    """Return the variables that differ from the environment passed on by the supervisor."""
     passed = stack.services["postgres"].environment
     return {name: value for name, value in service.environment.items() if passed.get(name) != value}
 
@@ -266,7 +266,7 @@ def _escaped(text: str) -> str:
 
 
 def _start(supervisor: Any, service: Service) -> bool:
-    """Start a service that does not run; whether it was started."""
+    """Start a service unless it runs; return whether it was started."""
     if supervisor.supervisor.getProcessInfo(service.name)["statename"] in ("STARTING", "RUNNING", "BACKOFF"):
         return False
     service.log.write_text("")
@@ -275,7 +275,7 @@ def _start(supervisor: Any, service: Service) -> bool:
 
 
 def _wait(supervisor: Any, service: Service, until: float) -> None:
-    """Wait until a service answers; one that ended is started again by supervisor, and has so many trials."""
+    """Wait until a service answers; supervisor restarts one that ends, for at most TRIALS starts."""
     seen: set[int] = set()
     while not answers(service):
         found = supervisor.supervisor.getProcessInfo(service.name)
@@ -288,7 +288,7 @@ def _wait(supervisor: Any, service: Service, until: float) -> None:
 
 
 def _set_up(stack: Stack, service: Service) -> None:
-    """What a service needs once it answers: databases, a bucket, its commands."""
+    """Set up a service once it answers: databases, a bucket, its commands."""
     if service.name == "postgres":
         _make_databases(stack)
     if service.name == S3:
@@ -337,7 +337,7 @@ def _make_databases(stack: Stack) -> None:
 
 
 def answers(service: Service) -> bool:
-    """Whether a service is well: somebody listens at its port, or its page of health says so."""
+    """Return whether a service answers at its port or, if it has one, its health page."""
     if service.health == "tcp":
         with contextlib.suppress(OSError), socket.create_connection((service.host, service.port), timeout=ASK_SECONDS):
             return True
@@ -366,7 +366,7 @@ def _status(stack: Stack, service: Service, found: dict[str, Any] | None) -> Sta
 
 
 def _spoken_to(path: Path) -> Any:
-    """The supervisor that listens at a socket; None where none does."""
+    """Return the supervisor that listens at a socket, or None."""
     try:
         from supervisor.xmlrpc import SupervisorTransport
     except ImportError:

@@ -1,7 +1,6 @@
-"""`infra/stack.yaml` as it is on this machine: services with their commands, ports, folders and environments filled in.
+"""Read `infra/stack.yaml` for this machine: services with their commands, ports, folders and environments filled in.
 
-Ports, secrets and the S3 server are chosen once, by the first `up`, and kept until `down` in `state/stack/chosen.json`, which only the user
-can read.
+The first `up` chooses ports, secrets and the S3 server; until `down` they stay in `state/stack/chosen.json`, which only the user can read.
 """
 
 import getpass
@@ -24,14 +23,14 @@ from dml_core.errors import ConfigError
 from dml_core.files import writing
 from tasks.environment import STACK_ENV, Project
 
-MARK = "DML_STACK"  # in the environment of every process of a stack: the stack's folder
+MARK = "DML_STACK"  # variable with the stack's folder, in the environment of all its processes
 S3 = "s3"
 RECORDS = "records"
 OWN_SETTINGS = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "DVC_", "AWS_")
 
 
 class ServiceFile(Config):
-    """One service in the file; see there."""
+    """One service in the file, which documents the fields."""
 
     command: str
     ports: tuple[str, ...]
@@ -44,7 +43,7 @@ class ServiceFile(Config):
 
 
 class StackFile(Config):
-    """`infra/stack.yaml`."""
+    """Content of `infra/stack.yaml`."""
 
     host: str
     versions: dict[str, str]
@@ -60,11 +59,11 @@ class Service:
     """One server, ready to be started.
 
     Attributes:
-        command: its words.
-        folder: its own; its log is `log` there.
-        environment: all of it but what the stack's supervisor passes on.
-        host, port: that its health is asked at; `health` is "tcp" or the path of a page.
-        user: as whom it runs when root starts it.
+        command: command line, split into words.
+        folder: its own folder; its log is `log` there.
+        environment: its complete environment.
+        host, port: address for health checks; `health` is "tcp" or the path of a page.
+        user: user that runs it if root starts it.
     """
 
     name: str
@@ -81,13 +80,13 @@ class Service:
 
     @property
     def log(self) -> Path:
-        """What it says, since the last `up` from nothing."""
+        """Path of its log, which is emptied whenever the service is started."""
         return self.folder / "log"
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The stack of a project: `folder` is its place in the state, `run` its folder with a short path; `clients` is for who uses it."""
+    """A project's stack: `folder` in the state folder, `run` a folder with a short path, `clients` the variables for its users."""
 
     folder: Path
     run: Path
@@ -103,17 +102,17 @@ class Stack:
 
     @property
     def environment_file(self) -> Path:
-        """What `dml` reads while the stack is up."""
+        """Path of the file `dml` reads while the stack is up."""
         return self.folder.parent / STACK_ENV
 
     @property
     def socket(self) -> Path:
-        """Where its supervisor is spoken to."""
+        """Path of its supervisor's socket."""
         return self.run / "supervisor.sock"
 
     @property
     def levels(self) -> list[list[Service]]:
-        """The services in the order of their start: those of a level come after those of the levels before."""
+        """The services in starting order: each level needs only services of earlier levels."""
         levels: list[list[Service]] = []
         done: set[str] = set()
         while len(done) < len(self.services):
@@ -126,14 +125,14 @@ class Stack:
 
 
 def load_stack(project: Project, own_s3: str | None = None) -> Stack:
-    """The project's stack, with ports, secrets and the S3 server chosen where they are not yet.
+    """Return the project's stack; choose ports, secrets and the S3 server on first use.
 
     Args:
-        project: whose stack it is.
-        own_s3: the address of an S3 server of one's own, for the stack's; of no meaning where one is chosen and None is given.
+        project: project of the stack.
+        own_s3: address of the user's own S3 server, replacing the stack's; None keeps an earlier choice.
 
     Raises:
-        ConfigError: the file is wrong, PostgreSQL or supervisor is not installed, or another S3 server is chosen already.
+        ConfigError: the file is wrong, PostgreSQL or supervisor is not installed, or another S3 server was chosen before.
     """
     path = project.root / "infra" / "stack.yaml"
     if not path.is_file():
@@ -190,7 +189,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
 
 
 def run_folder(state: Path) -> Path:
-    """A folder with a short path, the same for the same state: a socket's has at most 107 letters, and PostgreSQL's user must reach it."""
+    """Return a folder with a short path that depends on the state: sockets allow 107 letters, and PostgreSQL's user must reach it."""
     return Path(tempfile.gettempdir()) / f"dml-stack-{getpass.getuser()}-{_short_digest(str(state))}"
 
 
@@ -199,14 +198,14 @@ def _short_digest(text: str) -> str:
 
 
 def _chosen(path: Path, file: StackFile, own_s3: str | None) -> tuple[dict[str, int], dict[str, str], dict[str, Any]]:
-    """Ports, secrets and the S3 server, kept in a file that is made where it is missing."""
+    """Return ports, secrets and the S3 server from their file, which is created if missing."""
     if path.is_file():
         found: dict[str, Any] = json.loads(path.read_text())
         if own_s3 not in (None, found["s3"]["address"]):
             raise ConfigError(f"the stack was started with S3 at {found['s3']['address']}; dml stack down first")
         return found["ports"], found["secrets"], found["s3"]
     names = [name for service in file.services.values() for name in service.ports]
-    probes = [socket.socket() for _ in names]  # all open together, so that no two are given the same
+    probes = [socket.socket() for _ in names]  # all open together, so that all get different ports
     for probe in probes:
         probe.bind((file.host, 0))
     ports = {name: int(probe.getsockname()[1]) for name, probe in zip(names, probes, strict=True)}
@@ -221,7 +220,7 @@ def _chosen(path: Path, file: StackFile, own_s3: str | None) -> tuple[dict[str, 
 
 
 def _named(variable: str) -> str:
-    """A credential of one's own S3 server, which is never an argument.
+    """Return a credential of the user's own S3 server, which is never passed as an argument.
 
     Raises:
         ConfigError: it is not set.
@@ -232,17 +231,17 @@ def _named(variable: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that nobody but the user can read."""
+    """Write a file that only the user can read."""
     with writing(path) as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(text.encode())
 
 
 def _postgresql(version: str) -> Path:
-    """The folder of PostgreSQL's programs: Debian's, or where `postgres` is found; at least the version that is asked for.
+    """Return the folder of PostgreSQL's programs: Debian's if it has at least this version, else that of `postgres` on the path.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: PostgreSQL is not installed.
     """
     found = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if (path / "postgres").exists()]
     new_enough = [path for path in found if re.fullmatch(r"\d+", path.parent.name) and int(path.parent.name) >= int(version)]

@@ -1,1 +1,1 @@
-"""What was trained, used: networks by their names, exports, embeddings of any images."""
+"""Use of trained networks: look them up by name, export them, embed any images."""

@@ -1,6 +1,6 @@
-"""A model card: what a network is, what it was trained and tested on, how well it did and how sure that is, and what it is not for.
+"""Write a model card: the network, its training and test data, its scores with their uncertainty, and its limits.
 
-Every line is a fact of the run as MLflow has it. What is not known is called so.
+Every line is a fact of the run from MLflow. Unknown facts are marked as such.
 """
 
 from dml_core.config import parse
@@ -11,7 +11,7 @@ from tasks.tracking.published import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_n
 from tasks.tracking.registered import LoggedNetwork
 
 NOT_KNOWN = "not known"
-# What the publisher says, by the name of the reader.
+# Licences stated by the publishers, by the reader's name.
 DATA_LICENCES = {
     "fashion-mnist": "MIT (Zalando SE)",
     "synthetic": "drawn by this package, Apache-2.0",
@@ -20,13 +20,13 @@ DATA_LICENCES = {
 
 
 def model_card(network: LoggedNetwork, recalls: dict[int, float], gate: str, reader: str | None) -> str:
-    """The card, Markdown.
+    """Return the card as Markdown.
 
     Args:
         network: the run.
         recalls: Recall@1 of each test class.
-        gate: why the network is in the registry.
-        reader: of the dataset, where it is known.
+        gate: reason why the network is in the registry.
+        reader: reader of the dataset, if known.
     """
     training = parse(TrainingConfig, network.parameters["training"], "the published run")
     evaluation, data, tags = network.parameters["evaluation"], network.data, network.tags

@@ -1,8 +1,7 @@
-"""Any number of images through a network, into shards: bounded memory, an interrupted run goes on, bad images are told.
+"""Embed any number of images into shards: memory is bounded, interrupted runs resume, bad images are listed.
 
-The images are cut into shards by their order. A shard is embedded and put in its place whole; the manifest, which makes the folder
-readable (`dml evaluate --embeddings FOLDER`), comes last. What is left over of a run that was interrupted is gone on from if it is of the
-same images and the same network.
+The images are split into shards in order. Each shard is written atomically; the manifest, which makes the folder readable (`dml evaluate
+--embeddings FOLDER`), comes last. An interrupted run is resumed if it has the same images and the same network.
 """
 
 import csv
@@ -33,7 +32,7 @@ from tasks.locks import FileLock
 from tasks.runs.embeddings import MANIFEST_FILE
 from tasks.use.sources import Images
 
-ROLE = "images"  # what the manifest calls them
+ROLE = "images"  # their role in the manifest
 PLAN_FILE, ITEMS_FILE, BAD_FILE = "plan.json", "items.parquet", "bad.csv"
 SHARD_ROWS = 4096
 NUM_SHOWN = 10
@@ -41,12 +40,12 @@ NUM_SHOWN = 10
 
 @dataclass(frozen=True)
 class Embedded:
-    """What came of it.
+    """Result of embedding.
 
     Attributes:
-        num_rows: images that are embedded.
-        num_reused: of them those that an earlier run had embedded.
-        bad: name and why, of those that were left out.
+        num_rows: number of embedded images.
+        num_reused: number of those that an earlier run had embedded.
+        bad: name and reason of each skipped image.
     """
 
     num_rows: int
@@ -55,7 +54,7 @@ class Embedded:
 
 
 SINGLE_FILES = (".npz", ".parquet")
-Rows = tuple[NDArray[np.float32], list[tuple[int, str]]]  # of a shard: rows of the good images in order, place and why of the bad ones
+Rows = tuple[NDArray[np.float32], list[tuple[int, str]]]  # of a shard: rows of the good images in order, place and reason of the bad ones
 
 Spread = Callable[[Images, list[range]], Iterator[Rows]]
 
@@ -70,22 +69,22 @@ def embed_images(
     progress: Callable[[int, int], None] | None = None,
     spread: Spread | None = None,
 ) -> Embedded:
-    """Embed images into the folder `out`, going on with what is there of the same.
+    """Embed images into the folder `out`, resuming an interrupted run of the same images.
 
     Args:
         model: the network.
-        images: which, in order; rows are in their order.
-        out: `images-*.npy` (n, D) float32, `images-labels.npy` where classes are known, `items.parquet` (path and label of each row) and
+        images: images, in the order of the rows.
+        out: `images-*.npy` (n, D) float32, `images-labels.npy` if classes are known, `items.parquet` (path and label of each row) and
             `manifest.json`, which comes last. `bad.csv` lists what could not be embedded.
-        skip_bad: leave out what is no image; else all are looked at, and the bad ones end it.
-        batch_size: images that go through the network at a time.
-        shard_rows: images of a shard.
-        progress: called with (images done, images in all).
-        spread: does the shards elsewhere; None in this process.
+        skip_bad: omit files that are not images; else all files are read, and bad ones raise an error at the end.
+        batch_size: images per forward pass.
+        shard_rows: images per shard.
+        progress: called with (images done, total images).
+        spread: computes the shards elsewhere; None for this process.
 
     Raises:
-        ConfigError: `out` holds something else.
-        DataError: bad images, and they are not to be left out.
+        ConfigError: `out` has other contents.
+        DataError: there are bad images that are not to be skipped.
         StoreError: `out` cannot be written.
     """
     starts = range(0, len(images), shard_rows)
@@ -115,10 +114,10 @@ def embed_images(
 
 def embed_to(model: TrainedModel, images: Images, out: Path, **options: Any) -> Embedded:
     """Embed into a folder, or into one file: `.npz` (`embeddings`, `names`, `labels`, `model_identity`; all rows are in memory at once) or
-    `.parquet` (columns `name`, `embedding`, `label`; a row group a shard). Of a file the shards lie beside it until it is whole.
+    `.parquet` (columns `name`, `embedding`, `label`; one row group per shard). Shards of a file are next to it until it is complete.
 
     Raises:
-        As `embed_images`, whose options are taken; ConfigError too where another process is writing `out`.
+        As `embed_images`, whose options are accepted; also ConfigError if another process is writing `out`.
     """
     lock = FileLock(out.with_name(f".{out.name}.lock"))
     if not lock.acquire(wait=False):
@@ -161,14 +160,14 @@ def _join_parquet(folder: Path, file: IO[bytes], identity: str) -> None:
         for name in entry["shards"]:
             rows = np.load(folder / name)
             if not len(rows):
-                continue  # all of them were bad
+                continue  # all of its images were bad
             column = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), entry["dimensions"])
             rows_file.write_table(items.slice(start, len(rows)).append_column(embedding, column).cast(schema))
             start += len(rows)
 
 
 def embed_places(model: TrainedModel, images: Images, places: range, batch_size: int) -> Rows:
-    """The images at some places of the list: while one batch is in the network the next one is read and decoded by threads."""
+    """Embed the images at these positions; threads read and decode the next batch while one is in the network."""
     rows: list[NDArray[np.float32]] = []
     bad: list[tuple[int, str]] = []
     for batch in _decoded(model, images, places, batch_size):
@@ -180,18 +179,18 @@ def embed_places(model: TrainedModel, images: Images, places: range, batch_size:
 
 @dataclass(frozen=True)
 class OnCluster:
-    """The shards as parts of work for a Ray cluster: its nodes read the images, so they have to be where every node sees them.
+    """Computes shards on a Ray cluster: its nodes read the images, so every node must have access to them.
 
     Attributes:
-        folder: of the network, whose files are sent.
-        batch_size: images that go through it at a time.
+        folder: folder of the network, whose files are sent.
+        batch_size: images per forward pass.
     """
 
     folder: Path
     batch_size: int = 64
 
     def __call__(self, images: Images, shards: list[range]) -> Iterator[Rows]:
-        """Rows of each shard, in order."""
+        """Yield the rows of each shard, in order."""
         from tasks.workers.spread import spread
 
         files = {path.name: path.read_bytes() for path in sorted(self.folder.iterdir()) if path.is_file()}
@@ -199,7 +198,7 @@ class OnCluster:
 
 
 def _embed_there(shared: tuple[dict[str, bytes], Images, int], places: range) -> Rows:
-    """One shard, in whatever process this is; the network stays with the process."""
+    """Embed one shard in the current process, which caches the network."""
     files, images, batch_size = shared
     if images.root is not None and not images.root.is_dir():
         raise DataError(
@@ -236,7 +235,7 @@ def _decoded(model: TrainedModel, images: Images, places: range, batch_size: int
 
 
 def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any]:
-    """What the folder is of: another plan is other embeddings."""
+    """Describe the folder's content: another plan means other embeddings."""
     listed = json.dumps([images.names, images.classes, images.boxes])
     of = {"images": len(images), "names_sha256": hashlib.sha256(listed.encode()).hexdigest(), "shard_rows": shard_rows}
     graph = model.description.graph
@@ -245,10 +244,10 @@ def _plan(model: TrainedModel, images: Images, shard_rows: int) -> dict[str, Any
 
 
 def _take_up(out: Path, plan: dict[str, Any]) -> None:
-    """Begin the folder, or go on with it.
+    """Start the folder, or resume it.
 
     Raises:
-        ConfigError: it holds something else.
+        ConfigError: it has other contents.
     """
     path = out / PLAN_FILE
     if path.is_file():
@@ -269,7 +268,7 @@ def _bad_of(out: Path, shard: str) -> Path:
 
 
 def _write_shard(out: Path, name: str, found: Rows) -> None:
-    """The shard, after what says which images it lacks: cut between the two, it is made again."""
+    """Write a shard, after the list of its bad images: if interrupted between the two, it is made again."""
     rows, bad = found
     if bad:
         write_whole(_bad_of(out, name), json.dumps(bad))
@@ -284,7 +283,7 @@ def _save(path: Path, array: NDArray[Any]) -> None:
 
 
 def _finish(out: Path, images: Images, places: list[int], shards: list[str], num_dimensions: int) -> None:
-    """Labels, items and, last, the manifest."""
+    """Write labels, items and, last, the manifest."""
     entry: dict[str, Any] = {"rows": len(places), "dimensions": num_dimensions, "shards": shards}
     columns = {"path": pa.array([images.names[place] for place in places])}
     if images.classes is not None:

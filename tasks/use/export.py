@@ -1,4 +1,4 @@
-"""Networks written as graphs for other programs, and what that costs: measured on the run's own test images, and kept beside the graph."""
+"""Export networks as graphs for other programs; measure the losses on the run's own test images and store them with the graph."""
 
 import json
 import time
@@ -28,22 +28,22 @@ from tasks.environment import Project
 from tasks.use.models import TrainedRun, resolve_model, run_of
 
 MEASURED_FILE = "measured.json"
-LARGEST_DIFFERENCE = 1e-4  # of an fp32 graph's embeddings to the network's
+LARGEST_DIFFERENCE = 1e-4  # of an fp32 graph's embeddings from the network's
 NUM_CALIBRATION = 256
 BATCH_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What an exported network is beside the run's own, on the run's test images.
+    """An exported network compared with the run's own, on the run's test images.
 
     Attributes:
         run, format, precision: what was exported.
-        num_images: test images, queries and gallery together.
-        recall_at_1, recall_at_1_of_run: of the exported network, and of the run's.
-        largest_difference: of any number of any embedding.
-        num_bytes, num_bytes_of_run: of the graph, and of the network's weights.
-        milliseconds, milliseconds_of_run: for one image in batches of 64, on this machine's CPU, without decoding.
+        num_images: number of test images, queries and gallery together.
+        recall_at_1, recall_at_1_of_run: of the exported network and of the run's.
+        largest_difference: maximum over all components of all embeddings.
+        num_bytes, num_bytes_of_run: size of the graph and of the network's weights.
+        milliseconds, milliseconds_of_run: per image in batches of 64, on this machine's CPU, without decoding.
     """
 
     run: str
@@ -60,17 +60,17 @@ class Measured:
 
 
 def export(project: Project, text: str, graph_format: str, precision: str, out: Path) -> Measured:
-    """Write a run's network as a folder that `load_model` opens and other programs run, and measure it.
+    """Export a run's network to a folder that `load_model` and other programs can read, and measure it.
 
     Args:
-        project: whose run it is; its test images are here.
+        project: project of the run; its test images must be here.
         text: the network, as `resolve_model` takes it.
         graph_format: "onnx" or "torch-export".
         precision: "fp32", "fp16" or "int8".
-        out: the folder; made, or replaced where it is an exported network.
+        out: output folder; an existing export there is replaced.
 
     Raises:
-        ConfigError: a format or precision that there is not, or a folder of something else.
+        ConfigError: the format or precision is unknown, or the folder has other contents.
         EvaluationError: an fp32 graph gives other embeddings than the network.
     """
     if graph_format not in FILES or precision not in ("fp32", "fp16", "int8"):
@@ -97,7 +97,7 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
 
 
 def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
-    """Test views of training images, spread over the dataset; the test images have no say in the graph."""
+    """Return test views of training images from the whole dataset; test images must not influence the graph."""
     dataset = open_role(Path(run.dataset.folder), "train", run.spec.training.validation)
     chosen = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
     return [model.view(dataset.image(index), dataset.box(index)) for index in chosen]
@@ -132,12 +132,12 @@ def _measure(run: TrainedRun, own: TrainedModel, exported: TrainedModel, file: P
 
 
 def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.float32], float]:
-    """Rows of a role's images, and the seconds in the network."""
+    """Return the embeddings of a role's images, and the seconds spent in the network."""
     rows, seconds = [], 0.0
     for start in range(0, len(dataset), BATCH_SIZE):
         views = [model.view(dataset.image(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
         if not start:
-            model.embed_views(views)  # the first call prepares
+            model.embed_views(views)  # warm-up
         began = time.perf_counter()
         rows.append(model.embed_views(views))
         seconds += time.perf_counter() - began
@@ -145,7 +145,7 @@ def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.f
 
 
 def _recall(run: TrainedRun, roles: list[str], datasets: list[PackedDataset], rows: list[NDArray[np.float32]]) -> float:
-    """Recall@1 as the run's evaluation has it."""
+    """Return Recall@1 as the run's evaluation computes it."""
     shards = {role: EmbeddingShard(lambda found=found: found, data.labels) for role, data, found in zip(roles, datasets, rows, strict=True)}  # type: ignore[misc]
     config = run.spec.evaluation.model_copy(update={"recall_at": (1,), "intervals": None, "device": "cpu"})
     if "query" in shards:

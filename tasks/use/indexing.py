@@ -1,4 +1,4 @@
-"""From what a person names to the batches of an index: images that a model embeds, or embeddings that are there already."""
+"""Create the batches of an index from images, which a model embeds, or from existing embeddings."""
 
 import json
 import zlib
@@ -23,21 +23,21 @@ from tasks.use.sources import Images
 
 NUM_IMAGES_AT_ONCE = 64
 NUM_ROWS_AT_ONCE = 8192
-NUM_THREADS = 2  # that decode while the network works
+NUM_THREADS = 2  # decode while the network runs
 WRITTEN_BY = "expected what `dml embed` writes"
 
 
 def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int, bad: list[str] | None = None) -> Iterator[Batch]:
-    """Embedded images with their thumbnails, 64 at a time; without thumbnails where they are to have 0 pixels.
+    """Embed images with thumbnails, 64 at a time; 0 pixels mean no thumbnails.
 
     Args:
-        model: that embeds.
-        images: which.
+        model: network that embeds them.
+        images: images to embed.
         thumbnail_pixels: longer side of a thumbnail.
-        bad: where images are told that could not be read, and are left out; None ends it at the first.
+        bad: list that receives the errors of unreadable images, which are then skipped; with None the first one raises.
 
     Raises:
-        DataError: a file that is missing or no image; the line names it.
+        DataError: a file is missing or not an image; the message names it.
     """
 
     def load(place: int) -> tuple[Tensor, Item] | str:
@@ -70,7 +70,7 @@ def _loaded(model: TrainedModel, images: Images, place: int, thumbnail_pixels: i
 
 
 def is_embeddings(source: Path) -> bool:
-    """Whether a place has embeddings rather than images: a folder, `.npz` or `.parquet` that `dml embed` wrote."""
+    """Return whether a path holds embeddings and not images: a folder, `.npz` or `.parquet` written by `dml embed`."""
     if source.is_dir():
         return (source / PLAN_FILE).is_file()
     if source.suffix == ".parquet" and source.is_file():
@@ -79,15 +79,15 @@ def is_embeddings(source: Path) -> bool:
 
 
 class Embeddings:
-    """What `dml embed` wrote, with the identity of the model that made it.
+    """Embeddings written by `dml embed`, with the identity of their model.
 
     Args:
         source: a folder, a `.npz` or a `.parquet`.
-        images: the folder that the names are in, for thumbnails; None leaves these out.
+        images: folder that the names refer to, for thumbnails; None omits these.
         thumbnail_pixels: their longer side.
 
     Raises:
-        EvaluationError: not embeddings with names and a model.
+        EvaluationError: the source is not embeddings with names and a model.
     """
 
     def __init__(self, source: Path, images: Path | None = None, thumbnail_pixels: int = 0) -> None:
@@ -95,7 +95,7 @@ class Embeddings:
         self.model_identity = _identity(source)
 
     def batches(self) -> Iterator[Batch]:
-        """The embeddings, some thousands at a time."""
+        """Yield the embeddings, some thousands at a time."""
         read = _rows_of_folder if self._source.is_dir() else _rows_of_npz if self._source.suffix == ".npz" else _rows_of_parquet
         for embeddings, names, labels in _readable(self._source, read(self._source)):
             items = [
@@ -161,10 +161,10 @@ def _schema(path: Path) -> Any:
 
 
 def _readable(source: Path, rows: Iterator[tuple[Any, Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
-    """The rows of embeddings.
+    """Yield the rows of embeddings.
 
     Raises:
-        EvaluationError: a file is missing, damaged, or not what `dml embed` writes.
+        EvaluationError: a file is missing, damaged, or not written by `dml embed`.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""What is trained: the standing comparison's runs as the store has them, and what MLflow's registry leads to."""
+"""List the trained networks: the standing comparison's runs in the store."""
 
 import logging
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A trained network as it is listed.
+    """A trained network in the list.
 
     Attributes:
         run: its name, as `resolve_model` takes it.
-        scores: metric -> fraction or count; none where it is not scored.
-        num_parameters: of the network, without the loss.
-        num_bytes: of its checkpoint.
-        identity: of its training.
-        num_seeds: trained runs of the same variant.
+        scores: metric -> fraction or count; empty if it is not scored.
+        num_parameters: number of parameters of the network, without the loss.
+        num_bytes: size of its checkpoint.
+        identity: identity of its training.
+        num_seeds: number of trained runs of the same variant.
     """
 
     run: str
@@ -38,21 +38,21 @@ class ListedModel:
 
 @dataclass(frozen=True)
 class Listing:
-    """Trained networks, and for each dataset the line about its best run (`tasks.runs.best`)."""
+    """Trained networks, and for each dataset a line about its best run (`tasks.runs.best`)."""
 
     models: tuple[ListedModel, ...]
     best: dict[str, str]
 
 
 def list_models(project: Project, dataset: str | None, every_seed: bool) -> Listing:
-    """The trained runs, by dataset; of each variant the seed that its name without a seed means, or every one.
+    """List the trained runs by dataset; per variant either the seed that its name without a seed refers to, or every seed.
 
-    Variants with the highest mean validation Recall@1 come first, and of a variant the highest; those without such a score follow in the
-    order of params.yaml, by seed.
+    Variants are sorted by mean validation Recall@1, and the seeds of a variant by their own, the highest first; those without this score
+    follow in the order of params.yaml, by seed.
 
     Args:
-        project: whose.
-        dataset: that one alone; None for all.
+        project: project whose runs are listed.
+        dataset: the only dataset to list; None for all.
         every_seed: list all seeds.
     """
     store = Store(project.store, project.state / "cache")
@@ -77,7 +77,7 @@ def list_models(project: Project, dataset: str | None, every_seed: bool) -> List
 
 
 def _scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    """A run's metrics; none if it is not scored or, with a warning, if they are damaged: the other runs are listed all the same."""
+    """Return a run's metrics; empty if it is not scored or, with a warning, if they are damaged: other runs are still listed."""
     try:
         return run_scores(store, run)
     except StoreError as error:

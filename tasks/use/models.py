@@ -1,7 +1,7 @@
-"""Trained networks by what a person calls them: a run, an identity, a folder, a model of MLflow's registry.
+"""Look up trained networks by name: a run, an identity, a folder, a model of MLflow's registry.
 
-A run's network is taken out of its checkpoint once, into `state/models/<identity>`, in the form that MLflow's models have
-(`dml_core.trained`): without the optimiser's state, and with all that is needed to embed an image.
+A run's network is extracted once from its checkpoint into `state/models/<identity>`, in the format of MLflow's models (`dml_core.trained`):
+without the optimiser's state, and with all that is needed to embed an image.
 """
 
 import re
@@ -30,12 +30,12 @@ MODEL_FORMS = "a run as dataset/variant or dataset/variant/seed, an identity, a 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run of the standing comparison, as it is in the store.
+    """A finished run of the standing comparison in the store.
 
     Attributes:
-        spec: what it is.
-        dataset: what it was trained on.
-        trained, embedded, scored: identities of its steps, by the code as it is or by older code; None where a step is not there.
+        spec: its specification.
+        dataset: its dataset.
+        trained, embedded, scored: identities of its steps, made by the current code or older code; None if a step is missing.
     """
 
     spec: RunSpec
@@ -46,17 +46,17 @@ class TrainedRun:
 
 
 def resolve_model(text: str, project: Project | None = None) -> Path:
-    """The folder of a network, for `load_model`.
+    """Return the folder of a network, for `load_model`.
 
     Args:
-        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the
-            identity of a training, or `models:/name@alias` or `models:/name/version` of MLflow's registry.
-        project: whose runs are meant; that around the working directory where none is given.
+        text: a folder, a checkpoint, a run as `dataset/variant[/seed]` (without a seed as `find_run` chooses), the identity of a training,
+            or `models:/name@alias` or `models:/name/version` of MLflow's registry.
+        project: project of the runs; by default that around the working directory.
 
     Raises:
-        ConfigError: no such network; the line says what there is.
+        ConfigError: there is no such network; the message lists what is available.
         StoreError: it is damaged.
-        TrackingError: MLflow cannot be asked.
+        TrackingError: MLflow does not answer.
     """
     if text.startswith(REGISTRY_PREFIX):
         from tasks.tracking.registered import Registry
@@ -76,10 +76,10 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
 
 
 def find_run(project: Project, text: str) -> TrainedRun:
-    """The trained run that `dataset/variant[/seed]` names.
+    """Find the trained run that `dataset/variant[/seed]` names.
 
-    Without a seed it is the scored one with the highest Recall@1 on held-out training classes (`tasks.runs.best`), and the lowest seed
-    where the comparison holds out none.
+    Without a seed it is the scored one with the highest Recall@1 on held-out training classes (`tasks.runs.best`), or the lowest seed if
+    the comparison holds out none.
 
     Raises:
         ConfigError: there is none.
@@ -100,7 +100,7 @@ def find_run(project: Project, text: str) -> TrainedRun:
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
-    """A run's metrics; none if it is not scored.
+    """Return a run's metrics; empty if it is not scored.
 
     Raises:
         StoreError: they are damaged.
@@ -109,12 +109,12 @@ def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
 
 
 def trained_runs(project: Project) -> list[TrainedRun]:
-    """Every run of the standing comparison that is trained, in the order of `params.yaml`."""
+    """Return every trained run of the standing comparison, in the order of `params.yaml`."""
     params = load_params(project.params_file)
     found = []
     for dataset in params.comparison.datasets:
         if not (project.packed(dataset) / "dataset.json").is_file():
-            continue  # nothing of it can have an identity
+            continue  # none of its runs can have an identity
         record = read_dataset(project, dataset)
         runs = (as_trained(project, spec, record) for spec in comparison_runs(params, dataset))
         found += [run for run in runs if run is not None]
@@ -122,7 +122,7 @@ def trained_runs(project: Project) -> list[TrainedRun]:
 
 
 def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> TrainedRun | None:
-    """The run as it is in the store, made by the code as it is or by older code; None where it is not trained."""
+    """Return the run in the store, made by the current code or older code, or None if it is not trained."""
     trained = _made(project, "train", train_step(spec, dataset))
     if trained is None:
         return None
@@ -132,12 +132,12 @@ def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> Train
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:
-    """The run of the standing comparison whose training has this identity."""
+    """Return the run of the standing comparison whose training has this identity, or None."""
     return next((run for run in trained_runs(project) if run.trained == identity), None)
 
 
 def network_of(project: Project, identity: str) -> Path:
-    """The folder of the network that a training of this identity left.
+    """Return the folder of the network trained under this identity.
 
     Raises:
         ConfigError: no run here has it.
@@ -159,10 +159,10 @@ def network_of(project: Project, identity: str) -> Path:
 
 
 def package(project: Project, run: TrainedRun) -> Path:
-    """The folder of a run's network, made of its checkpoint where it is not there yet.
+    """Return the folder of a run's network, creating it from the checkpoint if needed.
 
     Raises:
-        StoreError: the checkpoint is damaged, gone, or not of all epochs.
+        StoreError: the checkpoint is damaged, missing, or not of all epochs.
     """
     epoch = run.spec.evaluation.epoch
     folder = _folder(project, run.trained, epoch)
@@ -185,7 +185,7 @@ def _folder(project: Project, identity: str, epoch: str) -> Path:
 
 
 def _made(project: Project, kind: str, step: StepIdentity) -> str | None:
-    """The identity under which a step's files are in the store; who reads them finds out whether they are whole."""
+    """Return the identity under which a step's files are in the store, or None; readers check whether the files are complete."""
     store = Store(project.store, project.state / "cache")
     older = find_older(project.state, step)
     for identity in (step.identity, *([older.identity] if older is not None else [])):

@@ -1,13 +1,13 @@
-"""Who is the champion of MLflow's registry: a network gets there by being better than the one that is there, on the same test images.
+"""Choose the champion of MLflow's registry: a network becomes champion by beating the current one on the same test images.
 
-Better is said of Recall@1, class by class: both networks are asked the same queries, and what one class's queries found is compared with
-what they found with the other network. The test is Student's t over those differences, one-sided, because the test classes stand for all
-the classes that the network will meet, and images of one class succeed and fail together. The two networks are what they are: other seeds
-of the same systems would be another question (`dml compare` answers it).
+The comparison is of Recall@1 per class: both networks get the same queries, and the results of each class are paired. The test is a
+one-sided Student's t test over these differences, because the test classes represent all classes the network will meet, and images of one
+class succeed and fail together. It compares these two networks; whether other seeds of the systems differ is a separate question (`dml
+compare` answers it).
 
-Whoever tries often enough succeeds by chance. So attempt k at a place is tested at LEVEL * 6 / (pi k)^2, and these levels add up to LEVEL
-over all attempts that there will ever be: without a true gain the champion is replaced at all in at most 5 of 100 such histories. This is
-alpha spending (Foster and Stine, JRSS B 2008) without winning any back.
+Repeated attempts would eventually succeed by chance. So attempt k at a place is tested at LEVEL * 6 / (pi k)^2, and these levels add up to
+LEVEL over all future attempts: without a true gain, the champion is replaced at all in at most 5 of 100 such histories. This is alpha
+spending (Foster and Stine, JRSS B 2008) without earning any back.
 """
 
 import math
@@ -40,12 +40,12 @@ ClassRecalls = dict[int, ClassRecall]
 
 @dataclass(frozen=True)
 class Gain:
-    """How much higher a network's Recall@1 is than another's, over the classes.
+    """Gain of a network's Recall@1 over another's, by class.
 
     Attributes:
-        mean: of the classes' differences.
-        deviation: their standard deviation, or its floor where that is more.
-        num_classes: how many there are.
+        mean: mean of the classes' differences.
+        deviation: their standard deviation, or its floor if that is larger.
+        num_classes: number of classes.
     """
 
     mean: float
@@ -53,17 +53,17 @@ class Gain:
     num_classes: int
 
     def at_least(self, level: float) -> float:
-        """The lower end of the one-sided interval at confidence 1 - level."""
+        """Return the lower end of the one-sided interval at confidence 1 - level."""
         return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / math.sqrt(self.num_classes)
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What became of a promotion.
+    """Result of a promotion.
 
     Attributes:
-        version: that the alias leads to now.
-        said: why, in one line.
+        version: version the alias points to now.
+        said: the reason, as one line.
     """
 
     version: Version
@@ -71,16 +71,16 @@ class Promotion:
 
 
 def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: str | None = None) -> Promotion:
-    """Have an alias of the registry lead to a run's network, if it is better than the one that is there.
+    """Point an alias of the registry to a run's network, if it is better than the current one.
 
     Args:
-        project: whose run it is; MLflow has it published.
+        project: project of the run, which must be published in MLflow.
         text: the run, as `tasks.use.models.find_run` takes it, or the identity of its training.
-        alias: which.
-        forced_because: do it whatever the comparison says, for this reason, which is kept with the version.
+        alias: name of the alias.
+        forced_because: promote without a comparison, for this reason, which is stored with the version.
 
     Raises:
-        ConfigError: no such run in MLflow, or the network there is not known to be worse; the line gives the interval.
+        ConfigError: MLflow has no such run, or the current network is not known to be worse; the message gives the interval.
         TrackingError: MLflow cannot be used.
     """
     registry = Registry(project.tracking_uri)
@@ -101,18 +101,18 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
 
 
 def level_of(attempt: int) -> float:
-    """The level of the test of an attempt, counted from 1."""
+    """Return the level of the test of an attempt, counted from 1."""
     return LEVEL * 6 / (math.pi * attempt) ** 2
 
 
 def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
-    """How much higher the one's Recall@1 is, over the classes.
+    """Compare the Recall@1 of two networks class by class.
 
-    Differences of few queries are often the same by accident, so that their spread has a floor: the binomial variance that the classes'
-    own differences imply (`statistics.least_deviation`), averaged over the classes.
+    Differences over few queries are often equal by accident, so their spread has a floor: the binomial variance that the classes' own
+    differences imply (`statistics.least_deviation`), averaged over the classes.
 
     Raises:
-        ConfigError: not the same classes and queries, or fewer than MIN_CLASSES.
+        ConfigError: the classes or queries differ, or there are fewer than MIN_CLASSES classes.
     """
     if recalls.keys() != references.keys():
         raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason goes without")
@@ -127,7 +127,7 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
 
 
 def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> ClassRecalls:
-    """Recall@1 of each test class that has a query with a positive, by its label, from the embeddings that the run left."""
+    """Return Recall@1 of each test class that has a query with a positive, by label, from the run's embeddings."""
     folder.mkdir()
     embeddings = registry.embeddings(network, folder)
     query_role, gallery_role = query_and_gallery(embeddings)
@@ -152,7 +152,7 @@ def _compared(
     min_gain: float,
     folder: Path,
 ) -> str:
-    """Why the network may take the holder's place.
+    """Return why the network may replace the current one.
 
     Raises:
         ConfigError: it may not.
@@ -189,7 +189,7 @@ def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork
 
 
 def _reader(project: Project, network: LoggedNetwork) -> str | None:
-    """Of the dataset, where it is prepared here as the run had it."""
+    """Return the reader of the dataset, or None if the dataset is not prepared here as the run used it."""
     try:
         record = read_dataset(project, network.data["name"])
     except DataError:

@@ -1,6 +1,6 @@
-"""Searching an index for images, and what was found as plain values and as a page.
+"""Search an index for images; return the results as plain values or as a page.
 
-The page is one file that loads nothing: pictures, style and script are in it. Whatever a template prints is escaped, names of files too.
+The page is one file that loads nothing: pictures, style and script are embedded. All output of templates is escaped, file names included.
 """
 
 import base64
@@ -23,7 +23,7 @@ from dml_core.trained import TrainedModel
 from tasks.use.sources import find_images
 
 QUERY_PIXELS = 320
-SHARP_PIXELS = 64  # pictures as small as that are shown with their pixels, not smoothed
+SHARP_PIXELS = 64  # smaller pictures are shown with sharp pixels, not smoothed
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Hit:
     Attributes:
         rank: from 1.
         score: cosine, or negative distance.
-        item: what the index knows of it.
+        item: its entry in the index.
     """
 
     rank: int
@@ -43,10 +43,10 @@ class Hit:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found for one image.
+    """The search results for one image.
 
     Attributes:
-        name: of the image, as it was given.
+        name: name of the image, as given.
         picture: a small WebP of it.
         hits: nearest first.
     """
@@ -56,17 +56,17 @@ class Answer:
     hits: list[Hit]
 
     def as_values(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the results as plain values for programs."""
         found = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
         return {"image": self.name, "found": found}
 
 
 def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: int) -> list[Answer]:
-    """The nearest items of each image; a folder or list stands for all of its images.
+    """Find the nearest items of each image; a folder or list means all of its images.
 
     Raises:
-        ConfigError: a model that is not the index's, or a k below 1.
-        DataError: a file that is missing or no image.
+        ConfigError: the model is not the index's, or k is below 1.
+        DataError: a file is missing or not an image.
     """
     index.check_model(model.identity)
     images = [image for path in paths for image in _images_of(path)]
@@ -110,7 +110,7 @@ def _read(query: _Query) -> bytes:
 
 
 def describe(index: Index) -> list[str]:
-    """What an index is, in a few lines."""
+    """Describe an index in a few lines."""
     info = index.info
     called = f" ({info.model_source})" if info.model_source else ""
     lines = [
@@ -123,7 +123,7 @@ def describe(index: Index) -> list[str]:
 
 
 def kind_line(index: Index) -> str:
-    """How it searches, and what that misses."""
+    """Return the index's kind and, if it is approximate, what it misses."""
     if index.kind == "exact":
         return "exact: nothing is missed"
     return f"approximate ({index.kind})" + (f": {index.info.found}" if index.info.found is not None else "")
@@ -133,7 +133,7 @@ def kind_line(index: Index) -> str:
 
 
 def search_page(index: Index, answers: Sequence[Answer]) -> str:
-    """What was found, as HTML."""
+    """Return the search results as HTML."""
     return _environment().get_template("search.html").render(index=index, answers=answers, kind=kind_line(index))
 
 
@@ -160,7 +160,7 @@ def _is_sharp(picture: bytes) -> bool:
 
 
 def _base(name: str) -> str:
-    """A name without its folders."""
+    """Return a name without its folders."""
     return name.rpartition("/")[2]
 
 
@@ -169,6 +169,6 @@ def _said(score: float, metric: str) -> str:
 
 
 def _share(score: float, best: float, metric: str) -> int:
-    """How much of its bar a score fills, per cent: of cosine 1, or by how much nearer than the farthest that is shown it could be."""
+    """Return the filled share of a score's bar, in per cent: of cosine 1, or the best distance divided by this one."""
     filled = score if metric == "cosine" else (best / score if score < 0 else 1.0)
     return round(100 * min(1.0, max(0.0, filled)))

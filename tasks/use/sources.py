@@ -1,4 +1,4 @@
-"""Images to embed, wherever they are: a folder, a list, an object store. Their names are read at once, their bytes when they are needed."""
+"""Images to embed, from a folder, a list or an object store. Names are read at once, bytes when needed."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ BOX_COLUMNS = ("left", "top", "right", "bottom")
 
 @dataclass(frozen=True)
 class Images:
-    """Images in their order.
+    """Images in order.
 
     Attributes:
-        names: of each, unique where the source has it so: a path relative to the source.
-        classes: of each; None where the source does not say.
-        boxes: of each; None where there are none.
-        root: the folder below which they are; None of an object store.
-        read: the encoded bytes of the image at a place of the list; an OSError or StoreError says that it cannot be read.
+        names: name of each, unique if the source's are: a path relative to the source.
+        classes: class of each; None if the source has none.
+        boxes: box of each; None if there are none.
+        root: the folder that contains them; None for an object store.
+        read: returns the encoded bytes of the image at a position of the list; raises OSError or StoreError if it cannot be read.
     """
 
     names: list[str]
@@ -37,11 +37,11 @@ class Images:
 
 
 def find_images(source: str) -> Images:
-    """The images of a source.
+    """Find the images of a source.
 
     Args:
-        source: a folder, with images in folders of their classes or not; a CSV or Parquet file with the column `path`, where wanted
-            `label` and a box (`left`, `top`, `right`, `bottom`); or `s3://bucket/prefix`.
+        source: a folder, with or without one subfolder per class; a CSV or Parquet file with the column `path` and optionally `label` and a
+            box (`left`, `top`, `right`, `bottom`); or `s3://bucket/prefix`.
 
     Raises:
         DataError: there are none, or the list cannot be read.
@@ -68,9 +68,9 @@ def _in_folder(folder: Path) -> Images:
 
 
 def _image_paths(folder: Path) -> Iterator[Path]:
-    """Everything below `folder` that has the name of an image and is no folder, also links to nothing and pipes, which no one can read.
+    """Yield everything below `folder` with an image's name that is not a folder, including dangling links and pipes, which are unreadable.
 
-    Links to folders are followed, but not to one that they are in. Hidden files and folders are left out.
+    Links to folders are followed, except to a folder that contains them. Hidden files and folders are skipped.
 
     Raises:
         DataError: a folder cannot be read.
@@ -96,7 +96,7 @@ def _check_name(name: str, folder: Path) -> None:
 
 
 def _in_bucket(address: str) -> Images:
-    store = Store(address, Path())  # a client is made where it is first used: this one may be sent to other machines
+    store = Store(address, Path())  # its client is created on first use, so that this store can be sent to other machines
     names = sorted(name for name in Store(address, Path()).list_objects() if is_image_name(PurePosixPath(name)))
     return Images(names, _parents(names), None, None, lambda place: store.read(names[place]))
 
@@ -133,6 +133,6 @@ def _in_list(path: Path) -> Images:
 
 
 def _parents(names: list[str]) -> list[str] | None:
-    """The folder that each image is in, as its class; None where some are in none."""
+    """Return each image's parent folder as its class; None if some images have no parent folder."""
     parents = [PurePosixPath(name).parent.name for name in names]
     return parents if all(parents) else None

@@ -1,1 +1,1 @@
-"""Ray; the only place that knows it, and what its workers do."""
+"""Ray and the code of its workers; no other package uses Ray."""

@@ -1,6 +1,6 @@
-"""The board between a flow and one start of a worker group, an actor of Ray's. It starts at once: nothing here loads torch.
+"""The board between a flow and one start of a worker group: a Ray actor. It starts quickly because nothing here loads torch.
 
-It dies with its group and its group with it: the driver, which counts the attempts, starts both anew.
+It ends with its group and its group with it; the driver, which counts the attempts, then starts both again.
 """
 
 import asyncio
@@ -20,10 +20,9 @@ WAIT_SECONDS = 0.5
 
 @ray.remote(num_cpus=0)
 class Board:
-    """The job of one start of a worker group: set by the driver, taken by the workers, and how it stands.
+    """Holds one job at a time for one start of a worker group: set by the driver, taken by the workers, with its state.
 
-    Nothing is done twice by one group: a fault in it ends it. Who asks for a job or for how it stands is answered when there is something
-    new, or after half a second.
+    A group does nothing twice: a fault ends it. Queries for a job or its state are answered when there is news, or after half a second.
     """
 
     def __init__(self) -> None:
@@ -35,21 +34,21 @@ class Board:
         self._for_workers, self._for_driver = asyncio.Event(), asyncio.Event()
 
     def hold(self, controller: Any, placement: Any) -> None:
-        """Keep what the driver ends the group by."""
+        """Store the handles with which the driver ends the group."""
         self._group = controller, placement
 
     def held(self) -> tuple[Any, Any] | None:
-        """What `hold` was given; None until the workers' processes are there."""
+        """Return the arguments of `hold`, or None before the workers' processes exist."""
         return self._group
 
     def submit(self, job: Job) -> None:
-        """Set the next job; the last one is over."""
+        """Set the next job; the previous one is over."""
         self._job, self._outcome = job, Outcome()
         self._beats.clear()
         self._for_workers.set()
 
     async def next(self) -> Job | str | None:
-        """The job, once; None while there is none; `STOP` when closed."""
+        """Return the job once, None if there is none, or `STOP` when closed."""
         await _news(self._for_workers)
         if self._job is None:
             return STOP if self._is_closed else None
@@ -58,39 +57,39 @@ class Board:
         return job
 
     def beat(self, rank: int, patience: bool) -> bool:
-        """A worker's work goes on; whether the group is to make way for another."""
+        """Record a worker's heartbeat; return whether the group should stop."""
         self._beats[rank] = time.monotonic(), patience
         return self._is_to_make_way
 
     def progress(self, message: Progress) -> None:
-        """Keep a message for the driver, who hears of it when it looks next."""
+        """Store a message for the driver's next query."""
         self._outcome.progress.append(message)
 
     def note_fault(self, fault: str) -> None:
-        """What ends the group; the first word on it counts, whichever worker speaks."""
+        """Record what ends the group; only the first report counts."""
         self._outcome.fault = self._outcome.fault or fault
         self._for_driver.set()
 
     def note_way_made(self) -> None:
-        """The job's workers have left a checkpoint, and end."""
+        """Record that the job's workers have saved a checkpoint and end."""
         self._outcome.has_made_way = True
         self._for_driver.set()
 
     def finish(self, facts: dict[str, object]) -> None:
-        """The job is done."""
+        """Record that the job is done."""
         self._outcome.facts = facts
         self._for_driver.set()
 
     def fail(self, error: str) -> None:
-        """The job cannot be done; the first word on it counts, whichever worker speaks."""
+        """Record that the job cannot be done; only the first report counts."""
         self._outcome.error = self._outcome.error or error
         self._for_driver.set()
 
     async def look(self) -> Outcome:
-        """How the job stands; its messages are handed over once."""
+        """Return the state of the job; each message is returned once."""
         await _news(self._for_driver)
         now = time.monotonic()
-        # Workers wait for each other, so the group goes on as long as one of them does.
+        # Workers wait for each other, so the group is alive if any of them is.
         quiet = min((now - at for at, _ in self._beats.values()), default=0.0)
         is_patient = any(patience for _, patience in self._beats.values())
         seen = replace(self._outcome, quiet_seconds=quiet, is_patient=is_patient)
@@ -98,17 +97,17 @@ class Board:
         return seen
 
     def make_way(self) -> None:
-        """Have the workers leave a checkpoint and end: a larger group is to take their place."""
+        """Ask the workers to save a checkpoint and end, so that a larger group can replace them."""
         self._is_to_make_way = True
 
     def close(self) -> None:
-        """No more jobs: the workers end."""
+        """Accept no more jobs: the workers end."""
         self._is_closed = True
         self._for_workers.set()
 
 
 async def _news(event: asyncio.Event) -> None:
-    """Wait until there is some, half a second at most."""
+    """Wait for an event, half a second at most."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), WAIT_SECONDS)
     event.clear()

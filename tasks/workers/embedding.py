@@ -1,7 +1,7 @@
-"""Extracting embeddings with the workers of a run: sharded float32 in dataset order, one manifest, whatever the number of workers.
+"""Extract embeddings with the workers of a run: sharded float32 in dataset order, with one manifest, for any number of workers.
 
-The rows of a role are cut into shards whose size depends on the number of rows alone; worker r computes shards r, r + W, ... Within a shard
-images go through the network in fixed batches, so every worker count writes the same bytes.
+The rows of a role are split into shards whose size depends only on the number of rows; worker r computes shards r, r + W, ... Within a
+shard images pass through the network in fixed batches, so every number of workers writes the same bytes.
 """
 
 import json
@@ -38,7 +38,7 @@ def extract(
     device: torch.device,
     num_loader_workers: int = 0,
 ) -> dict[str, Any]:
-    """Write every role's embeddings and labels below `folder`, computed in whole float32; every worker of the process group calls it alike.
+    """Write every role's embeddings and labels below `folder`, computed in full float32; every worker of the process group makes this call.
 
     Returns:
         The manifest: per role the number of rows and dimensions and the shards' file names; rank 0 writes it last, as `manifest.json`.
@@ -62,7 +62,7 @@ def extract(
 
 
 def shard_rows(num_rows: int) -> int:
-    """Rows of one shard: at most a sixteenth of all, in whole batches, at least one batch."""
+    """Return the rows of one shard: at most a sixteenth of all, in whole batches, at least one batch."""
     batches = max(1, num_rows // (NUM_SHARDS * BATCH_SIZE))
     return min(batches * BATCH_SIZE, MAX_SHARD_ROWS)
 
@@ -98,7 +98,7 @@ def _save_array(path: Path, array: np.ndarray) -> None:
 
 
 def _write(path: Path, write: Any) -> None:
-    """Write beside, then rename: a name in the folder is a whole file."""
+    """Write a temporary file, then rename it: every visible file in the folder is complete."""
     beside = path.with_name(f".{path.name}-{os.getpid()}")
     write(beside)
     beside.replace(path)

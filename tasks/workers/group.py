@@ -1,4 +1,4 @@
-"""Training and embedding on Ray: worker groups that are started once and serve every run of a flow."""
+"""Training and embedding on Ray: worker groups that start once and serve every run of a flow."""
 
 import atexit
 import contextlib
@@ -37,12 +37,12 @@ Say = Callable[[str], None]
 
 
 class Workers:
-    """The worker groups of a flow: as many as runs may train at the same time, each started when it is first needed.
+    """The worker groups of a flow: one per concurrent run, each started when first needed.
 
     Args:
-        scale: how many groups, how many workers in each, and on what, at most.
-        folder: where Ray Train keeps its own state.
-        say: told in one line what the runs train on, once Ray has started.
+        scale: limits on groups, workers per group and devices.
+        folder: folder for Ray Train's own state.
+        say: receives one line on the placement, once Ray has started.
     """
 
     def __init__(self, scale: ScaleSpec, folder: Path, say: Say = lambda text: None) -> None:
@@ -50,16 +50,16 @@ class Workers:
         self._folder = folder
         self._say = say
         self._groups: list[WorkerGroup] = []
-        self._free: queue.LifoQueue[WorkerGroup] = queue.LifoQueue()  # a started group is taken again before another is started
+        self._free: queue.LifoQueue[WorkerGroup] = queue.LifoQueue()  # a started group is reused before another is started
         self._lock = threading.Lock()
         self._closed = False
 
     def run(self, job: Job, watch: Watch) -> dict[str, object]:
-        """Have the next free group do a job, and return its facts (device, num_workers, seconds, attempts). Threads may call it together.
+        """Have the next free group do a job; return its facts (device, num_workers, seconds, attempts). Thread-safe.
 
         Args:
-            job: what to do.
-            watch: told of every progress message.
+            job: the job.
+            watch: receives every progress message.
 
         Raises:
             TrainingError: the job failed, or its workers cannot be started.
@@ -72,14 +72,14 @@ class Workers:
             self._free.put(group)
 
     def close(self) -> None:
-        """End all groups and what `start_ray` started. A job that is being done is given up; its checkpoint stays."""
+        """End all groups and what `start_ray` started. A job in progress is abandoned; its checkpoint stays."""
         self._closed = True
         for group in self._groups:
             group.close()
         stop_ray()
 
     def _open(self) -> None:
-        """Start Ray and make the groups that fit, the first time."""
+        """Start Ray and create the groups that fit, on the first call."""
         with self._lock:
             if self._closed:
                 raise TrainingError("the flow is ending, no job is taken up any more")
@@ -93,10 +93,10 @@ class Workers:
 
 
 class _GroupEndedError(Exception):
-    """A worker group came to its end before its job did.
+    """Raised if a worker group ended before its job was done.
 
     Attributes:
-        has_made_way: the workers were asked to end, and have left a checkpoint.
+        has_made_way: the workers ended on request, and have saved a checkpoint.
     """
 
     def __init__(self, why: str, has_made_way: bool = False) -> None:
@@ -105,10 +105,10 @@ class _GroupEndedError(Exception):
 
 
 class WorkerGroup:
-    """The workers that do one job after another until `close`: one `TorchTrainer` fit after another.
+    """Workers that do one job after another until `close`: one `TorchTrainer` fit after another.
 
-    Ray never starts workers anew by itself. Whatever ends a group (a worker's death, a hang, its board's death, resources that are not
-    there), `run` ends what is left of it and starts another, `scale.max_failures` times for a job; so all is bounded in one place.
+    Ray never restarts workers automatically. Whatever ends a group (the death of a worker or of the board, a hang, missing resources),
+    `run` ends the rest of it and starts another, `scale.max_failures` times per job, so that all restarts are limited in one place.
     """
 
     def __init__(self, placement: Placement, scale: ScaleSpec, folder: Path, say: Say) -> None:
@@ -118,7 +118,7 @@ class WorkerGroup:
         self._say = say
         self._thread: threading.Thread | None = None
         self._board: Any = None
-        self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have begun
+        self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
         self._error: BaseException | None = None
         self._num_workers = 0
         self._busy = self._closed = False
@@ -127,7 +127,7 @@ class WorkerGroup:
         """Have the workers do a job, and return its facts.
 
         Raises:
-            TrainingError: the job failed, or as many groups as may fail have come to their end.
+            TrainingError: the job failed, or more than `scale.max_failures` groups ended.
         """
         job = replace(job, num_loader_workers=self._placement.num_loaders)
         self._busy = True
@@ -153,10 +153,10 @@ class WorkerGroup:
                 return {**facts, "attempts": num_attempts}
 
     def close(self) -> None:
-        """Let the workers end where they wait for a job. Who is at work ends with Ray."""
+        """Let workers that wait for a job end. Busy workers end with Ray."""
         self._closed = True
         if self._thread is not None and not self._busy:
-            with contextlib.suppress(Exception):  # a board that is gone lets its workers end too
+            with contextlib.suppress(Exception):  # if the board is gone, its workers end too
                 self._board.close.remote()
             self._thread.join(CLOSE_SECONDS)
 
@@ -165,7 +165,7 @@ class WorkerGroup:
 
         Raises:
             TrainingError: the job cannot be done.
-            _GroupEndedError: the group has come to its end, or is to be ended.
+            _GroupEndedError: the group has ended, or has to be ended.
         """
         if self._thread is None or not self._thread.is_alive():
             self._start()
@@ -197,7 +197,7 @@ class WorkerGroup:
                     self._ask("make_way")
 
     def _ask(self, call: str, *arguments: object) -> Any:
-        """What the board answers.
+        """Call a method of the board and return its answer.
 
         Raises:
             _GroupEndedError: the board is gone.
@@ -221,7 +221,7 @@ class WorkerGroup:
         from tasks.workers.board import Board
         from tasks.workers.meeting import Meeting
 
-        # Ray itself finds a process that answers nothing, whatever the other workers do.
+        # Ray detects a process that does not answer at all, whatever the other workers do.
         os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(60 * self._scale.hang_minutes)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._held = None
@@ -253,18 +253,18 @@ class WorkerGroup:
     def _fit(self, trainer: Any) -> None:
         try:
             trainer.fit()
-        except Exception as error:  # noqa: BLE001 - kept, and told by the job that waits
+        except Exception as error:  # noqa: BLE001 - stored, and reported by the job that waits
             self._error = error
 
     def _end(self) -> None:
-        """End what is left of the group: its processes too, stopped ones among them, so that their resources are free."""
+        """End the rest of the group, including stopped processes, so that its resources are free."""
         import ray
 
         board, held, thread = self._board, self._held, self._thread
         self._board = self._held = self._thread = None
         if thread is None or self._closed:
             return
-        # Each of these may find gone what it is to end.
+        # Each of these calls may find its target gone.
         if held is not None and thread.is_alive():
             controller, placement_group = held
             with contextlib.suppress(Exception):
@@ -280,21 +280,21 @@ class WorkerGroup:
     # ------------------------------------------------------------ workers that come and go
 
     def _fitting_size(self) -> int:
-        """How many workers a group that starts now has: for a run that may lose and gain some, as many as there is room for."""
+        """Return the number of workers of a group that starts now; an elastic run gets as many as there is room for."""
         if not self._scale.is_elastic:
             return self._placement.num_workers
-        until = time.monotonic() + FREE_SECONDS  # what another group has just left is free in a moment
+        until = time.monotonic() + FREE_SECONDS  # the resources of a group that just ended are free in a moment
         while self._num_free() < self._room() and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
         return max(self._scale.fewest_workers, min(self._room(), self._num_free()))
 
     def _room(self) -> int:
-        """Workers for which the machines that are there now have room, beside the flow's other groups."""
+        """Return the number of workers that fit on the current machines, with the flow's other groups."""
         from ray._private.state import total_resources_per_node
 
         try:
             return choose(self._scale, _of_nodes_that_stay(total_resources_per_node())).num_workers
-        except TrainingError:  # nothing is there now
+        except TrainingError:  # no resources at the moment
             return self._scale.fewest_workers
 
     def _num_free(self) -> int:
@@ -305,7 +305,7 @@ class WorkerGroup:
 
 
 def _of_nodes_that_stay(resources: dict[str, dict[str, float]]) -> Counter[str]:
-    """The sum over nodes, without those that Ray has been told will be taken away: nothing is started there."""
+    """Sum the resources of all nodes except those that Ray is draining: nothing is started there."""
     from ray._private.state import state
 
     leaving = state.get_draining_nodes()
@@ -317,7 +317,7 @@ def _of_nodes_that_stay(resources: dict[str, dict[str, float]]) -> Counter[str]:
 
 
 def _serve(config: dict[str, Any]) -> None:
-    """`worker.serve`, loaded in the workers alone: Ray's controller, which gets this function too, has no use for torch's seconds."""
+    """Call `worker.serve`, imported only in the workers: Ray's controller, which also receives this function, need not load torch."""
     from tasks.workers.worker import serve
 
     serve(config)
@@ -327,17 +327,17 @@ _group_number = itertools.count()
 
 
 def _is_on_a_cluster() -> bool:
-    """Whether workers may be on several machines, which share no file to meet at."""
+    """Return whether workers may be on several machines, which share no rendezvous file."""
     return "RAY_ADDRESS" in os.environ
 
 
 def start_ray(scale: ScaleSpec) -> Placement:
-    """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; where the flow's runs are to train.
+    """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
 
     A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once.
 
     Raises:
-        TrainingError: Ray does not start or cannot be reached, or has not the device that was asked for by name.
+        TrainingError: Ray does not start or cannot be reached, or lacks the device that was requested by name.
     """
     import ray
 
@@ -347,9 +347,9 @@ def start_ray(scale: ScaleSpec) -> Placement:
 
 
 def connect(address: str, attempts: int = 2) -> None:
-    """Connect to Ray, or start it here where the address is "local".
+    """Connect to Ray, or start it here if the address is "local".
 
-    Ray gives a node 30 seconds to start, which a machine that is busy with other things may miss; a second attempt finds it warm.
+    Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
     Raises:
         TrainingError: it does not start or answer.
@@ -358,19 +358,19 @@ def connect(address: str, attempts: int = 2) -> None:
 
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
-    except Exception as error:  # Ray raises plain ones
+    except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
             return connect(address, attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
         raise TrainingError(f"{where} did not start or does not answer: {without_secrets(_first_line(error))}") from error
     if address == "local":
         _watches.append(watch_children(RAY_PROCESSES))
-        atexit.register(stop_ray)  # before Ray's own, which would stop what is watched
+        atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
     return None
 
 
 def stop_ray() -> None:
-    """Disconnect, and stop what `start_ray` started. Does nothing where Ray was never used."""
+    """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
     import sys
 
     while _watches:
@@ -383,7 +383,7 @@ _watches: list[Callable[[], None]] = []
 
 
 def _why(error: BaseException | None) -> str:
-    """What a fit's error says, from its last line where it is a traceback."""
+    """Return the reason for a failed fit, as one line."""
     from ray.train import TrainingFailedError
 
     failures = getattr(error, "worker_failures", None) or {}

@@ -1,4 +1,4 @@
-"""What the driver asks of a group of workers, and what comes back: plain data, importable without Ray."""
+"""Messages between the driver and a group of workers: plain data, importable without Ray."""
 
 from dataclasses import dataclass, field
 
@@ -13,12 +13,12 @@ class Job:
     Attributes:
         id: unique in a flow.
         step: "train" or "embed".
-        dataset_key, dataset_folder: where the packed data is in a remote store, and where it is on the driver's machine.
+        dataset_key, dataset_folder: location of the packed data in a remote store, and on the driver's machine.
         train_key: folder of the run's checkpoint in the store.
         embed_key: folder of the run's embeddings in the store.
         store, cache: the store's address and this machine's cache of it.
-        num_loader_workers: image-loading processes of each worker; the group that does the job says how many.
-        checkpoint_every_steps, checkpoint_every_minutes: checkpoints within an epoch, as `ScaleSpec` has them.
+        num_loader_workers: image-loading processes of each worker; set by the group that does the job.
+        checkpoint_every_steps, checkpoint_every_minutes: checkpoints within an epoch, as in `ScaleSpec`.
     """
 
     id: str
@@ -37,17 +37,17 @@ class Job:
 
 @dataclass
 class Outcome:
-    """How a job stands with the group that was given it.
+    """State of a job in the group that does it.
 
     Attributes:
         facts: device, seconds, workers; set when it is done.
-        error: the one line that says why it failed for good.
-        fault: what ended the group, so that another has to go on.
-        progress: messages since the driver last asked.
-        is_taken: whether the workers have begun.
-        has_made_way: whether the workers ended because they were asked to; they left a checkpoint.
-        quiet_seconds: how long no worker has said that its work goes on.
-        is_patient: whether what is being done may take long.
+        error: one-line reason of a permanent failure.
+        fault: what ended the group, so that another group has to resume the job.
+        progress: messages since the driver's last query.
+        is_taken: whether the workers have started it.
+        has_made_way: whether the workers ended on request; they saved a checkpoint.
+        quiet_seconds: time since the latest heartbeat of any worker.
+        is_patient: whether the current work may take long.
     """
 
     facts: dict[str, object] | None = None

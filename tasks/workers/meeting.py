@@ -1,7 +1,7 @@
-"""How the workers of a group meet, and what each is told of before it begins: the only code of ours in Ray Train's controller.
+"""The rendezvous of a group's workers and their setup; the only code of ours in Ray Train's controller.
 
-Ray Train lets workers meet at a store of torch's (`TCPStore`), which listens on every interface of the machine and asks for no token. On
-one machine a file does the same. Workers of a cluster share no file and meet as Ray Train does it.
+Ray Train's rendezvous is a torch `TCPStore`, which listens on every interface of the machine and needs no token. On one machine a file
+replaces it. Workers of a cluster share no files and use Ray Train's rendezvous.
 """
 
 import uuid
@@ -22,8 +22,8 @@ class Meeting(TorchConfig):  # type: ignore[misc]
     """A `TorchConfig` for groups that a flow can end.
 
     Attributes:
-        board: told of the group's controller and of its placement group.
-        folder: where the files are that the workers of one machine meet at; None for workers of a cluster.
+        board: receives the group's controller and its placement group.
+        folder: folder of the rendezvous files for workers of one machine; None for workers of a cluster.
     """
 
     board: Any = None
@@ -31,13 +31,13 @@ class Meeting(TorchConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type:
-        """What Ray Train calls when workers have started."""
+        """The backend class that Ray Train uses when workers have started."""
         return _Backend
 
 
 class _Backend(_TorchBackend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: Meeting) -> None:
-        """Join all workers; each start of a group meets at a file of its own."""
+        """Join all workers; each start of a group has its own rendezvous file."""
         placement_group = worker_group.execute_single(0, ray.util.get_current_placement_group)
         ray.get(backend_config.board.hold.remote(ray.get_runtime_context().current_actor, placement_group))
         worker_group.execute(heed_sigterm)
@@ -57,11 +57,11 @@ class _Backend(_TorchBackend):  # type: ignore[misc]
         meeting.unlink(missing_ok=True)
 
     def on_shutdown(self, worker_group: Any, backend_config: Meeting) -> None:
-        """Nothing: the processes end with the group, and one that hangs would be waited for."""
+        """Do nothing: the processes end with the group, and a shutdown would wait for one that hangs."""
 
 
 def _join(backend: str, meeting: Path, rank: int, world_size: int, timeout_seconds: int) -> None:
     timeout = timedelta(seconds=timeout_seconds)
-    # By its path: torch does not decode the %20 of a file:// address.
+    # Pass the path: torch does not decode the %20 of a file:// address.
     store = dist.FileStore(str(meeting), world_size)  # type: ignore[attr-defined]  # torch exports it at run time
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

@@ -1,8 +1,8 @@
-"""How the runs of a flow are laid on the machines that Ray has: on GPUs or CPUs, how many groups of workers, how many workers in each.
+"""Assign the runs of a flow to Ray's machines: GPUs or CPUs, the number of worker groups, and the workers in each.
 
-Nothing here changes a result, so nothing here is a reason to refuse: `num_workers` and `concurrent_runs` are how many a flow may use at
-most, and fewer are taken where the machines have fewer. Only a device is asked for by name: `device: cuda` without a GPU is an error,
-`device: auto` then takes CPUs. What was chosen is said at the start.
+Nothing here changes a result, so a lack of resources is no error: `num_workers` and `concurrent_runs` are upper limits, and smaller
+machines run fewer. Only an explicit device is required: `device: cuda` without a GPU is an error, while `device: auto` then uses CPUs. The
+choice is printed at the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from dml_core.errors import TrainingError
 from tasks.runs.specs import ScaleSpec
 
-MOST_LOADERS = 16  # of a worker by "auto": more decode faster than a network trains, and each keeps pixels of its own
+MOST_LOADERS = 16  # of a worker by "auto": more decode faster than a network trains, and each keeps its own pixels
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the runs of a flow train.
+    """Placement of a flow's training runs.
 
     Attributes:
-        device: "cuda" (one GPU a worker) or "cpu".
-        num_workers: training processes of one run; of one that may lose and gain some, as many as there is room for now.
+        device: "cuda" (one GPU per worker) or "cpu".
+        num_workers: training processes of one run; for an elastic run, as many as there is room for now.
         num_groups: runs that train at the same time.
-        num_asked: workers of one run and runs at the same time that the parameters allow.
+        num_asked: the parameters' limits on workers per run and on concurrent runs.
         num_devices: GPUs, or CPUs, that Ray has.
-        model: what the GPUs are called; empty on CPUs, and where Ray does not know.
+        model: name of the GPUs; empty on CPUs, and if Ray does not know it.
         num_loaders: image-loading processes of each worker.
-        num_cores: CPUs that Ray keeps for each worker, its loaders included.
+        num_cores: CPUs that Ray reserves for each worker, its loaders included.
     """
 
     device: str
@@ -40,12 +40,12 @@ class Placement:
 
     @property
     def resources(self) -> dict[str, int]:
-        """What Ray is asked for, for each worker."""
+        """Resources requested from Ray for each worker."""
         return {"CPU": self.num_cores} | ({"GPU": 1} if self.device == "cuda" else {})
 
     @property
     def text(self) -> str:
-        """One line for a person: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
+        """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
         devices = _count(self.num_workers * self.num_groups, self.device) + (f" ({self.model})" if self.model else "")
         fewer = f" ({self.num_asked[0]} allowed)" if self.num_workers < self.num_asked[0] else ""
         loaders = f", {_count(self.num_loaders, 'loader')} each" if self.num_loaders else ""
@@ -57,12 +57,12 @@ class Placement:
 
 
 def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Mapping[str, float]] | None = None) -> Placement:
-    """Fit a flow's runs to what Ray has. Runs beside each other come before workers beside each other: they need not wait for one another.
+    """Fit a flow's runs to Ray's resources. Concurrent runs take precedence over more workers, because runs do not wait for each other.
 
     Args:
-        scale: what the parameters allow.
+        scale: limits set by the parameters.
         resources: Ray's resources of the whole cluster, name -> amount.
-        nodes: those of each machine; one machine where they are not given.
+        nodes: resources of each machine; by default one machine.
 
     Raises:
         TrainingError: `device: cuda` and no GPU, or no CPU at all.
@@ -84,10 +84,10 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:
-    """Loader processes of a worker, and the CPUs that are kept for it: as many as it has use for and every worker can have."""
+    """Return a worker's loader processes and the CPUs reserved for it: as many as it can use and every worker can have."""
 
     def places(num_cores: int) -> int:
-        """Workers of so many CPUs that the machines have room for."""
+        """Return the number of workers with this many CPUs that fit on the machines."""
         by_cores = [int(node.get("CPU", 0)) // num_cores for node in nodes]
         by_device = by_cores if device == "cpu" else [int(node.get("GPU", 0)) for node in nodes]
         return sum(map(min, by_cores, by_device))

@@ -1,7 +1,7 @@
-"""The driver's terminal while a flow runs: what is being done, where it is, what is finished.
+"""Progress of a flow in the driver's terminal: current work, position, finished runs.
 
-With a terminal: lines that stay, and below them how far all runs are and a bar for the present one. Piped: the same lines, and every
-quarter of a minute one that says where a run is. The runs' own log lines (`logging`) are for Prefect's pages and are not printed here.
+In a terminal: permanent lines, and below them the progress of all runs and a bar for the current one. Piped: the same lines, and every 15
+seconds one with a run's position. The runs' own log lines (`logging`) are for Prefect's pages and are not printed here.
 """
 
 import logging
@@ -14,15 +14,15 @@ from rich.text import Text
 from dml_core.training import history
 
 PLAIN_SECONDS = 15.0
-WIDE = 110  # columns; narrower terminals have no room for the bar and the rate beside the time left
+WIDE = 110  # columns; narrower terminals have no room for the bar and the rate next to the time left
 logger = logging.getLogger(__name__)
 
 
 class ProgressDisplay:
-    """Told of every run's steps, messages and end; threads may call it together. `close` takes the bars away.
+    """Shows every run's steps, messages and end; thread-safe. `close` removes the bars.
 
     Args:
-        console: where to write; standard error when none is given.
+        console: output; by default standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -44,12 +44,12 @@ class ProgressDisplay:
         self._first_started: float | None = None
 
     def say(self, text: str) -> None:
-        """Print a line that stays, above the bars."""
+        """Print a permanent line above the bars."""
         self._console.print(text, markup=False, soft_wrap=True)
         logger.info("%s", text)
 
     def plan(self, num_runs: int, num_to_train: int) -> None:
-        """So many runs more, and how many of them have to train; called before the first of them ends."""
+        """Add this many runs, some of which have to train; called before the first of them ends."""
         self._num_runs += num_runs
         self._num_to_train += num_to_train
         if self._console.is_terminal and num_to_train and self._all is None:
@@ -57,12 +57,12 @@ class ProgressDisplay:
             self._all = self._bars.add_task(self._overall(), total=None, where="", training=False)
 
     def step(self, title: str, doing: str) -> None:
-        """Show what a run does beside training."""
+        """Show a run's current step other than training."""
         logger.info("%s: %s", title, doing)
         self._show(title, None, 0, doing)
 
     def __call__(self, title: str, message: history.Progress) -> None:
-        """Show where a run's training is."""
+        """Show the position of a run's training."""
         loss, rate = message.metrics["loss"], message.images_per_second
         where = f"epoch {message.epoch + 1}/{message.num_epochs}  loss {loss:.3f}"
         if self._is_wide or not self._console.is_terminal:
@@ -76,12 +76,12 @@ class ProgressDisplay:
             self._console.print(f"{title}: {where}", markup=False, soft_wrap=True)
 
     def finished(self, title: str, trained: bool, line: str | None) -> None:
-        """A run has ended.
+        """Record that a run has ended.
 
         Args:
-            title: which.
+            title: title of the run.
             trained: whether it was one of those that had to train.
-            line: what stays of it on screen; None leaves nothing (it was reused).
+            line: line to print; None prints nothing (it was reused).
         """
         self._num_done += 1
         self._num_trained += trained
@@ -93,12 +93,12 @@ class ProgressDisplay:
             self._bars.update(self._all, description=self._overall())
 
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._all is not None:
             self._bars.stop()
 
     def _show(self, title: str, total: int | None, completed: int, where: str) -> None:
-        """The row of a run; its first one is where the time that runs take begins to count."""
+        """Update the row of a run; the first call starts the clock for the time estimate."""
         if self._first_started is None:
             self._first_started = time.monotonic()
         if self._all is None:
@@ -108,7 +108,7 @@ class ProgressDisplay:
         self._bars.update(self._rows[title], total=total, completed=completed, where=where, training=total is not None)
 
     def _overall(self) -> str:
-        """How far all runs are, with the time that is left when those that are to be trained take as long as those that were."""
+        """Return the progress of all runs, with the time left if the remaining runs train as long as the finished ones."""
         return f"run {min(self._num_done + 1, self._num_runs)} of {self._num_runs}{self._left()}"
 
     def _done(self) -> str:
@@ -122,7 +122,7 @@ class ProgressDisplay:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: `45 s`, `12 min`, `3 h 20 min`."""
+    """Format seconds for reading: `45 s`, `12 min`, `3 h 20 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -130,12 +130,12 @@ def duration(seconds: float) -> str:
 
 
 class _TrainingOnly(ProgressColumn):
-    """Another column, left empty where a run is not training now, and in the row of all runs."""
+    """Wraps a column, which stays empty for runs that are not training and for the row of all runs."""
 
     def __init__(self, column: ProgressColumn) -> None:
         super().__init__(column.get_table_column())
         self._column = column
 
     def render(self, task: Task) -> Text:
-        """The column's cell."""
+        """Return the column's cell."""
         return self._column(task) if task.fields["training"] else Text("")  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""Work that falls into independent parts, on whatever a Ray cluster has: one part a free core or GPU, results in order.
+"""Run independent parts of work on a Ray cluster: one part per free core or GPU, results in order.
 
-Training has its worker groups (`tasks.workers.group`); this is for what needs none: embedding images that no run has.
+Training uses worker groups (`tasks.workers.group`); this is for work without them: embedding images that belong to no run.
 """
 
 import os
@@ -14,20 +14,20 @@ from tasks.workers.group import connect, stop_ray
 ShareT = TypeVar("ShareT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-AHEAD = 2  # parts that are given out for each core or GPU: one is worked on while another waits there
+AHEAD = 2  # parts submitted per core or GPU: one runs while another waits there
 
 
 def spread(work: Callable[[ShareT, ItemT], ResultT], shared: ShareT, items: Iterable[ItemT]) -> Iterator[ResultT]:
-    """`work(shared, item)` of every item, in their order; a part whose process or node dies is done again elsewhere.
+    """Yield `work(shared, item)` of every item, in order; a part whose process or node dies is repeated elsewhere.
 
     Args:
-        work: importable on every node, as is all that it uses.
-        shared: what all parts need, sent to a node once.
-        items: small; they are drawn as there is room for them.
+        work: importable on every node, with all it uses.
+        shared: data for all parts, sent to a node once.
+        items: small items, taken when there is room for them.
 
     Raises:
-        DmlError: of a part, as it raised it.
-        TrainingError: the cluster of `RAY_ADDRESS` cannot be reached, or a part came to its end by something else.
+        DmlError: a part raised it.
+        TrainingError: the cluster of `RAY_ADDRESS` cannot be reached, or a part failed otherwise.
     """
     import ray
 

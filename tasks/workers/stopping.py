@@ -1,4 +1,4 @@
-"""SIGTERM to a worker: while it trains, it is to leave a checkpoint and end; at any other time it ends at once."""
+"""Handle SIGTERM in a worker: during training it saves a checkpoint and ends, at any other time it ends at once."""
 
 import contextlib
 import os
@@ -12,13 +12,13 @@ _has_come = threading.Event()
 
 
 def heed_sigterm() -> None:
-    """Take SIGTERM from now on; to be called in the worker's main thread, which Ray keeps free while the work is in another."""
+    """Install the SIGTERM handler; call it in the worker's main thread, which Ray keeps free while work runs in another."""
     signal.signal(signal.SIGTERM, _on_sigterm)
 
 
 @contextlib.contextmanager
 def training() -> Iterator[None]:
-    """While inside, SIGTERM is kept for whoever asks `has_come`; a second one ends the process."""
+    """Store a SIGTERM that arrives inside, for `has_come`; a second one ends the process."""
     _is_training.set()
     try:
         yield
@@ -27,7 +27,7 @@ def training() -> Iterator[None]:
 
 
 def has_come() -> bool:
-    """Whether SIGTERM has come while training."""
+    """Return whether SIGTERM arrived during training."""
     return _has_come.is_set()
 
 

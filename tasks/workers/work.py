@@ -1,7 +1,7 @@
-"""What the workers of a group do for each step of a job: training, and embedding. Knows process groups and the store, not Ray.
+"""The steps of a job in the workers of a group: training and embedding. This module knows process groups and the store, not Ray.
 
-Every worker of the group calls the step alike. Nothing is gone on from that does not prove itself: `fit` takes up the run's own whole
-checkpoint or begins anew, and embedding wants one that is whole, of this run and of all its epochs.
+Every worker of the group makes the same calls. Checkpoints are verified before use: `fit` resumes from the run's own intact checkpoint or
+starts from the beginning, and embedding needs one that is intact, of this run and of all its epochs.
 """
 
 from collections.abc import Callable
@@ -35,20 +35,20 @@ Work = Callable[[Job, torch.device, Report, int, StopWanted | None], dict[str, o
 
 
 def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, stop_wanted: StopWanted | None = None) -> dict[str, object]:
-    """Train the job's run into its folder of the store, from its last whole checkpoint if there is one.
+    """Train the job's run into its folder of the store, from its last intact checkpoint if there is one.
 
     Args:
-        job: with step "train".
-        device: this worker's.
-        tell: given every progress message, on rank 0.
-        local_rank: this worker's number among those of its machine.
-        stop_wanted: whether the run is to stop; as `saving.Saving` has it.
+        job: job with step "train".
+        device: this worker's device.
+        tell: receives every progress message, on rank 0.
+        local_rank: this worker's number on its machine.
+        stop_wanted: returns whether the run should stop; see `saving.Saving`.
 
     Returns:
-        Facts beside the step's time: `taken_up`, whether a checkpoint was there, so that the time is not of the whole training.
+        Facts other than the step's time: `taken_up`, whether it resumed from a checkpoint, so that the time is not of the whole training.
 
     Raises:
-        ConfigError: an epoch is to be kept that cannot be told from others, as no class has two images; or the published weights are
+        ConfigError: the best epoch is to be kept but cannot be determined, because no class has two images; or the published weights are
             missing or damaged.
         InterruptedRunError: the run was stopped; its checkpoint is in the store.
     """
@@ -81,7 +81,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     """Extract the embeddings of the images that the job's run is scored on, into their folder of the store; arguments as for `train`.
 
     Raises:
-        StoreError: the run's checkpoint is not there whole, or not of all its epochs.
+        StoreError: the run's checkpoint is missing, damaged, or not of all its epochs.
     """
     store = _store(job.store, job.cache)
     folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
@@ -90,7 +90,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     roles = {role: open_role(folder, role, validation) for role in scored}
     with patient():
         weights, num_epochs = _trained_weights(job, store, device)
-        store.pull(job.embed_key)  # this machine's cache may hold what an earlier attempt left
+        store.pull(job.embed_key)  # this machine's cache may hold files of an earlier attempt
     model = Embedder(job.spec.training.without_weights().model, len(open_role(folder, "train", validation).class_names)).to(device)
     model.load_state_dict(weights)
     if world_size() > 1:
@@ -105,17 +105,17 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
 
 @cache
 def _store(address: str, cache_folder: str) -> Store:
-    """One for all jobs of the process: it remembers which files of the packed dataset it has compared."""
+    """Return the process's store, shared by all jobs: it remembers which files of the packed dataset it has verified."""
     return Store(address, Path(cache_folder))
 
 
 def _identity(job: Job) -> str:
-    """The identity of the job's training: its folder in the store has its name."""
+    """Return the identity of the job's training, which is the name of its folder in the store."""
     return job.train_key.rpartition("/")[2]
 
 
 def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict[str, Tensor], int]:
-    """The network's weights and after how many epochs they were reached; rank 0 reads them, the others receive them one by one."""
+    """Return the network's weights and their number of epochs; rank 0 reads them and sends them one by one to the others."""
     weights: dict[str, Tensor] | None = None
 
     def read() -> int:
@@ -137,7 +137,7 @@ def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
 
 
 def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:
-    """The packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
+    """Return the packed data on this machine: the driver's own folder, or fetched from a remote store once per machine."""
     if not store.is_remote:
         return Path(job.dataset_folder)
     with patient():

@@ -1,8 +1,8 @@
-"""What runs inside Ray's workers: the training function of the worker group, which does one job of the board (`board.py`) after another.
+"""Code that runs inside Ray's workers: the training function of the worker group, which does the board's jobs (`board.py`) one by one.
 
-One worker group serves many runs: starting one costs tens of seconds (processes, imports, rendezvous), a small run costs less than that.
-Rank 0 asks the board for the next job and tells the others; all of them do it; rank 0 reports. When a worker dies the group ends, and the
-driver starts another with the unfinished job, which goes on from its checkpoint.
+One worker group serves many runs: starting one takes tens of seconds (processes, imports, rendezvous), more than a small run. Rank 0 asks
+the board for the next job and broadcasts it; all ranks do it; rank 0 reports. If a worker dies the group ends, and the driver starts
+another with the unfinished job, which resumes from its checkpoint.
 """
 
 import os
@@ -33,9 +33,9 @@ BEAT_SECONDS = 1.0
 
 
 def serve(config: dict[str, Any]) -> None:
-    """The training function of every worker: work through the board's jobs until it is closed."""
+    """Work through the board's jobs until it is closed; the training function of every worker."""
     enable_s3_weights()
-    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has an environment of its own
+    os.environ.setdefault("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")  # a cluster's node has its own environment
     board = config["board"]
     device = ray.train.torch.get_device()
     if device.type == "cpu":
@@ -48,7 +48,7 @@ def serve(config: dict[str, Any]) -> None:
 
 
 class _Heart:
-    """Tells the board of a worker's beats, about once a second, and hears whether the group is to make way."""
+    """Sends a worker's heartbeats to the board, about once a second, and learns whether the group should stop."""
 
     def __init__(self, board: Any, on_a_cluster: bool) -> None:
         self._board = board
@@ -64,17 +64,17 @@ class _Heart:
             return
         self._told, self._patience = now, patience
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
-            self.is_to_make_way |= ray.get(self._answer)  # raises where the board is gone, and its group with it
+            self.is_to_make_way |= ray.get(self._answer)  # raises if the board is gone, and its group with it
         self._answer = self._board.beat.remote(rank(), patience)
 
     def stop_wanted(self) -> bool:
-        """Whether this worker was told to end: by SIGTERM, by the driver, or because its machine is taken away."""
-        is_preempted = self._on_a_cluster and ray.train.get_preemption_info() is not None  # asked by all workers as often
+        """Return whether this worker was asked to stop: by SIGTERM, by the driver, or because its machine is preempted."""
+        is_preempted = self._on_a_cluster and ray.train.get_preemption_info() is not None  # all workers call this equally often
         return is_preempted or stopping.has_come() or self.is_to_make_way
 
 
 def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
-    """Do one job and say how it went; a fault ends this worker, and with it the group."""
+    """Do one job and report its result; a fault ends this worker, and with it the group."""
     started = time.monotonic()
     try:
         local_rank = ray.train.get_context().get_local_rank()
@@ -95,7 +95,7 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
 
 
 def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
-    """What rank 0 works under: workers of a flow that was killed may live for some seconds, and write where this one is to write."""
+    """Return the lock rank 0 works under: workers of a killed flow may live on for some seconds, and write to the same folder."""
     if rank() != 0:
         return nullcontext()
     name = job.train_key if job.step == "train" else job.embed_key
@@ -103,7 +103,7 @@ def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
 
 
 def _next_job(board: Any) -> Job | str | None:
-    """The same answer on every rank. Rank 0 asks; it answers None once a minute so that nobody waits longer than a collective may."""
+    """Return the same answer on every rank: rank 0 asks, and returns None once a minute, within the timeout of collectives."""
     answer: list[Job | str | None] = [None]
     if rank() == 0:
         until = time.monotonic() + IDLE_SECONDS

@@ -1,1 +1,1 @@
-"""Pages for a person who looks rather than reads: one for each run, one for a comparison; static files, no server, no network."""
+"""Static pages to browse runs: one for each run, one for a comparison; they need no server and no network."""

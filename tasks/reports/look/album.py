@@ -1,7 +1,7 @@
-"""Thumbnails, many to a file: a page of thousands of images would be thousands of files, and would load them one by one.
+"""Sheets of many thumbnails: a page of thousands of images would otherwise be thousands of files, loaded one by one.
 
-A sheet has COLUMNS columns of square cells. Its cells are as large as its share of the album's bytes allows, and never larger than the
-images themselves; a page shows one cell of it by percentages, and so need not know how large it is.
+A sheet has COLUMNS columns of square cells. The cells are as large as the sheet's share of the album's bytes allows, and never larger than
+the images; a page addresses a cell by percentages, and does not need its size.
 """
 
 import io
@@ -13,16 +13,16 @@ from tasks.scores.figures import Side
 
 COLUMNS = 20
 CELLS = COLUMNS * COLUMNS
-RUNGS = ((160, 80), (112, 76), (80, 72), (64, 70), (48, 66), (32, 55), (24, 40), (16, 20))  # (pixels of a cell, quality), from the best
+RUNGS = ((160, 80), (112, 76), (80, 72), (64, 70), (48, 66), (32, 55), (24, 40), (16, 20))  # (pixels of a cell, quality), the best first
 SMALL = 64  # pixels
 
 
 class Album:
-    """Images by the place at which they were taken in; taking one in again gives the same place.
+    """Images by their place; adding an image again returns the same place.
 
     Args:
-        stem: how its files begin.
-        most_bytes: of all its sheets together.
+        stem: prefix of its file names.
+        most_bytes: limit for all its sheets together.
     """
 
     def __init__(self, stem: str, most_bytes: int) -> None:
@@ -35,21 +35,21 @@ class Album:
 
     @property
     def num_sheets(self) -> int:
-        """Files that it has."""
+        """Number of its files."""
         return -(-len(self) // CELLS)
 
     @property
     def is_small(self) -> bool:
-        """Whether its images (by the first) are so small that their pixels are better shown as squares."""
+        """True if its images (judged by the first) are so small that their pixels are better shown as squares."""
         return len(self) > 0 and max(self._images[0][0].image(self._images[0][1]).size) <= SMALL
 
     @property
     def images(self) -> list[tuple[Side, int]]:
-        """By place, from which side and which of its images."""
+        """The side and index of the image at each place."""
         return self._images
 
     def place(self, side: Side, index: int) -> int:
-        """Where an image is; it is taken in where it was not."""
+        """Return the place of an image, adding it if it is new."""
         key = (side.dataset.role, int(index))
         if key not in self._places:
             self._places[key] = len(self._images)
@@ -57,7 +57,7 @@ class Album:
         return self._places[key]
 
     def style(self, place: int) -> str:
-        """The cell of a place as the background of an element."""
+        """Return the CSS that shows a place's cell as the background of an element."""
         sheet, cell = divmod(place, CELLS)
         row, column = divmod(cell, COLUMNS)
         num_rows = min(COLUMNS, -(-(len(self) - sheet * CELLS) // COLUMNS))
@@ -79,13 +79,13 @@ class Album:
 
 
 def _reduced(image: Image.Image, edge: int) -> Image.Image:
-    """The image in RGB, no side longer than `edge`."""
+    """Return the image in RGB, no side longer than `edge`."""
     image = image.convert("RGB")
     return image if max(image.size) <= edge else ImageOps.contain(image, (edge, edge), Image.Resampling.LANCZOS)
 
 
 def _encoded(thumbnails: list[Image.Image], most_bytes: int, first: int) -> tuple[bytes, int]:
-    """A sheet on the first rung from `first` on that is within the bytes, else on the last; and which that was."""
+    """Encode a sheet with the first rung from `first` on that fits the bytes, else the last; return its bytes and the rung."""
     largest = max(max(image.size) for image in thumbnails)
     num_rows = -(-len(thumbnails) // COLUMNS)
     for rung in range(first, len(RUNGS)):

@@ -1,8 +1,8 @@
-"""Writes the pages of `dml look`: `index.html` of a run, or of a comparison with a page for each of its runs beside it.
+"""Write the pages of `dml look`: `index.html` of a run, or of a comparison, with one page for each of its runs.
 
-Data lie in scripts, because a page that is opened as a file may load those and may not fetch anything. The size is bounded: of thumbnails
-by ALBUM_BYTES and MAX_PICTURES, of a run's own data by the pictures that there are. Where a dataset has more images, a seeded sample of
-the queries can be chosen, with all neighbours of each; counts and scores are of all queries always.
+The data is in scripts, because a page opened as a file may load scripts but not fetch data. The size is bounded: thumbnails by ALBUM_BYTES
+and MAX_PICTURES, a run's own data by the number of pictures. If a dataset has more images, only a seeded sample of the queries can be
+selected, with all neighbours of each; counts and scores always cover all queries.
 """
 
 import json
@@ -37,8 +37,8 @@ from tasks.scores.figures import Side
 INDEX, ITEMS, COMPARISON, PLOTLY = "index.html", "items.js", "comparison.js", "plotly.min.js"
 MAX_PICTURES = 65_536
 ALBUM_BYTES = 48_000_000
-PATHS_BYTES = 4_000_000  # of the images' names, which are left out where they are longer
-FIGURES = ("curve", "similarities")  # of a run's own, which are not drawn anew here
+PATHS_BYTES = 4_000_000  # of the images' names, which are omitted if longer
+FIGURES = ("curve", "similarities")  # of a run's own, which are not drawn again here
 Say = Callable[[str], None]
 
 
@@ -47,8 +47,8 @@ class Shown:
     """A run with the names of its page and its data.
 
     Attributes:
-        seen: what there is to see.
-        stem: how its files begin.
+        seen: the run's scores, outcomes and map.
+        stem: prefix of its file names.
     """
 
     seen: SeenRun
@@ -56,7 +56,7 @@ class Shown:
 
     @property
     def variant(self) -> str:
-        """As the comparison calls it."""
+        """Name of the variant in the comparison."""
         return self.seen.run.spec.variant
 
 
@@ -65,9 +65,9 @@ class Images:
     """The images of all pages.
 
     Attributes:
-        queries, gallery: one object where images are searched among themselves.
-        looked: (L,) the queries that can be chosen.
-        album: with all of them and their neighbours.
+        queries, gallery: one object if the queries are also the gallery.
+        looked: (L,) the queries that can be selected.
+        album: album of all of them and their neighbours.
     """
 
     queries: Side
@@ -77,25 +77,25 @@ class Images:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every query can be chosen."""
+        """True if every query can be selected."""
         return len(self.looked) == len(self.queries.labels)
 
 
 def write_look(project: Project, chosen: Chosen, reference: str | None, folder: Path, method: Method, say: Say) -> Path:
-    """Write the pages of what was chosen, instead of those that were there, and return the first.
+    """Write the pages of the chosen run or comparison, replacing older pages, and return the first.
 
     Args:
-        project: whose store.
+        project: project whose store is read.
         chosen: a run or a comparison.
-        reference: the variant that others are compared with; the best where none is named.
-        folder: theirs alone.
-        method: of the maps.
-        say: tells a person how far it is.
+        reference: variant that others are compared with; by default the best.
+        folder: folder that holds only these pages.
+        method: method of the maps.
+        say: reports progress.
 
     Raises:
-        ConfigError: the folder has something else in it.
-        StoreError: embeddings are gone or not those of the scores, or the folder cannot be written.
-        EvaluationError: embeddings that cannot be looked at.
+        ConfigError: the folder contains something else.
+        StoreError: embeddings are missing or do not match the scores, or the folder cannot be written.
+        EvaluationError: embeddings cannot be scored.
     """
     _check_place(folder)
     runs, images = _see_all(project, chosen, method, say)
@@ -104,7 +104,7 @@ def write_look(project: Project, chosen: Chosen, reference: str | None, folder: 
     try:
         beside.mkdir(parents=True)
         _write_all(chosen, reference, runs, images, method, beside, say)
-        _check_place(folder)  # drawing takes a while
+        _check_place(folder)  # the folder may have changed while drawing
         replace_folder(beside, place)
     except OSError as error:
         raise StoreError(f"{folder}: pages cannot be written ({error.strerror or error}); free space or choose another folder") from None
@@ -114,13 +114,13 @@ def write_look(project: Project, chosen: Chosen, reference: str | None, folder: 
 
 
 def _check_place(folder: Path) -> None:
-    """Refuse a folder that holds anything but pages of `dml look`."""
+    """Check that a folder holds only pages of `dml look`, or nothing."""
     if folder.exists() and not (folder.is_dir() and ((folder / ITEMS).is_file() or not any(folder.iterdir()))):
         raise ConfigError(f"{folder}: there is something else; choose a new or empty folder with -o, or one that dml look made")
 
 
 def _see_all(project: Project, chosen: Chosen, method: Method, say: Say) -> tuple[list[Shown], Images]:
-    """Every run that is shown, and the images of all. Embeddings are let go when a run has been seen."""
+    """Return every run to show, and the images of all. Embeddings of a run are released after it is evaluated."""
     images = _choose_images(*open_sides(project, chosen.shown[0], chosen.dataset), len(chosen.shown), chosen.seed)
     runs: list[Shown] = []
     for number, run in enumerate(chosen.shown):
@@ -134,7 +134,7 @@ def _see_all(project: Project, chosen: Chosen, method: Method, say: Say) -> tupl
 
 
 def _choose_images(queries: Side, gallery: Side, num_runs: int, seed: int) -> Images:
-    """Which queries can be chosen; all images are in the album where they fit in, else these queries, and later their neighbours."""
+    """Choose the queries that can be selected; the album gets all images if they fit, else these queries and later their neighbours."""
     album = Album("images", ALBUM_BYTES)
     sides = (gallery,) if queries is gallery else (gallery, queries)
     if sum(len(side.labels) for side in sides) <= MAX_PICTURES:
@@ -205,7 +205,7 @@ def _write_comparison(chosen: Chosen, reference: str | None, runs: Sequence[Show
             columns=table_columns(name for metrics in summaries.values() for name in metrics),
             summaries=summaries,
             found=found,
-            # what parts.html reads of a table
+            # fields of a table that parts.html reads
             told=None if found is None else SimpleNamespace(told=[found.sentence], comparisons=[found], ranking=None),
             only={(one, other): int((is_found[one] & ~is_found[other]).sum()) for one in order for other in order},
             scripts=[ITEMS, COMPARISON],
@@ -222,7 +222,7 @@ def _write_comparison(chosen: Chosen, reference: str | None, runs: Sequence[Show
 
 
 def _differences(chosen: Chosen, reference: str | None) -> Comparison | None:
-    """The variants by their first metric, in per cent, paired by seed; as reports and `dml compare` have it."""
+    """Compare the variants by their first metric, in per cent, paired by seed; as reports and `dml compare` do."""
     metric = table_columns(name for run in chosen.runs for name in run.metrics)[0]
     scores: dict[str, dict[int, float]] = {}
     for run in chosen.runs:
@@ -234,7 +234,7 @@ def _differences(chosen: Chosen, reference: str | None) -> Comparison | None:
 
 
 def _items(images: Images) -> dict[str, Any]:
-    """What is known of each picture by its place, and which pictures are the queries that can be chosen."""
+    """Return the data of each picture by its place, and which pictures are the queries that can be selected."""
     album = images.album
     paths = [side.dataset.paths[index] for side, index in album.images]
     return {
@@ -250,9 +250,9 @@ def _items(images: Images) -> dict[str, Any]:
 
 
 def _run_data(found: SeenRun, images: Images, num_neighbours: int = NUM_NEIGHBOURS) -> dict[str, Any]:
-    """Of each query that can be chosen: places of its neighbours, their similarities in thousandths, the rank of the first right one.
+    """Return each selectable query's neighbours (places), their similarities in thousandths and the rank of the first correct one.
 
-    A query with nothing to find has rank 0. The map is in it where all neighbours are.
+    A query with nothing to find has rank 0. The map is included if all neighbours are.
     """
     outcomes, looked = found.outcomes, images.looked
     neighbours = outcomes.neighbours[looked, :num_neighbours]
@@ -266,14 +266,14 @@ def _run_data(found: SeenRun, images: Images, num_neighbours: int = NUM_NEIGHBOU
 
 
 def _map(found: SeenRun, images: Images) -> dict[str, Any] | None:
-    """The map as Plotly draws it: found queries as dots, missed ones as crosses, a hue for each class."""
+    """Return the map for Plotly: found queries as dots, missed ones as crosses, a hue for each class."""
     if found.points is None:
         return None
     from plotly import graph_objects
 
-    numbers = np.searchsorted(images.looked, found.drawn)  # by which the page chooses a query
+    numbers = np.searchsorted(images.looked, found.drawn)  # the numbers by which the page selects a query
     labels = found.queries.labels[found.drawn]
-    hues = np.floor((labels * 0.61803398875 % 1) * 360).astype(int)  # classes that follow each other are far apart
+    hues = np.floor((labels * 0.61803398875 % 1) * 360).astype(int)  # consecutive classes get distant hues
     names = np.array([found.queries.class_name(int(index)) for index in found.drawn], dtype=object)
     kinds = (
         ("nearest image right", "circle", found.outcomes.is_found),
@@ -310,25 +310,25 @@ def _map(found: SeenRun, images: Images) -> dict[str, Any] | None:
 
 
 def _plain(name: str) -> str:
-    """A name that Plotly, which reads a part of HTML and entities in texts, shows as it is."""
+    """Escape a name so that Plotly, which interprets some HTML and entities in texts, shows it unchanged."""
     return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _num_pairs(found: SeenRun) -> int:
-    """Different pairs of classes, of which the page lists the first."""
+    """Return the number of different pairs of confused classes, of which the page lists the first."""
     missed = found.outcomes.is_missed & ~found.outcomes.is_right[:, 0]
     nearest = found.gallery.labels[found.outcomes.neighbours[missed, 0]]
     return len(set(zip(found.queries.labels[missed].tolist(), nearest.tolist(), strict=True)))
 
 
 def _figures(folder: Path) -> list[Picture]:
-    """The run's own figures that a page shows as they are."""
+    """Return the run's own figures that a page shows unchanged."""
     files = [path for path in picture_files(folder) if path.stem in FIGURES]
     return [load_picture(path, folder, len(files)) for path in files]
 
 
 def _json(data: Any) -> str:
-    """JSON that is a script too: in ASCII, so that no line separator of Unicode's ends a line of it."""
+    """Return JSON that is also a valid script: ASCII, because Unicode line separators would end a line of script."""
     return json.dumps(data, separators=(",", ":"))
 
 

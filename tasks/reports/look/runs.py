@@ -1,6 +1,6 @@
-"""Finished runs as they lie in the store, found by what they are: specification -> identities -> folders.
+"""Find finished runs in the store by their specification: specification -> identities -> folders.
 
-Neither Prefect nor MLflow is asked. A run that the code as it is has not made is shown as other code made it last, and marked.
+Neither Prefect nor MLflow is needed. If the current code has not made a run, the latest one made by other code is shown, and marked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from tasks.storage import Store
 
 
 class NotRunError(DmlError):
-    """Nothing to look at: the run that was named is not there."""
+    """The named run does not exist."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class FinishedRun:
     """A run with its scores.
 
     Attributes:
-        spec: what it is.
-        identity: of its scores.
-        is_current: the code as it is would make the same.
-        metrics: of `metrics.json`.
+        spec: its specification.
+        identity: identity of its scores.
+        is_current: whether the current code would make the same run.
+        metrics: content of `metrics.json`.
         scores: folder of the scores and figures.
         embeddings: key of the embeddings in the store.
     """
@@ -50,15 +50,15 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What is to be looked at.
+    """The run or comparison to show.
 
     Attributes:
-        title: of the comparison, as MLflow and reports call it.
+        title: title of the comparison, as in MLflow and reports.
         dataset: its record.
-        is_comparison: several variants beside each other; else one run.
+        is_comparison: True for several variants, False for one run.
         runs: every finished run of every chosen variant, in the order of `params.yaml`.
-        seed: of the runs whose pictures are shown.
-        missing: variants that have no run with that seed.
+        seed: seed of the runs whose pictures are shown.
+        missing: variants without a run with that seed.
     """
 
     title: str
@@ -70,30 +70,30 @@ class Chosen:
 
     @property
     def shown(self) -> list[FinishedRun]:
-        """The runs that have a page."""
+        """Runs that have a page."""
         return [run for run in self.runs if run.spec.seed == self.seed]
 
     def over_seeds(self, variant: str) -> dict[str, Summary]:
-        """Each metric of a variant over its seeds."""
+        """Return each metric of a variant, summarised over its seeds."""
         runs = [run.metrics for run in self.runs if run.spec.variant == variant]
         return {name: summarise([metrics[name] for metrics in runs if name in metrics]) for name in runs[0]}
 
 
 def choose(project: Project, params: Params, named: str, seed: int | None = None, overrides: Sequence[str] = ()) -> Chosen:
-    """The runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
+    """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
 
     Args:
-        project: whose store.
-        params: of the project, overrides laid over them.
-        named: what is to be looked at.
-        seed: whose pictures are shown. Where none is given: of a comparison the first of `comparison.seeds`, of a run without a seed
-            its best (`tasks.runs.best`).
-        overrides: of the comparison.
+        project: project whose store is read.
+        params: parameters of the project, with the overrides applied.
+        named: name of the run or comparison.
+        seed: seed of the runs whose pictures are shown; by default the first of `comparison.seeds` for a comparison, and the best
+            (`tasks.runs.best`) for a run named without a seed.
+        overrides: overrides of the comparison.
 
     Raises:
-        ConfigError: a name that params.yaml does not have.
+        ConfigError: a name is not in params.yaml.
         DataError: the dataset is not prepared.
-        NotRunError: nothing of it has been run.
+        NotRunError: no run matches.
     """
     dataset, *of_run = named.strip("/").split("/")
     if len(of_run) > 2 or (len(of_run) == 2 and not of_run[1].isdigit()):
@@ -124,7 +124,7 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
 
 
 def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
-    """The run, if its scores and embeddings are in the store."""
+    """Return the run if its scores and embeddings are in the store, else None."""
     current = next(_identities(project.state, dataset, spec))
     for embedded, scored in _identities(project.state, dataset, spec):
         scores = store.pull(f"evaluate/{scored}")
@@ -135,7 +135,7 @@ def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunS
 
 
 def _identities(state: Path, dataset: DatasetRecord, spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Identities of its embeddings and its scores, first those of the code as it is."""
+    """Yield the identities of its embeddings and its scores, those of the current code first."""
     for trained in finished_identities(state, train_step(spec, dataset)):
         for embedded in finished_identities(state, embed_step(spec, trained)):
             for scored in finished_identities(state, evaluate_step(spec, embedded)):
@@ -143,10 +143,10 @@ def _identities(state: Path, dataset: DatasetRecord, spec: RunSpec) -> Iterator[
 
 
 def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[Side, Side]:
-    """Queries and gallery of a run, which are one where images are searched among themselves.
+    """Return queries and gallery of a run: one object if the queries are also the gallery.
 
     Raises:
-        StoreError: the embeddings are gone, or those of another dataset.
+        StoreError: the embeddings are missing, or of another dataset.
     """
     folder = Store(project.store, project.state / "cache").pull(run.embeddings)
     if not (folder / MANIFEST_FILE).is_file():

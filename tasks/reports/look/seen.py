@@ -1,6 +1,6 @@
-"""What there is to see of a run: scores with intervals, worst queries, confused classes, and a map. Numbers are the evaluator's own.
+"""Evaluate a run for its page: scores with intervals, worst queries, confused classes and a map. The evaluator computes all numbers.
 
-Shapes: Q queries, D dimensions, L queries looked at, P points of the map.
+Shapes: Q queries, D dimensions, L selectable queries, P points of the map.
 """
 
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ NUM_WORST = 12
 NUM_PAIRS, NUM_EXAMPLES = 8, 3
 NUM_COUNTED_PAIRS = 200  # of the table of pairs without pictures
 ALBUM_BYTES = 3_000_000
-NUM_BEFORE_TSNE = 50  # dimensions that PCA leaves for t-SNE
+NUM_BEFORE_TSNE = 50  # dimensions that PCA keeps for t-SNE
 Method = Literal["tsne", "pca"]
 
 
 @dataclass(frozen=True)
 class Score:
-    """A metric of a run, as fractions: its value, 95 % intervals over queries and over classes drawn anew, and over the variant's seeds."""
+    """A metric of a run, as fractions: value, 95 % intervals over resampled queries and classes, and summary over the variant's seeds."""
 
     metric: str
     value: float
@@ -41,15 +41,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture with what stands below it.
+    """A picture with its caption.
 
     Attributes:
         place: in the album.
-        name: of its class.
-        number: in its role.
-        file: how the raw dataset calls it.
+        name: name of its class.
+        number: index in its role.
+        file: name in the raw dataset.
         similarity: to the query; None for the query itself.
-        is_right: of the query's class.
+        is_right: whether it is of the query's class.
     """
 
     place: int
@@ -62,7 +62,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Found:
-    """A query with its nearest neighbours, the rank of the first right one, and how many right ones there are."""
+    """A query with its nearest neighbours, the rank of the first correct one, and the number of correct images."""
 
     query: Shot
     neighbours: tuple[Shot, ...]
@@ -72,7 +72,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Confusion:
-    """How many queries of a class are nearest to another, with examples: queries and their nearest neighbours."""
+    """Number of queries of a class that are nearest to another class, with examples: queries and their nearest neighbours."""
 
     name: str
     taken_for: str
@@ -83,12 +83,12 @@ class Confusion:
 
 @dataclass(frozen=True)
 class SeenRun:
-    """A run, what became of its queries, and where they lie on a map.
+    """A run with the outcomes of its queries and their positions on a map.
 
     Attributes:
-        queries, gallery: its images; one object where images are searched among themselves.
-        points: (P, 2), or None where there are too few.
-        drawn: (P,) which queries the points are.
+        queries, gallery: its images; one object if the queries are also the gallery.
+        points: (P, 2), or None if there are too few.
+        drawn: (P,) the queries that the points show.
     """
 
     run: FinishedRun
@@ -100,27 +100,27 @@ class SeenRun:
 
     @property
     def num_scored(self) -> int:
-        """Queries with something to find."""
+        """Number of queries with something to find."""
         return int(self.outcomes.scores.is_scored.sum())
 
     @property
     def num_found(self) -> int:
-        """Queries whose nearest image is right."""
+        """Number of queries whose nearest image is correct."""
         return int(self.outcomes.is_found.sum())
 
 
 def see(run: FinishedRun, queries: Side, gallery: Side, looked: NDArray[np.int64], method: Method) -> SeenRun:
-    """Look at a finished run.
+    """Evaluate a finished run for its page.
 
     Args:
-        run: with its scores.
+        run: run with its scores.
         queries, gallery: its images with their embeddings.
         looked: (L,) the queries of which the map shows some.
-        method: of the map.
+        method: method of the map.
 
     Raises:
-        EvaluationError: embeddings that cannot be scored.
-        StoreError: the scores are not those of the embeddings.
+        EvaluationError: the embeddings cannot be scored.
+        StoreError: the scores do not match the embeddings.
     """
     config, is_self = run.spec.evaluation, queries is gallery
     asked = () if is_self else (queries.embeddings, queries.labels)
@@ -137,9 +137,9 @@ def see(run: FinishedRun, queries: Side, gallery: Side, looked: NDArray[np.int64
 
 
 def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int) -> NDArray[np.float64]:
-    """(P, 2) places on a map; t-SNE starts from the first two principal components.
+    """Return (P, 2) positions on a map; t-SNE starts from the first two principal components.
 
-    t-SNE has one thread: several would sum in another order each time, and wait for each other where others work.
+    t-SNE uses one thread: several would sum in a varying order, and wait for each other on a busy machine.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -150,7 +150,7 @@ def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int)
         values_PD = values_PD / np.linalg.norm(values_PD, axis=1, keepdims=True)
     reduced: NDArray[np.float64] = PCA(min(NUM_BEFORE_TSNE, *values_PD.shape), random_state=seed).fit_transform(values_PD)
     spread = float(reduced[:, 0].std())
-    if method == "pca" or spread < 1e-9:  # all in one point: there is nothing to spread out
+    if method == "pca" or spread < 1e-9:  # all points coincide: nothing to spread out
         return reduced[:, :2]
     start = reduced[:, :2] / spread * 1e-4
     perplexity = min(30.0, (len(values_PD) - 1) / 3)
@@ -160,7 +160,7 @@ def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int)
 
 
 def scores_of(seen: SeenRun, over_seeds: dict[str, Summary]) -> list[Score]:
-    """Every metric that tables show, with its intervals; those that are no mean over queries have none of queries and classes."""
+    """Return every metric that tables show, with its intervals; metrics that are not means over queries have only that over seeds."""
     config, outcomes = seen.run.spec.evaluation, seen.outcomes
     columns = table_columns(seen.run.metrics)
     values = {name: column for name, column in per_query_metrics(outcomes.scores, config.recall_at).items() if name in columns}
@@ -174,7 +174,7 @@ def scores_of(seen: SeenRun, over_seeds: dict[str, Summary]) -> list[Score]:
 
 
 def worst(seen: SeenRun, album: Album) -> list[Found]:
-    """The queries whose first right image comes last, with their nearest neighbours."""
+    """Return the queries whose first correct image is ranked last, with their nearest neighbours."""
     outcomes = seen.outcomes
     return [
         Found(
@@ -194,7 +194,7 @@ def worst(seen: SeenRun, album: Album) -> list[Found]:
 
 
 def confusions(seen: SeenRun, album: Album) -> list[Confusion]:
-    """Which class is taken for which, the most frequent first; the first of them with pictures."""
+    """Return the confused pairs of classes, the most frequent first; the first ones with pictures."""
     pairs = confused_pairs(seen.outcomes, seen.gallery.labels, seen.queries.labels)[:NUM_COUNTED_PAIRS]
     return [_confusion(seen, album, pair, NUM_EXAMPLES if number < NUM_PAIRS else 0) for number, pair in enumerate(pairs)]
 
@@ -213,6 +213,6 @@ def _confusion(seen: SeenRun, album: Album, pair: ConfusedPair, num_examples: in
 
 
 def shot(album: Album, side: Side, index: int, similarity: float | None = None, is_right: bool = True) -> Shot:
-    """A picture taken into the album."""
+    """Add a picture to the album."""
     images = side.dataset
     return Shot(album.place(side, index), side.class_name(index), int(index), images.paths[int(index)], similarity, is_right)

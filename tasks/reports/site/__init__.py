@@ -1,1 +1,1 @@
-"""Static pages of the papers' tables: one self-contained file a table, and an index; they open from the file system, without a network."""
+"""Static pages of the papers' tables: one self-contained file per table, and an index; they open from disk, without a network."""

@@ -1,4 +1,4 @@
-"""What a row of a page opens to: how its runs were trained, where they are, and their pictures."""
+"""Details of a page's row: how its runs were trained, where they are stored, and their pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ LineKey = tuple[str, str, Epoch]
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting by its dotted name, as the run has it and as the other has; "-" where one has it not."""
+    """A setting's dotted name, with its values in the run and in the other settings; "-" if missing."""
 
     name: str
     here: str
@@ -31,18 +31,18 @@ class Difference:
 
 @dataclass(frozen=True)
 class Details:
-    """The runs of one line on one dataset, by the one with the lowest seed.
+    """The runs of one line on one dataset, represented by the one with the lowest seed.
 
     Attributes:
-        dataset, seed: of the run that stands for them.
-        differs: from the protocol; None where the line's variant is none of the protocol's.
-        changed: from what the row's file says today.
-        mixed: whether other seeds were trained in another way.
-        tuned: where tuned settings come from, by the file as it is today; or that it is gone; None of other variants.
-        settings: all of them, by dotted name.
-        pictures: of that run.
-        figures: key of the folder in the store where all of them are.
-        gone: why they cannot be shown.
+        dataset, seed: dataset and seed of that run.
+        differs: differences from the protocol; None if the protocol does not have the line's variant.
+        changed: differences from the row's current file.
+        mixed: whether other seeds were trained with other settings.
+        tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
+        settings: all settings, by dotted name.
+        pictures: pictures of that run.
+        figures: key of the store's folder with all of them.
+        gone: reason why they cannot be shown.
     """
 
     dataset: str
@@ -58,7 +58,7 @@ class Details:
 
 
 def line_details(name: str, table: TableFile, result: TableResult, store: Store) -> dict[LineKey, list[Details]]:
-    """The details of every line of a table, by dataset."""
+    """Return the details of every line of a table, by dataset."""
     groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
     for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
         if run.row in table.rows:
@@ -72,7 +72,7 @@ def line_details(name: str, table: TableFile, result: TableResult, store: Store)
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Settings that are not the same, by dotted name."""
+    """Return the settings that differ, by dotted name."""
     one, other = flatten(here), flatten(there)
     names = [name for name in sorted({*one, *other}) if one.get(name, "-") != other.get(name, "-")]
     return tuple(Difference(name, _plain(one.get(name, "-")), _plain(other.get(name, "-"))) for name in names)
@@ -121,7 +121,7 @@ def _training_today(name: str, table: TableFile, run: MeasuredRun) -> Settings |
 
 
 def _plain(value: Any) -> str:
-    """A setting as it is read: floats without a tail of digits, lists without Python's brackets and quotes."""
+    """Return a setting as text: floats with few digits, lists without Python's brackets and quotes."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value)) or "none"
     if value is None or isinstance(value, bool):
@@ -130,7 +130,7 @@ def _plain(value: Any) -> str:
 
 
 def _folder(store: Store, key: str) -> Path | str:
-    """The folder of a run's scores, or why it cannot be had."""
+    """Return the folder of a run's scores, or the reason why it is unavailable."""
     try:
         folder = store.pull(key)
     except StoreError as error:

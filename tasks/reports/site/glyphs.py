@@ -1,6 +1,6 @@
-"""Small drawings beside a measured figure, on one line: printed figure, prediction interval of one run, mean with 95 % interval, seeds.
+"""One-line drawings for measured figures: published figure, prediction interval of one run, mean with 95 % interval, seeds.
 
-A cell with a printed figure has it in the middle; without one, the column's measured values share a scale. The template draws.
+A cell with a published figure is centred on it; without one, the measured values of the column share a scale. The template draws.
 """
 
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
 
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0
-SPAN = 2.5  # half of what a drawing spans at least, in tolerances
+SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
 
 
 @dataclass(frozen=True)
 class Glyph:
-    """Where everything is, in pixels from the left of WIDTH; None for what there is not.
+    """Positions in pixels from the left of WIDTH; None if missing.
 
     Attributes:
         printed: the published figure; band: the prediction interval of one run.
-        mean: of the seeds; interval: of the mean; seeds: each.
-        says: all of it in words.
+        mean: mean of the seeds; interval: interval of the mean; seeds: each seed.
+        says: the same in words.
     """
 
     printed: float | None
@@ -32,25 +32,25 @@ class Glyph:
 
 @dataclass(frozen=True)
 class Scale:
-    """Which values the left and the right end of a drawing stand for."""
+    """Values at the left and the right end of a drawing."""
 
     low: float
     high: float
 
     def at(self, value: float) -> float:
-        """Where a value is, at an end where it is beyond it."""
+        """Return the position of a value, clipped to the ends."""
         share = (value - self.low) / (self.high - self.low)
         return round(MARGIN + min(max(share, 0.0), 1.0) * (WIDTH - 2 * MARGIN), 2)
 
 
 def draw(cell: ShownCell, column: ShownColumn, printed: float | None, shared: Scale) -> Glyph:
-    """A cell's drawing.
+    """Return a cell's drawing.
 
     Args:
-        cell: what was measured.
-        column: of the cell.
+        cell: the measured cell.
+        column: column of the cell.
         printed: the published figure.
-        shared: the column's scale, for a cell without a published figure.
+        shared: scale of the column, for a cell without a published figure.
     """
     low, high = _interval(cell)
     scale = shared
@@ -73,7 +73,7 @@ def draw(cell: ShownCell, column: ShownColumn, printed: float | None, shared: Sc
 
 
 def column_scale(table: ShownTable, index: int) -> Scale:
-    """What all measured values and intervals of a column fit in."""
+    """Return a scale that covers all measured values and intervals of a column."""
     found: Iterable[ShownCell | None] = (line.cells[index] for row in table.rows for line in row.lines)
     values = [value for cell in found if cell is not None for value in (*_interval(cell), *cell.values.values())]
     if not values or min(values) == max(values):

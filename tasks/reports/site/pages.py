@@ -1,6 +1,6 @@
-"""The site: `<paper>/<table>.html`, `.json` and `.md` for each table, and `index.html`. The same results give the same bytes.
+"""The site: `<paper>/<table>.html`, `.json` and `.md` for each table, and `index.html`. Equal results give equal bytes.
 
-Whatever a template prints is escaped. A page loads nothing: style, script and pictures are in it, and its policy forbids anything else.
+Everything a template prints is escaped. A page embeds its style, scripts and pictures, and its policy forbids loading anything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ Links = Mapping[tuple[str, str, int], str]
 
 @dataclass(frozen=True)
 class TablePage:
-    """What was written of a table.
+    """The files written for a table.
 
     Attributes:
         markdown: the table as text.
-        note: what it is and what came of it, in a few lines of Markdown.
-        html, json, text: the files.
+        note: description and results, in a few lines of Markdown.
+        html, json, text: paths of the files.
     """
 
     markdown: str
@@ -63,18 +63,18 @@ class TablePage:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All of them, for MLflow."""
+        """Paths of all files, for MLflow."""
         return str(self.html), str(self.json), str(self.text)
 
 
 def write_site(project: Project, params: Params, names: Sequence[str], folder: Path | None = None) -> list[TablePage]:
-    """The pages of these tables, and the index of all that have one.
+    """Write the pages of these tables, and the index of all tables.
 
     Args:
-        project: whose results and store.
-        params: what the project has.
+        project: project whose results and store are read.
+        params: parameters of the project.
         names: tables, `<paper>/<file>`.
-        folder: where the pages go; the project's `results/site` where none is given.
+        folder: output folder; by default the project's `results/site`.
     """
     folder = folder or project.root / SITE
     store = Store(project.store, project.state / "cache")
@@ -113,7 +113,7 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
 
 
 def index_page(folder: Path) -> str:
-    """HTML of the index of a folder's pages, by their JSON; tables without a page there are listed with the command that writes it."""
+    """Return the HTML index of a folder's pages, read from their JSON; tables without a page are listed with the command that writes it."""
     papers: dict[str, list[tuple[str, str, ShownTable | None, bool]]] = {}
     for name in table_names():
         entry = name, load_table(name).title, _written(folder, name), (folder / f"{name}.html").is_file()
@@ -122,7 +122,7 @@ def index_page(folder: Path) -> str:
 
 
 def _written(folder: Path, name: str) -> ShownTable | None:
-    """A table as its page in the folder shows it; None where it has no page there, or one that another version wrote."""
+    """Return a table as its page in the folder shows it, or None if it has no page or one written by another version."""
     try:
         return ShownTable.model_validate_json((folder / f"{name}.json").read_bytes())
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def _written(folder: Path, name: str) -> ShownTable | None:
 
 
 def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], str]:
-    """(project's dataset, label, seed) -> the run's page in MLflow, where that is a server that answers."""
+    """Return (project's dataset, label, seed) -> the run's page in MLflow; empty without an MLflow server that answers."""
     from dml_core.errors import TrackingError
 
     if not project.tracking_uri.startswith("http"):
@@ -140,7 +140,7 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
         try:
             runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
         except TrackingError:
-            continue  # it has none of them, or is away: the page names the runs all the same
+            continue  # it has none of them, or is down: the page still names the runs
         found |= {(dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}" for run in runs}
     return found
 
@@ -150,7 +150,7 @@ def _links(project: Project, table: ShownTable) -> dict[tuple[str, str, int], st
 
 @cache
 def environment() -> Environment:
-    """What renders pages: everything printed is escaped, and a name that is not there is an error."""
+    """Return the renderer of the pages: everything printed is escaped, and an undefined name is an error."""
     made = Environment(
         loader=ChoiceLoader([PackageLoader("tasks.reports.site"), PackageLoader("tasks")]),
         autoescape=True,
@@ -176,18 +176,18 @@ def environment() -> Environment:
 
 
 def metric_title(name: str) -> str:
-    """A metric as a reader knows it."""
+    """Return the display name of a metric."""
     k = recall_k(name)
     return f"R@{k}" if k is not None else METRICS.get(name, name.replace("_", " "))
 
 
 def paper_title(folder: str) -> str:
-    """A paper by its folder."""
+    """Return the display name of a paper, given its folder."""
     return PAPERS.get(folder, folder.replace("_", " ").capitalize())
 
 
 def table_title(name: str) -> str:
-    """`softtriple/table1` as "Table 1"."""
+    """Return the display name of a table: `softtriple/table1` becomes "Table 1"."""
     stem = name.rpartition("/")[2]
     kind = stem.rstrip("0123456789")
     return f"{kind} {stem.removeprefix(kind)}".replace("_", " ").strip().capitalize()
@@ -198,18 +198,18 @@ def _figure(decimals: int, value: float) -> str:
 
 
 def _printed_key(row: ShownRow) -> str:
-    """What the page's script sorts by: a figure a column, empty where there is none."""
+    """Return the sort key of the page's script: one published figure per column, "-" if missing."""
     return " ".join("-" if value is None else f"{value:g}" for value in row.published)
 
 
 def _measured_key(row: ShownRow) -> str:
-    """The same of the first line in which the column was measured."""
+    """Return the same key for measured figures, each from the first line in which the column was measured."""
     means = [next((line.cells[index] for line in row.lines if line.cells[index] is not None), None) for index in range(len(row.published))]
     return " ".join("-" if cell is None else f"{cell.mean:.6g}" for cell in means)
 
 
 def _blocks(table: ShownTable) -> list[tuple[str, int, str | None]]:
-    """(dataset, how many columns, the paper's dataset that it stands in for) of neighbouring columns of one dataset."""
+    """Return (dataset, number of columns, the paper's dataset that it replaces) of neighbouring columns of one dataset."""
     found = groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
     return [(dataset, len(list(columns)), stands_in_for) for (dataset, stands_in_for), columns in found]
 
@@ -219,16 +219,16 @@ def _link_of(links: Links, row: ShownRow, line: ShownLine, dataset: str, seed: i
 
 
 def _is_figure(table: ShownTable) -> bool:
-    """Whether it is there to be looked at: its rows' own pictures then stand on the page itself, not where a row opens."""
+    """Return whether the table is a figure: its rows' own pictures then appear on the page itself, not in an opened row."""
     return table.name.rpartition("/")[2].startswith("figure")
 
 
 def _verdict_counts(found: Counted) -> list[tuple[str, int]]:
-    """(verdict, cells that have it) in the order of the legend."""
+    """Return (verdict, number of cells) in the order of the legend."""
     return [(verdict, found.verdicts[verdict]) for verdict in VERDICTS if verdict in found.verdicts]
 
 
 def _totals(papers: Mapping[str, Sequence[tuple[str, str, ShownTable | None, bool]]]) -> dict[str, tuple[int, int]]:
-    """paper -> how many of its tables have something that was measured on its own data, and how many on stand-ins."""
+    """Return paper -> number of its tables measured on their own data, and number measured on stand-ins."""
     shown = {paper: [table for _, _, table, _ in tables if table is not None] for paper, tables in papers.items()}
     return {paper: (sum(t.own_data.rows > 0 for t in tables), sum(t.stand_in.rows > 0 for t in tables)) for paper, tables in shown.items()}

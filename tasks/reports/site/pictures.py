@@ -1,4 +1,4 @@
-"""The pictures of runs, made small enough to be carried by the page itself."""
+"""Pictures of runs, reduced so that they can be embedded in the page."""
 
 import base64
 import io
@@ -21,13 +21,13 @@ CAPTIONS = {
     "map": "map of the embeddings",
 }
 PAGE_BYTES = 3_000_000  # of all pictures of a page, before base64 adds a third
-LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, quality) that are tried, from the best
+LADDER = ((1400, 85), (1100, 80), (900, 75), (700, 65), (500, 50))  # (pixels, quality) to try, the best first
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".svg"}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture as the page has it: `source` is a data URI; None where there was no room, or the file is no picture."""
+    """A picture in a page: `source` is a data URI, or None if there was no room or the file is not a picture."""
 
     caption: str
     file: str
@@ -37,24 +37,24 @@ class Picture:
 
     @property
     def is_measurement(self) -> bool:
-        """Whether a measurement of the row drew it: what a paper's figure shows is such a picture."""
+        """True if a measurement of the row drew it; a paper's figures are such pictures."""
         return self.file.startswith(f"{MEASUREMENTS}/")
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """A finished run's pictures: the figures of every run, then those of its measurements."""
+    """Return a finished run's pictures: the figures of every run, then those of its measurements."""
     found = [path for part in (FIGURES, MEASUREMENTS) for path in sorted((folder / part).rglob("*")) if path.suffix.lower() in SUFFIXES]
     known = [path for name in ORDER for path in found if path.parent.name == FIGURES and path.stem == name]
     return known + [path for path in found if path not in known]
 
 
 def load_picture(path: Path, folder: Path, num_pictures: int) -> Picture:
-    """A picture at the best size and quality that leaves room for so many on a page.
+    """Load a picture at the best size and quality that leaves room for all pictures of a page.
 
     Args:
         path: the picture.
-        folder: of the run's scores; pictures are named from there.
-        num_pictures: of the whole page.
+        folder: folder of the run's scores; pictures are named relative to it.
+        num_pictures: number of pictures on the whole page.
     """
     name, budget = path.relative_to(folder).as_posix(), PAGE_BYTES // max(num_pictures, 1)
     caption = CAPTIONS.get(path.stem, path.stem.replace("_", " ").replace("-", " "))
@@ -89,14 +89,14 @@ def _data_uri(kind: str, data: bytes) -> str:
 
 
 def all_pictures(folders: Sequence[Path]) -> dict[Path, list[Picture]]:
-    """The pictures of each run's folder, sharing the room that a page has."""
+    """Return the pictures of each run's folder, which share the space of a page."""
     files = {folder: picture_files(folder) for folder in folders}
     num_pictures = sum(map(len, files.values()))
     return {folder: [load_picture(path, folder, num_pictures) for path in paths] for folder, paths in files.items()}
 
 
 def diagram_picture(ranking: Ranking) -> Picture:
-    """The critical-difference diagram of a table's systems, drawn anew: it follows from the table alone."""
+    """Return the critical-difference diagram of a table's systems, drawn again: it depends only on the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = plot_mean_ranks(ranking, Path(folder) / "ranks.png")
         return load_picture(path, Path(folder), 1)

@@ -1,4 +1,4 @@
-"""What rows that were not run wait for: a dataset that the project has not, raw files, weights."""
+"""Reasons why rows were not run: a dataset missing from the project, raw files, weights."""
 
 from dml_core.errors import ConfigError, DataError
 from tasks.checks import check_before
@@ -11,7 +11,7 @@ from tasks.tables.shown import unmeasured
 
 
 def waits(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
-    """(row, dataset) -> what is missing, in one line; nothing for those that only have to be run."""
+    """Return (row, dataset) -> what is missing, as one line; rows that only have to be run are omitted."""
     found: dict[tuple[str, str], str] = {}
     for key, row in table.rows.items():
         for dataset in unmeasured(table, key, result) if is_run(row) else ():
