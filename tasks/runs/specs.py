@@ -65,8 +65,7 @@ class ScaleSpec(Config):
         device: "cuda" fails without a GPU; "auto" uses GPUs if there are any, one per worker. The device used is recorded.
         concurrent_runs: number of runs that train at the same time, each with its own workers.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
-            loaders would take cores from training, and on GPUs one process per core that a training process can have in addition to its
-            own.
+            loaders would take cores from training, and on GPUs one per further core available to a training process.
         max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start.
         hang_minutes: time without a sign of work after which workers are replaced.
         checkpoint_every_steps: steps between checkpoints, in addition to those at the ends of epochs; None for none.
