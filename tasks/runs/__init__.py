@@ -1,1 +1,1 @@
-"""What a run is: its specification, its identity, the records and files that it leaves."""
+"""A run's specification and identity, and the records and files that it leaves."""

@@ -1,6 +1,6 @@
-"""Which run is the best: one rule, for the end of `dml reproduce`, MLflow's `@best`, `dml models` and a run named without a seed.
+"""Rule for the best run: at the end of `dml reproduce`, for MLflow's `@best`, `dml models` and runs named without a seed.
 
-The test classes measure and choose nothing: what is chosen on them is no longer a fair score on them.
+The test classes are never used to choose: a score on classes that were used to choose is no longer fair.
 """
 
 from collections.abc import Iterable, Mapping
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from dml_core.evaluation.comparing import Scores
 
-VALIDATION = "validation_recall@1"  # the score of a run: Recall@1 on the training classes that it held out
+VALIDATION = "validation_recall@1"  # score of a run: Recall@1 on its held-out training classes
 RULE = "the variant with the highest mean Recall@1 on held-out training classes, and of its seeds the one with the highest"
 NO_BEST = "no best run: the comparison holds out no training classes to choose by (validation: {share: 0.2} in params.yaml holds some out)"
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best run of a comparison by RULE, with its variant's mean and its own validation Recall@1 (fractions)."""
+    """Best run of a comparison by RULE, with its variant's mean and its own validation Recall@1 (fractions)."""
 
     variant: str
     seed: int
@@ -30,7 +30,7 @@ class Best:
 
 
 def best_run(scores: Scores) -> Best | None:
-    """The best run; None where no run has a validation score. Of equal variants the first by name, of equal seeds the lowest.
+    """Return the best run; None if no run has a validation score. Ties go to the first variant by name, and to the lowest seed.
 
     Args:
         scores: variant -> seed -> validation Recall@1, of the runs that have one.
@@ -44,11 +44,11 @@ def best_run(scores: Scores) -> Best | None:
 
 
 def best_seed(seeds: Iterable[int], scores: Mapping[int, float]) -> int:
-    """Of a variant's seeds the one with the highest validation Recall@1; the lowest of equals, and where none has such a score."""
+    """Return the seed of a variant with the highest validation Recall@1; the lowest among equals, and if none has such a score."""
     return min(seeds, key=lambda seed: (-scores.get(seed, -1.0), seed))
 
 
 def said_best(scores: Scores) -> str:
-    """The best run, or why there is none, in one line: the words are the same wherever it is printed."""
+    """Return the best run, or why there is none, in one line, worded alike wherever it is printed."""
     found = best_run(scores)
     return NO_BEST if found is None else str(found)

@@ -1,6 +1,6 @@
-"""Which runs may stand in one mean or one paired difference: those on the same data, of the same settings, one for each seed.
+"""Select runs for one mean or paired difference: same data, same settings, one run per seed.
 
-Every mean, interval and comparison of runs takes its values from `scores_by_seed`, and `select` says which runs they are.
+Every mean, interval and comparison of runs takes its values from `scores_by_seed`; `select` chooses the runs.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 
-# Settings that change no result of the last epoch's weights, and where a score is computed.
+# Settings that do not change the results of the last epoch's weights, and those of where a score is computed.
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 
 def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None) -> str:
-    """Hash of everything in which runs of one mean agree: training and evaluation settings without the seed, and the dataset's content.
+    """Return a hash of everything that runs of one mean share: training and evaluation settings without the seed, and the digest.
 
     Args:
-        training, evaluation: as a `RunSpec` has them, as plain values. A setting that is left out has its default, so settings that
-            were recorded before an option existed equal today's with its default.
-        digest: of the dataset; None where it is not recorded.
+        training, evaluation: as in a `RunSpec`, as plain values. A missing setting has its default, so settings recorded before an option
+            existed equal today's with its default.
+        digest: digest of the dataset's content; None if not recorded.
     """
     try:
         trained = parse(TrainingConfig, dict(training), "training").model_dump(mode="json")
         scored = parse(EvaluationConfig, dict(evaluation), "evaluation").model_dump(mode="json")
     except ConfigError:
-        trained, scored = dict(training), dict(evaluation)  # settings of another version are settings that no run of today has
+        trained, scored = dict(training), dict(evaluation)  # settings of another version match no run of today
     if not scored.get("clustering", True):
-        scored.pop("kmeans", None)  # it is not run
+        scored.pop("kmeans", None)  # k-means is not run
     left_out = NEUTRAL_TRAINING | (KEEPING if scored.get("epoch") == "last" else set())
     parts = [
         {name: value for name, value in trained.items() if name not in left_out},
@@ -51,18 +51,18 @@ def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any]
 
 
 def spec_settings(spec: RunSpec, digest: str | None) -> str:
-    """The settings identity of a run on a dataset of this content."""
+    """Return the settings identity of a run on a dataset with this digest."""
     return settings_identity(spec.training.model_dump(mode="json"), spec.evaluation.model_dump(mode="json"), digest)
 
 
 def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[int, float]]:
-    """System -> seed -> value, in the order given.
+    """Return system -> seed -> value, in the order given.
 
     Args:
         values: (system, seed, value) of runs.
 
     Raises:
-        EvaluationError: two values of one system and seed; counted twice they would look like independent runs.
+        EvaluationError: two values have the same system and seed; counted twice they would look like independent runs.
     """
     found: dict[str, dict[int, float]] = {}
     for system, seed, value in values:
@@ -75,7 +75,7 @@ def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[i
 
 @dataclass(frozen=True)
 class Facts:
-    """What decides whether a run may be averaged with others: `settings` is a `settings_identity`, None where it is not recorded."""
+    """Facts that decide whether a run may be averaged with others; `settings` is a `settings_identity`, None if not recorded."""
 
     dataset: str
     system: str
@@ -86,13 +86,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Today:
-    """What runs are compared with: the datasets and settings as they are now.
+    """Present datasets and settings, with which runs are compared.
 
     Attributes:
-        digests: dataset -> its digest; a dataset that is not prepared here is missing.
+        digests: dataset -> digest; datasets that are not prepared here are missing.
         settings: (dataset, system) -> settings identity.
-        is_one_protocol: runs of other settings than `settings` are left out even where a system has no others: its systems are there to
-            be compared under one protocol.
+        is_one_protocol: omit runs with other settings than `settings` even if a system has no others, since its systems are compared under
+            one protocol.
     """
 
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -104,17 +104,17 @@ UNKNOWN = Today()
 
 
 def present_digest(project: Project, dataset: str) -> str | None:
-    """The digest of a dataset as it is prepared here; None where it is not.
+    """Return the digest of a dataset as prepared here; None if it is not prepared.
 
     Raises:
-        DataError: what is prepared is damaged.
+        DataError: the prepared data are damaged.
     """
     folder = project.packed(dataset)
     return read_info(folder).fingerprint if (folder / INFO_FILE).is_file() else None
 
 
 def standing_today(params: Params, dataset: str, digest: str | None, overrides: Sequence[str] = ()) -> Today:
-    """The present of the standing comparison on one dataset; a variant whose settings cannot be told (not tuned yet) is missing."""
+    """Return the present of the standing comparison on one dataset; variants with unknown settings (not tuned yet) are missing."""
     settings = {}
     for variant in params.comparison.variants:
         with suppress(ConfigError):
@@ -125,21 +125,21 @@ def standing_today(params: Params, dataset: str, digest: str | None, overrides: 
 
 @dataclass(frozen=True)
 class Selection(Generic[T]):
-    """Runs that may be averaged by system and paired by seed, and a line for each system's runs that may not."""
+    """Runs that may be averaged by system and paired by seed, and a line for each system's omitted runs."""
 
     runs: tuple[T, ...]
     left_out: tuple[str, ...]
 
 
 def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOWN) -> Selection[T]:
-    """The runs of each dataset's present content, and of each system's present settings.
+    """Select the runs on each dataset's present content and with each system's present settings.
 
-    Where the present content is not known, it is the one that most runs have; where a system has no run of its present settings, its
-    runs of the settings that most of them have stay (but see `Today.is_one_protocol`). Of equally many the first stays.
+    If the present content is unknown, the content of most runs is used; if no run of a system has its present settings, the settings of
+    most of its runs are used (but see `Today.is_one_protocol`). Ties go to the first.
 
     Args:
         runs: of any systems and datasets.
-        facts: what is known of a run.
+        facts: returns the facts of a run.
         today: what is known of the present.
     """
     described = [(run, facts(run)) for run in runs]
@@ -164,7 +164,7 @@ def _datasets(described: Sequence[tuple[T, Facts]]) -> list[str]:
 
 
 def _settings(present: Sequence[Facts], today: Today) -> dict[tuple[str, str], str | None]:
-    """(dataset, system) -> the settings of the runs that stay."""
+    """Return (dataset, system) -> settings of the selected runs."""
     recorded: dict[tuple[str, str], list[str | None]] = {}
     for one in present:
         recorded.setdefault((one.dataset, one.system), []).append(one.settings)
@@ -176,7 +176,7 @@ def _settings(present: Sequence[Facts], today: Today) -> dict[tuple[str, str], s
 
 
 def _why_not(one: Facts, digest: str | None, settings: str | None) -> str | None:
-    """Why a run is left out; None where it stays."""
+    """Return why a run is omitted; None if it is selected."""
     if one.digest != digest:
         return "measured on data that was not recorded" if one.digest is None else "measured on other data than the present"
     return None if one.settings == settings else "measured with other settings"

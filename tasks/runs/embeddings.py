@@ -1,4 +1,4 @@
-"""The folder of a run's extracted embeddings, as `tasks.workers.embedding` writes and `tasks.scores` reads it: shards and a manifest."""
+"""Folder of a run's extracted embeddings, shards and a manifest: written by `tasks.workers.embedding`, read by `tasks.scores`."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ from tasks.sealed import read_bytes
 
 MANIFEST_FILE = "manifest.json"
 KEPT_EPOCH_FILE = "kept_epoch.json"
-KEPT_EPOCH = "kept_epoch"  # the score that says which: after how many epochs, of all that were trained
+KEPT_EPOCH = "kept_epoch"  # name of the score: number of epochs after which the weights were reached
 
 
 class RoleEntry(Record):
-    """One role in the manifest: its number of rows, and the names of its files; `dml embed` writes no labels for images without classes."""
+    """One role in the manifest: number of rows, and file names; `dml embed` writes no labels for images without classes."""
 
     rows: int
     dimensions: int
@@ -30,10 +30,10 @@ _KEPT_EPOCH = TypeAdapter(dict[str, float])
 
 
 def read_manifest(folder: Path) -> dict[str, RoleEntry]:
-    """Role -> its entry, of a folder of extracted embeddings with classes.
+    """Return role -> entry of a folder of extracted embeddings with classes.
 
     Raises:
-        StoreError: the manifest is gone or damaged.
+        StoreError: the manifest is missing or damaged.
     """
     path = folder / MANIFEST_FILE
     try:
@@ -46,10 +46,10 @@ def read_manifest(folder: Path) -> dict[str, RoleEntry]:
 
 
 def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings (N, D) float32 and labels (N,) int64 of a role, in dataset order.
+    """Return embeddings (N, D) float32 and labels (N,) int64 of a role, in dataset order.
 
     Raises:
-        StoreError: a file is gone or damaged.
+        StoreError: a file is missing or damaged.
     """
     entry = read_manifest(folder).get(role)
     if entry is None or entry.labels is None:
@@ -61,13 +61,13 @@ def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def query_and_gallery(embeddings: Path) -> tuple[str, str]:
-    """The roles that ask and that are searched: query and gallery where there are such, else the only one twice."""
+    """Return the roles of queries and gallery; without a query role, the first role twice."""
     roles = list(read_manifest(embeddings))
     return ("query", "gallery") if "query" in roles else (roles[0], roles[0])
 
 
 def save_kept_epoch(folder: Path, num_epochs: int) -> None:
-    """Write after how many epochs the weights were reached that embed; beside embeddings that are not the last epoch's.
+    """Write the number of epochs after which the embedding weights were reached, if they are not the last epoch's.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -79,7 +79,7 @@ def save_kept_epoch(folder: Path, num_epochs: int) -> None:
 
 
 def kept_epoch(folder: Path) -> dict[str, float]:
-    """What `save_kept_epoch` wrote, as a score of the run; nothing beside embeddings of the last epoch.
+    """Return what `save_kept_epoch` wrote, as a score of the run; empty for embeddings of the last epoch.
 
     Raises:
         StoreError: the file is damaged.

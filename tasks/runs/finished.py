@@ -1,4 +1,4 @@
-"""Records of finished steps as Prefect keeps them: one file each under the step's identity, with the sealed record as its result."""
+"""Records of finished steps as Prefect stores them: one file per step identity, with the sealed record as its result."""
 
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,15 @@ _SCORES = TypeAdapter(dict[str, float])
 
 
 def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
-    """The kept record of a step; None where there is none. Its files are not looked at (`Store.changed_files`).
+    """Return the finished record of a step, or None. Its files are not checked (`Store.changed_files`).
 
     Args:
         records: the folder of the records (`tasks.environment.finished_records`).
         step: "train", "embed" or "evaluate".
-        identity: of the step.
+        identity: identity of the step.
 
     Raises:
-        DamagedError: it is damaged, or another step's.
+        DamagedError: the record is damaged, or belongs to another step.
         NewerFormatError: a newer version of the program wrote it.
         StoreError: it cannot be read.
     """
@@ -55,9 +55,9 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
 
 
 def finished_scores(folder: Path, identity: str) -> dict[str, float] | None:
-    """The scores of an evaluation, whose files are in `folder`, from the file whose hash its record has; None where there is none.
+    """Return the scores of an evaluation from its file in `folder`, whose hash must match the record; None if there is no file.
 
-    Where this machine has no record, as of a run that another machine left in a bucket, the file is believed if it can be read.
+    If this machine has no record, as for a run that another machine left in a bucket, any readable file is accepted.
 
     Raises:
         StoreError: the file or the record is damaged.

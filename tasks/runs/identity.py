@@ -1,14 +1,14 @@
-"""When two steps are the same: one hash of everything that their result depends on, and of nothing else.
+"""Identities of steps: one hash of everything that a step's result depends on, and of nothing else.
 
-In it: the part of the run's specification that the step reads, the identity of what it reads (dataset digest, earlier step), what the
-source files that it uses do (`tasks.runs.source`: an edited comment counts for nothing), and the step's version. Not in it: worker count,
-device, logging, where files lie. It is Prefect's cache key.
+It covers the part of the run's specification that the step reads, the identity of its input (dataset digest, earlier step), what its source
+files do (`tasks.runs.source`: edited comments do not count), and the step's version. It excludes worker count, device, logging and file
+locations. It is Prefect's cache key.
 
-A step has a second hash, its *settings*: the same without the source files. Steps that differ in nothing but code have it in common, by
-which `--code keep` finds what older code made (`tasks.runs.made`).
+A step has a second hash, its *settings*: the same without the source files. Steps that differ only in code share it, so that `--code keep`
+finds what older code made (`tasks.runs.made`).
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
-are not followed or counted: a run depends on its own entry's file, not on what else can be chosen.
+are not followed or counted: a run depends on the file of its own entry, not on the other choices.
 """
 
 import hashlib
@@ -34,18 +34,18 @@ STEP_MODULES = {
     "embed": ("tasks.workers.embedding",),
     "evaluate": ("tasks.scores.evaluation",),
 }
-CHOOSING_MODULES = ("dml_core.training.validation",)  # what finds the best epoch, where the run keeps one
+CHOOSING_MODULES = ("dml_core.training.validation",)  # finds the best epoch, if the run keeps one
 
 
 @dataclass(frozen=True)
 class StepIdentity:
-    """What a step is.
+    """Hashes of a step.
 
     Attributes:
-        identity: with the code that it uses.
-        settings: apart from its own code; what it reads counts with the code that made that.
-        modules: where its code begins.
-        reads: identity of the step before it; nothing for training.
+        identity: hash with the code that it uses.
+        settings: hash without its own code; the identity of its input includes the code that made that.
+        modules: entry modules of its code.
+        reads: identity of the previous step; None for training.
     """
 
     identity: str
@@ -54,15 +54,15 @@ class StepIdentity:
     reads: str | None = None
 
     def sources(self) -> dict[str, str]:
-        """Source file -> hash of what it does, as it is now, of every file that the step uses."""
+        """Return source file -> hash of what it does now, for every file that the step uses."""
         return source_digests(self.modules)
 
 
 def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
-    """A trained system; its loss's and its backbone's files count, others' do not. Which of its epochs is scored is no part of it."""
+    """Return the step of a trained system. The files of its loss and backbone count, others' do not, nor does the epoch that is scored."""
     backbone = backbone_module(spec.training.model.backbone.name)
     losses = loss_modules(spec.training.loss.name, spec.training.loss.options)
-    # What is not set is left out: a setting that a later version adds, and that does nothing unless it is set, changes no identity.
+    # Unset settings are omitted: a setting that a later version adds, and that has no effect unless set, changes no identity.
     unset = {name for name in TrainingConfig.model_fields if getattr(spec.training, name) is None}
     reads = {"training": spec.training.model_dump(mode="json", exclude=unset), "seed": spec.seed}
     choosing = CHOOSING_MODULES if spec.training.keep_epochs else ()
@@ -70,7 +70,7 @@ def train_step(spec: RunSpec, dataset: DatasetRecord) -> StepIdentity:
 
 
 def embed_step(spec: RunSpec, trained: str) -> StepIdentity:
-    """A run's embeddings, by the system of the identity `trained`."""
+    """Return the step of a run's embeddings, by the system with identity `trained`."""
     reads: dict[str, object] = {"role": spec.evaluation.role}
     if spec.evaluation.epoch != "last":
         reads["epoch"] = spec.evaluation.epoch
@@ -78,8 +78,8 @@ def embed_step(spec: RunSpec, trained: str) -> StepIdentity:
 
 
 def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
-    """A run's scores and figures, of the embeddings of the identity `embedded`."""
-    # The epoch is in the identity of the embeddings.
+    """Return the step of a run's scores and figures, from the embeddings with identity `embedded`."""
+    # The identity of the embeddings includes the epoch.
     reads: dict[str, object] = {"evaluation": spec.evaluation.model_dump(mode="json", exclude={"epoch"}), "seed": spec.seed}
     if not spec.measurements:
         return _step("evaluate", reads, embedded, STEP_MODULES["evaluate"])
@@ -88,29 +88,29 @@ def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
 
 
 def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a trained system."""
+    """Return the identity of a trained system."""
     return train_step(spec, dataset).identity
 
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a run's embeddings, every step by the code as it is."""
+    """Return the identity of a run's embeddings, with the present code in every step."""
     return embed_step(spec, train_identity(spec, dataset)).identity
 
 
 def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Identity of a run's scores and figures, every step by the code as it is."""
+    """Return the identity of a run's scores and figures, with the present code in every step."""
     return evaluate_step(spec, embed_identity(spec, dataset)).identity
 
 
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:
-    """What a run is published as: once in the standing comparison, and once in each other comparison or table that has it too."""
+    """Return the identity of a published run: one in the standing comparison, and one in each other comparison or table that has it."""
     if not spec.overrides and spec.table is None:
         return evaluate_identity
     return identity_in(spec.comparison, evaluate_identity)
 
 
 def identity_in(comparison: str, evaluate_identity: str) -> str:
-    """What a run is published as in a comparison that is not the standing one."""
+    """Return the identity of a published run in a comparison other than the standing one."""
     return _hash([comparison, evaluate_identity])
 
 
@@ -125,7 +125,7 @@ def _hash(parts: list[object]) -> str:
 
 @cache
 def source_digest(modules: tuple[str, ...]) -> str:
-    """Hash of the names of all source files that `modules` use, and of what each does."""
+    """Return a hash of the names of all source files that `modules` use, and of what each does."""
     digest = hashlib.sha256()
     for name, path in sorted(source_files(modules).items()):
         digest.update(f"{name}\0{_form(path)}\0".encode())
@@ -134,7 +134,7 @@ def source_digest(modules: tuple[str, ...]) -> str:
 
 @cache
 def source_digests(modules: tuple[str, ...]) -> dict[str, str]:
-    """File -> hash of what it does, of all source files that `modules` use; files as `dml_core/losses/softtriple.py`."""
+    """Return file (as `dml_core/losses/softtriple.py`) -> hash of what it does, for all source files that `modules` use."""
     files = sorted(source_files(modules).items())
     return {_file_name(name, path): hashlib.sha256(_form(path).encode()).hexdigest() for name, path in files}
 
@@ -149,12 +149,12 @@ def _form(path: Path) -> str:
 
 @cache
 def _form_of(source: str) -> str:
-    """Most files are of many steps."""
+    """Return the normal form, cached because most files belong to many steps."""
     return normal_form(source)
 
 
 def source_files(modules: Iterable[str]) -> dict[str, Path]:
-    """The project's modules that `modules` import, directly or not, themselves included: name -> file."""
+    """Return name -> file of the project's modules that `modules` import, directly or not, themselves included."""
     files: dict[str, Path] = {}
     to_visit = list(modules)
     while to_visit:
@@ -169,7 +169,7 @@ def source_files(modules: Iterable[str]) -> dict[str, Path]:
 
 
 def _module_file(name: str) -> Path | None:
-    """The file of one of the project's own modules; None for a name inside a module or for another package. Nothing is imported."""
+    """Return the file of one of the project's modules; None for a name inside a module or another package. Imports nothing."""
     package, *parts = name.split(".")
     if package not in PACKAGES:
         return None
@@ -181,6 +181,6 @@ def _module_file(name: str) -> Path | None:
 
 @cache
 def _imports(path: Path) -> tuple[str, ...]:
-    """The project's modules that a file imports."""
+    """Return the project's modules that a file imports."""
     names = imported_modules(path.read_text(encoding="utf-8"))
     return tuple(name for name in names if name.partition(".")[0] in PACKAGES)

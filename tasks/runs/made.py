@@ -1,8 +1,7 @@
-"""Which code made a finished step: kept beside the state, so that the step is found again when the code has changed since.
+"""Record which code made a finished step, so that the step is found again after the code has changed.
 
-One small file for each step apart from its code (`StepIdentity.settings`): the identity under which it was last finished, or found
-finished, by the code of that time, and a hash of each source file of that code. With `--code keep` such a step is reused and its rows are
-marked.
+There is one small file for each step without its code (`StepIdentity.settings`): the identity under which it was last finished, or found
+finished, and a hash of each source file at that time. With `--code keep` such a step is reused and its rows are marked.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,13 +15,13 @@ from tasks.runs.identity import StepIdentity
 from tasks.runs.records import Record
 from tasks.sealed import read_or_set_aside, write_sealed
 
-Code = Literal["strict", "keep"]  # what changed code does: its steps run again, or what older code made is reused and marked
+Code = Literal["strict", "keep"]  # if code changed, its steps run again, or results of older code are reused and marked
 
 
 class MadeStep(Record):
-    """A step that was finished by the code of its time: its identity, source file -> hash of what the file did, and what it read.
+    """A finished step: its identity, source file -> hash of what the file did, and the step that it read.
 
-    `reads` is the identity of the step before it; none for training, and in what was noted before this was kept.
+    `reads` is the identity of the previous step; None for training, and in records written before it was kept.
     """
 
     identity: str
@@ -42,7 +41,7 @@ class OlderStep:
 
 
 def note_made(state: Path, step: StepIdentity) -> None:
-    """Note that a step is finished by the code as it is."""
+    """Record that a step is finished with the present code."""
     made = MadeStep(identity=step.identity, sources=step.sources(), reads=step.reads)
     if _read(state, step) == made:
         return
@@ -50,7 +49,7 @@ def note_made(state: Path, step: StepIdentity) -> None:
 
 
 def find_older(state: Path, step: StepIdentity) -> OlderStep | None:
-    """The step as other code made it last; None where no other did, or where its note is damaged (renamed, with one line)."""
+    """Return the step as other code last made it; None if no other code did, or if its record is damaged (renamed with a warning)."""
     made = _read(state, step)
     if made is None or made.identity == step.identity:
         return None
@@ -59,19 +58,19 @@ def find_older(state: Path, step: StepIdentity) -> OlderStep | None:
 
 
 def finished_identities(state: Path, step: StepIdentity) -> tuple[str, ...]:
-    """Identities under which a step may have been finished: by the code as it is, then by the code that made it last."""
+    """Return the identities under which a step may be finished: with the present code, then with the code that made it last."""
     made = _read(state, step)
     return (step.identity,) if made is None or made.identity == step.identity else (step.identity, made.identity)
 
 
 def steps_before(state: Path) -> dict[str, str]:
-    """Identity of a finished step -> identity of the step that it read, as far as it was noted."""
+    """Return identity of a finished step -> identity of the step that it read, as far as recorded."""
     found = (read_or_set_aside(path, _MADE) for path in sorted((state / "made").glob("*.json")))
     return {made.identity: made.reads for made in found if made is not None and made.reads is not None}
 
 
 def forget_made(state: Path, identities: Collection[str]) -> None:
-    """Remove what was noted of these steps."""
+    """Remove the records of these steps."""
     for path in (state / "made").glob("*.json"):
         made = read_or_set_aside(path, _MADE)
         if made is not None and made.identity in identities:
@@ -79,7 +78,7 @@ def forget_made(state: Path, identities: Collection[str]) -> None:
 
 
 def made_by_older_code(files: Iterable[str]) -> str:
-    """What every report says of what `--code keep` reused."""
+    """Return the remark of every report about results that `--code keep` reused."""
     return f"made by older code: {', '.join(files)}"
 
 

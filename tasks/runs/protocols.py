@@ -1,6 +1,6 @@
-"""The papers' protocols: `flows/tables/<paper>/protocol.yaml` and the common track as typed training configurations.
+"""Protocols of the papers (`flows/tables/<paper>/protocol.yaml`) and of the common track, as typed training configurations.
 
-A configuration is the protocol's `training` with the dataset's part, the variant's, and the variant's part for the dataset laid over it.
+A configuration is the protocol's `training`, overridden by the dataset's part, the variant's, and the variant's part for the dataset.
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ class Variant(Config):
     """One way to run a system ("as_published", "as_released"), as changes to the protocol.
 
     Attributes:
-        training: for every dataset.
-        datasets: for one dataset.
+        training: changes for every dataset.
+        datasets: dataset -> changes for it.
     """
 
     training: dict[str, Any] = {}
@@ -35,13 +35,13 @@ class Protocol(Config):
 
     Attributes:
         paper: its name.
-        training: what all datasets and variants share.
+        training: settings that all datasets and variants share.
         datasets: dataset -> its changes.
         variants: variant -> its changes.
-        evaluation: how its tables are scored, beside the columns' own K: k-means as the paper ran it.
-        epochs: whose weights its tables score of each run: the last's, and what the paper's own figures are of where that is another.
-        independent: what was found of re-evaluations by others where a row has none of its own, and where it was looked for.
-        prints: the epoch of the paper's own figures: verdicts and claims are of that one.
+        evaluation: scoring of its tables, in addition to the columns' own K: k-means as the paper ran it.
+        epochs: epochs whose weights its tables score in each run: the last, and that of the paper's own values if different.
+        independent: findings about re-evaluations by others for rows without one, and where they were searched for.
+        prints: epoch of the paper's own values, which verdicts and claims use.
     """
 
     paper: str
@@ -54,17 +54,17 @@ class Protocol(Config):
     variants: dict[Name, Variant] = Field(min_length=1)
 
     def training_config(self, dataset: str, variant: str) -> TrainingConfig:
-        """The training settings of a variant on a dataset, its loss's options checked, which imports the loss and torch.
+        """Return the training settings of a variant on a dataset, with the loss's options checked. Imports the loss and torch.
 
         Raises:
-            ConfigError: no such dataset or variant here, or settings that do not fit.
+            ConfigError: the dataset or variant is unknown, or settings do not fit.
         """
         config = self.settings(dataset, variant)
         parse_loss_options(config.loss.name, config.loss.options, f"protocol {self.paper}: {dataset} / {variant}: loss")
         return config
 
     def settings(self, dataset: str, variant: str) -> TrainingConfig:
-        """As `training_config`, the loss's own options as they stand in the file. Imports no torch.
+        """Return the same as `training_config` with the loss's own options unchecked. Imports no torch.
 
         Raises:
             ConfigError: as `training_config`.
@@ -78,15 +78,15 @@ class Protocol(Config):
 
 
 def protocol_names() -> list[str]:
-    """The papers that have a protocol, and the common track."""
+    """Return the papers that have a protocol, and the common track."""
     return [*sorted(path.parent.name for path in TABLES.glob("*/protocol.yaml")), COMMON]
 
 
 def load_protocol(name: str) -> Protocol:
-    """A paper's protocol, or the common track's, with every dataset and variant checked.
+    """Return a paper's protocol, or the common track's, with every dataset and variant checked.
 
     Raises:
-        ConfigError: no such protocol, or something in it is wrong.
+        ConfigError: the protocol does not exist or has an error.
     """
     protocol = read_protocol(name)
     for dataset in protocol.datasets:
@@ -96,7 +96,7 @@ def load_protocol(name: str) -> Protocol:
 
 
 def read_protocol(name: str) -> Protocol:
-    """The same as it stands in the file, without a look at what its parts come to.
+    """Return a protocol as in its file, without checking the configurations that its parts give.
 
     Raises:
         ConfigError: as `load_protocol`.

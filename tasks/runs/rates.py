@@ -1,6 +1,6 @@
-"""How fast networks trained and embedded on this machine: kept in the state when a step ends, read where times are estimated.
+"""Measured speed of training and embedding on this machine, recorded when a step ends and read for time estimates.
 
-`rates.jsonl` has a sealed record a line, and is only appended to; lines without a seal were written before there was one.
+`rates.jsonl` has one sealed record per line and is only appended to; lines without a seal were written before seals existed.
 """
 
 import logging
@@ -16,7 +16,7 @@ from tasks.runs.specs import RunSpec
 from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
 
 RATES_FILE = "rates.jsonl"
-FEWEST_IMAGES = 500  # below it a step's time is its beginning and its end
+FEWEST_IMAGES = 500  # below it, a step's time is mostly start and end
 
 Step = Literal["train", "embed"]
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Rate(Record):
 
     Attributes:
         backbone, crop_size: the network, and the side of its input in pixels.
-        device, num_workers: what it ran on.
+        device, num_workers: hardware and number of workers that it ran on.
         images_per_second: of all workers together.
     """
 
@@ -40,7 +40,7 @@ class Rate(Record):
 
     @property
     def of(self) -> tuple[str, str, int, str, int]:
-        """What it is the rate of: a later one takes over from it."""
+        """Key of the rate: a later rate with the same key replaces it."""
         return self.step, self.backbone, self.crop_size, self.device, self.num_workers
 
 
@@ -48,19 +48,19 @@ _RATE = TypeAdapter(Rate)
 
 
 def input_size(spec: RunSpec) -> int:
-    """The side of a run's input in pixels; 0 where the images go in as they are."""
+    """Return the side of a run's input in pixels; 0 if images keep their own size."""
     transform = spec.training.transform
     resize = transform.train_resize
     return transform.crop_size or (resize if isinstance(resize, int) else max(resize or (0,)))
 
 
 def num_images(step: Step, counts: dict[str, int], num_epochs: int = 1) -> int:
-    """How many images go through the network in a step."""
+    """Return the number of images that pass through the network in a step."""
     return num_epochs * counts["train"] if step == "train" else sum(count for role, count in counts.items() if role != "train")
 
 
 def note_rate(state: Path, step: Step, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any], images_per_second: float) -> None:
-    """Keep how fast a step was; nothing of one that had few images."""
+    """Record the speed of a step; steps with few images are skipped."""
     if num_images(step, dataset.counts) < FEWEST_IMAGES or images_per_second <= 0:
         return
     rate = Rate(
@@ -76,13 +76,13 @@ def note_rate(state: Path, step: Step, spec: RunSpec, dataset: DatasetRecord, fa
     try:
         state.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
-            file.write(f"\n{seal(rate.model_dump_json())}\n")  # the line before may have been cut
+            file.write(f"\n{seal(rate.model_dump_json())}\n")  # the previous line may have been cut
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
 
 
 def read_rates(state: Path) -> list[Rate]:
-    """The last rate of each kind. Damaged lines stay in the file and are left out, and one line says how many.
+    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them.
 
     Raises:
         NewerFormatError: a newer version of the program wrote one.

@@ -1,4 +1,4 @@
-"""What steps hand to each other: small frozen records of paths and hashes. Tensors and arrays stay in files."""
+"""Small frozen records of paths and hashes that steps pass to each other. Tensors and arrays stay in files."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ METRICS_FILE, CLASSES_FILE, BY_EPOCH_FILE = "metrics.json", "class_recalls.json"
 
 
 class Record(BaseModel):
-    """Base of all records: immutable. Not strict as configuration is: Prefect reads a tuple back from JSON as a list.
+    """Immutable base of all records. Not strict as configuration is: Prefect reads a tuple back from JSON as a list.
 
-    Fields that a newer program added are kept as they are: `tasks.sealed` says when they are not.
+    Fields that a newer program added are kept unchanged; `tasks.sealed` lists the exceptions.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class FileRecord(Record):
-    """One file of a finished step, by name inside the step's folder, with its size in bytes and its SHA-256."""
+    """One file of a finished step: name inside the step's folder, size in bytes and SHA-256."""
 
     name: str
     num_bytes: int
@@ -30,7 +30,7 @@ class FileRecord(Record):
 
 
 class DatasetRecord(Record):
-    """A prepared dataset: `digest` is the content's fingerprint (DVC's where DVC tracks it); `counts` are images per role."""
+    """A prepared dataset: `digest` is the content's fingerprint (DVC's if DVC tracks it); `counts` are images per role."""
 
     name: str
     folder: str
@@ -40,10 +40,10 @@ class DatasetRecord(Record):
 
 
 class StepRecord(Record):
-    """A finished step: what made it (`identity`), where it is (`key` in the store), what it consists of.
+    """A finished step: `identity` hashes what made it, `key` is its place in the store, `files` its contents.
 
     Attributes:
-        facts: what is worth knowing and is no result: device, workers, seconds.
+        facts: useful values that are no result: device, workers, seconds.
     """
 
     step: str
@@ -54,24 +54,24 @@ class StepRecord(Record):
 
 
 class CheckpointRecord(StepRecord):
-    """A trained system: `checkpoint.pt`, `history.jsonl`, and `validation_split.json` where classes were held out."""
+    """A trained system: `checkpoint.pt`, `history.jsonl`, and `validation_split.json` if classes were held out."""
 
 
 class EmbeddingRecord(StepRecord):
-    """Extracted embeddings: `manifest.json` and float32 shards, one set a role."""
+    """Extracted embeddings: `manifest.json` and float32 shards, one set per role."""
 
 
 class ScoreRecord(StepRecord):
-    """Scores of one run as files: `metrics.json` and figures. It holds no number: those are read from the file, once its hash fits."""
+    """Scores of one run as files: `metrics.json` and figures. It holds no numbers: they are read from the file once its hash matches."""
 
 
 class MetricRecord(ScoreRecord):
-    """The same with the numbers of its files, as `read_scores` found them; what is shown and published.
+    """A score record with the numbers from its files, read by `read_scores`, for display and publishing.
 
     Attributes:
-        metrics: of `metrics.json`.
-        class_recalls: Recall@1 of each class, by label; none of runs that were scored before these were kept.
-        recall_by_epoch: Recall@1 of training and of test images by epochs done, by role; of runs with `recall_every_epochs`.
+        metrics: contents of `metrics.json`.
+        class_recalls: Recall@1 of each class, by label; empty for runs scored before these were kept.
+        recall_by_epoch: Recall@1 of training and test images by epochs done, by role; for runs with `recall_every_epochs`.
     """
 
     metrics: dict[str, float]
@@ -80,10 +80,10 @@ class MetricRecord(ScoreRecord):
 
 
 def read_scores(record: ScoreRecord, folder: Path) -> MetricRecord:
-    """A run's scores from their files in `folder`, the very bytes whose hashes fit the record.
+    """Read a run's scores from their files in `folder`, from the very bytes whose hashes match the record.
 
     Raises:
-        StoreError: they are not the recorded bytes.
+        StoreError: a file differs from its record.
     """
     names = {file.name for file in record.files}
 
@@ -107,37 +107,36 @@ def _recorded(record: ScoreRecord, folder: Path, name: str) -> bytes:
 
 
 def changed_file(path: Path) -> StoreError:
-    """What is said of a file of a finished step that is no longer what the step left."""
+    """Return the error about a finished step's file that has changed or disappeared."""
     return StoreError(f"{path}: changed or gone since its step recorded it; start the same dml reproduce again, and the step runs again")
 
 
 def describe_file(path: Path, name: str) -> FileRecord:
-    """Size and hash of a file as it is now."""
+    """Return size and hash of a file as it is now."""
     with path.open("rb") as file:
         return FileRecord(name=name, num_bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """Every file below `folder`, sorted; those whose name begins with a dot are temporary, or were set aside."""
+    """Return all files below `folder`, sorted; names that begin with a dot (temporary or set aside) are skipped."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
 
 
 def describe_folder(folder: Path) -> tuple[FileRecord, ...]:
-    """Every visible file below `folder`, by its relative name, sorted."""
+    """Return a record of every visible file below `folder`, by its relative name, sorted."""
     return tuple(describe_file(path, path.relative_to(folder).as_posix()) for path in visible_files(folder))
 
 
 class RunReport(Record):
-    """All that is published of one run; enough to publish it later from the store, without the flow that made it.
+    """Everything that is published of one run; enough to publish it later from the store, without the flow that made it.
 
     Attributes:
         comparison: title of the parent run.
-        identity: of the run's evaluation; one published run has it.
-        parameters: the flattened specification.
-        tags: paper, table, row, git commit and what else a reader filters by.
-        dvc_digest: DVC's hash of the dataset, where DVC tracks it.
-        scores_only: settings, curves and scores are published, and no network: a search's runs, whose networks nobody wants and which do
-            not stay in the store.
+        identity: identity of the published run; no other published run has it.
+        parameters: the specification's training, evaluation and measurements, as plain values.
+        tags: paper, table, row, git commit and other fields to filter by.
+        dvc_digest: DVC's hash of the dataset, if DVC tracks it.
+        scores_only: publish settings, curves and scores, but no network: for the runs of a search, whose networks do not stay in the store.
     """
 
     comparison: str
@@ -155,25 +154,25 @@ class RunReport(Record):
 
     @property
     def outbox_name(self) -> str:
-        """The record's file while it waits for MLflow."""
+        """File name of the record while it waits for MLflow."""
         return f"{self.identity}.json"
 
 
 class ComparisonReport(Record):
-    """What is published of a comparison beside its runs; their scores are read from MLflow itself.
+    """Content published of a comparison, in addition to its runs, whose scores are read from MLflow.
 
     Attributes:
         comparison: title of the parent run.
-        role: of the classes that the runs are scored on.
-        folder: of the report and its figures; None for a part of the comparison, whose report is not the comparison's.
+        role: role of the classes that the runs are scored on.
+        folder: folder of the report and its figures; None for a part of the comparison, whose report does not cover all of it.
         tags: as a run's; "paper" and "table" of a table's runs are tags of the parent too.
-        about: of a table, what it is and what came of it, Markdown; stands before the runs' own figures.
-        files: the table's page in its forms, to be kept with the parent.
-        is_search: the runs are a search's, which have no means over seeds: the parent says what is in `about`, and keeps the files.
-        reference: the variant that the others are compared with; the best where none is named.
-        digest: of the dataset's present content; runs on other content are left out. None where it is not known.
-        settings: variant -> settings identity (`tasks.runs.comparable`) of its present settings, as far as they are known.
-        is_one_protocol: runs of other settings than these are left out even where a variant has no others.
+        about: description and results of a table in Markdown, placed before the runs' scores.
+        files: the table's page in its formats, stored with the parent.
+        is_search: the runs are a search's and have no means over seeds: the parent shows `about` and stores the files.
+        reference: variant that the others are compared with; by default the best.
+        digest: digest of the dataset's present content; runs on other content are omitted. None if unknown.
+        settings: variant -> settings identity (`tasks.runs.comparable`) of its present settings, as far as known.
+        is_one_protocol: omit runs with other settings even if a variant has no others.
     """
 
     comparison: str
@@ -191,5 +190,5 @@ class ComparisonReport(Record):
 
     @property
     def outbox_name(self) -> str:
-        """The record's file while it waits for MLflow; by name after those of its runs, which are delivered first."""
+        """File name of the record while it waits for MLflow; sorts after those of its runs, which are delivered first."""
         return f"~{hashlib.sha256(self.comparison.encode()).hexdigest()[:16]}.json"

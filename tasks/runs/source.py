@@ -1,7 +1,7 @@
-"""What a source file does, without how it is written: the form of Python code that a step's identity hashes.
+"""Normal form of Python code for a step's identity: what a source file does, independent of how it is written.
 
-Left out are docstrings, comments, layout, type annotations, what is imported for them alone, and blocks for type checkers. An edited
-comment does not retrain anything; a changed constant, operator, default or order of statements does.
+It omits docstrings, comments, layout, type annotations, imports from typing modules, and blocks for type checkers. An edited comment does
+not retrain anything; a changed constant, operator, default or order of statements does.
 """
 
 import ast
@@ -13,16 +13,16 @@ Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def normal_form(source: str) -> str:
-    """Text that two sources share when, and only when, they do the same by their syntax.
+    """Return text that two sources share if and only if they do the same by their syntax.
 
     Raises:
-        SyntaxError: not Python.
+        SyntaxError: the source is not Python.
     """
     return repr(_form(ast.parse(source)))
 
 
 def imported_modules(source: str) -> tuple[str, ...]:
-    """Every module named by an import statement that is executed, `from a import b` as both `a` and `a.b`."""
+    """Return every module named by an executed import statement; `from a import b` counts as both `a` and `a.b`."""
     names: list[str] = []
     for node in _executed(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -33,7 +33,7 @@ def imported_modules(source: str) -> tuple[str, ...]:
 
 
 def _form(value: Any) -> Any:
-    """A node as nested tuples. Empty fields are left out: a newer Python adds some, and the same source must give the same form."""
+    """Return a node as nested tuples. Empty fields are omitted: newer Pythons add some, and the same source must give the same form."""
     if isinstance(value, list):
         return tuple(_form(item) for item in value if not _is_for_types(item))
     if not isinstance(value, ast.AST):
@@ -47,7 +47,7 @@ def _form(value: Any) -> Any:
 
 
 def _body(node: ast.AST) -> Any:
-    """A node's body without its docstring; `pass` where nothing else is in it, as a body of a docstring alone does nothing."""
+    """Return a node's body without its docstring; `pass` if nothing else is in it, since a lone docstring does nothing."""
     body = node.body  # type: ignore[attr-defined]
     if isinstance(node, Definition) and ast.get_docstring(node, clean=False) is not None:
         return body[1:] or [ast.Pass()]
@@ -55,7 +55,7 @@ def _body(node: ast.AST) -> Any:
 
 
 def _executed(node: ast.AST) -> Any:
-    """A tree's nodes but those below a block for type checkers."""
+    """Yield a tree's nodes except those below a block for type checkers."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not _is_type_checking(child):

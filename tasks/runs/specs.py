@@ -1,7 +1,7 @@
-"""What is to be run: `params.yaml` as typed, frozen specifications. Specifications flow down, records flow up.
+"""Specifications of runs: `params.yaml` as typed, frozen objects. Specifications flow down, records flow up.
 
-The standing comparison is a cross of datasets, variants and seeds. A run's training configuration is the comparison's protocol with the
-dataset's part and then the variant's part laid over it; every value is written once.
+The standing comparison is the product of datasets, variants and seeds. A run's training configuration is the comparison's protocol,
+overridden by the dataset's part and then the variant's; every value is written once.
 """
 
 import os
@@ -25,8 +25,8 @@ from dml_core.training.epochs import Epoch
 from tasks.environment import state_folder
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
-BY_DEFAULT = "by_default"  # of a variant: whether `dml reproduce` runs it when none is named
-SEEDS = range(2**32)  # those that every generator of random numbers takes
+BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
+SEEDS = range(2**32)  # accepted by every random number generator
 
 
 def _check_path(text: str) -> str:
@@ -45,9 +45,9 @@ class DatasetSpec(Config):
     """One dataset of the project.
 
     Attributes:
-        reader: which dataset module reads the raw files (`dml data list`).
+        reader: dataset module that reads the raw files (`dml data list`).
         raw: folder of the raw files, relative to the project.
-        mirror: `s3://bucket/prefix` with the raw files or the publisher's archives, for when they are not in `raw`.
+        mirror: `s3://bucket/prefix` with the raw files or the publisher's archives, used if they are not in `raw`.
         options: that module's options.
     """
 
@@ -58,18 +58,18 @@ class DatasetSpec(Config):
 
 
 class ScaleSpec(Config):
-    """What a run may use. Nothing here changes its result.
+    """Resources that a run may use. Nothing here changes its result.
 
     Attributes:
-        num_workers: training processes of one run, at most; two numbers are the fewest and the most of a run that may lose and gain some.
-        device: "cuda" fails where there is none; "auto" takes GPUs where there is one for each worker. The device used is recorded.
-        concurrent_runs: how many runs train at the same time, each with its own workers.
+        num_workers: most training processes of one run; two numbers are the fewest and the most of a run that may lose and gain workers.
+        device: "cuda" fails without a GPU; "auto" uses GPUs if there are any, one per worker. The device used is recorded.
+        concurrent_runs: number of runs that train at the same time, each with its own workers.
         num_loader_workers: image-loading processes of each training process; 0 loads in the training process. "auto" is 0 on CPUs, where
-            they would take the cores that train, and on GPUs a process for each core that a training process can have beside its own.
-        max_failures: how often a run is taken up again from its checkpoint after its workers died, hung, or did not start.
-        hang_minutes: how long workers may be without a sign of work before others take their place.
-        checkpoint_every_steps: beside the checkpoints at the ends of epochs, one each time so many steps are done; None for none.
-        checkpoint_every_minutes: one when the last is so old; None for none.
+            loaders would take cores from training, and on GPUs one per further core available to a training process.
+        max_failures: how often a run is resumed from its checkpoint after its workers died, hung, or did not start.
+        hang_minutes: time without a sign of work after which workers are replaced.
+        checkpoint_every_steps: steps between checkpoints, in addition to those at the ends of epochs; None for none.
+        checkpoint_every_minutes: age of the last checkpoint at which another is written; None for none.
     """
 
     num_workers: int | tuple[int, int] = 1
@@ -83,17 +83,17 @@ class ScaleSpec(Config):
 
     @property
     def fewest_workers(self) -> int:
-        """Training processes without which a run does not start; 1 where no fewest number is asked for."""
+        """Fewest training processes with which a run starts; 1 if no minimum is given."""
         return 1 if isinstance(self.num_workers, int) else self.num_workers[0]
 
     @property
     def most_workers(self) -> int:
-        """Training processes that a run may have."""
+        """Most training processes that a run may have."""
         return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
     def is_elastic(self) -> bool:
-        """Whether a run may lose and gain workers."""
+        """True if a run may lose and gain workers."""
         return not isinstance(self.num_workers, int)
 
     @field_validator("num_workers", mode="before")
@@ -109,16 +109,16 @@ class ComparisonSpec(Config):
     """The standing comparison.
 
     Attributes:
-        datasets: dataset -> its changes to the protocol; `tuned: true` lays over what `dml tune project/standing/<variant>` found for each
-            variant there. Their order is the report's.
-        default_datasets: what `dml reproduce` runs when none is named.
-        num_default_seeds: how many of the first seeds it runs when none is named; all where it is None.
+        datasets: dataset -> its changes to the protocol; `tuned: true` applies the settings that `dml tune project/standing/<variant>`
+            found for each variant there. Their order is the report's.
+        default_datasets: datasets that `dml reproduce` runs if none is named.
+        num_default_seeds: how many of the first seeds it runs if none is named; None for all.
         seeds: every variant runs once with each.
-        reference: the variant with which reports compare the others; the best by the scores where none is named.
-        protocol: the training settings that all runs share.
-        variants: variant -> its changes to the protocol; `tuned: true` or `false` on every dataset, whatever the dataset says;
-            `by_default: false` where it runs only when it is named, or with `--all`.
-        search: what `dml tune` tries of every variant's settings, beside the ranges of the loss's own options: dotted name -> range.
+        reference: variant that reports compare the others with; by default the best by the scores.
+        protocol: training settings that all runs share.
+        variants: variant -> its changes to the protocol; `tuned: true` or `false` overrides the dataset's; a variant with
+            `by_default: false` runs only if it is named, or with `--all`.
+        search: dotted name -> range that `dml tune` searches for every variant, in addition to the ranges of the loss's own options.
     """
 
     default_datasets: tuple[str, ...]
@@ -139,13 +139,13 @@ class ComparisonSpec(Config):
 
 
 class PromotionSpec(Config):
-    """Of `dml models promote`: by how many points of Recall@1 a network has to be better than the champion, beyond its uncertainty."""
+    """Settings of `dml models promote`: points of Recall@1 by which a network must beat the champion, beyond its uncertainty."""
 
     min_gain: float = Field(default=0.5, ge=0)
 
 
 class Params(Config):
-    """The whole of `params.yaml`."""
+    """Contents of `params.yaml`."""
 
     datasets: dict[Name, DatasetSpec]
     comparison: ComparisonSpec
@@ -155,7 +155,7 @@ class Params(Config):
 
 
 class Trial(Config):
-    """Which run of a search a run is: the row of its table, the number of the trial, the pair of fold and seed."""
+    """Place of a run in a search: the row of its table, the number of the trial, the pair of fold and seed."""
 
     row: str
     number: int
@@ -163,7 +163,7 @@ class Trial(Config):
 
     @property
     def label(self) -> str:
-        """Name of the run among those of the search."""
+        """Name of the run within the search."""
         return f"trial {self.number} pair {self.pair}"
 
 
@@ -171,10 +171,10 @@ class RunSpec(Config):
     """One run: a variant on a dataset with a seed.
 
     Attributes:
-        overrides: the `--set` settings that are not those of the standing comparison, as they were given.
-        table: the paper's table that the run is of, as `softtriple/table1`; None for the standing comparison's runs.
-        measurements: what is measured of the finished run beyond the evaluator's scores: name -> options (`dml_core.measurements`).
-        trial: of a run of `dml tune`, which one it is.
+        overrides: the `--set` settings that can change results, as given.
+        table: the paper's table that the run belongs to, as `softtriple/table1`; None for the standing comparison's runs.
+        measurements: measurements of the finished run, in addition to the evaluator's scores: name -> options (`dml_core.measurements`).
+        trial: place in a search, for runs of `dml tune`.
     """
 
     dataset: str
@@ -189,7 +189,7 @@ class RunSpec(Config):
 
     @property
     def title(self) -> str:
-        """How the run is called on screen."""
+        """Name of the run on screen."""
         if self.trial is not None:
             return f"{self.table}/{self.trial.row} on {self.dataset}: {self.variant}"
         where = f"{self.table}: " if self.table is not None else ""
@@ -197,19 +197,19 @@ class RunSpec(Config):
 
     @property
     def subject(self) -> str:
-        """What its pictures are of, in words that every run of the same identity has: tables share a run, and its pictures' bytes."""
+        """Subject of its figures, worded alike in every run of the same identity: tables share a run and the bytes of its figures."""
         trained = self.training.loss.name if self.training.num_epochs else f"untrained, {self.training.loss.name}"
         epoch = "" if self.evaluation.epoch == "last" else f" / {self.evaluation.epoch.replace('_', ' ')} epoch"
         return f"{self.dataset} / {trained} / seed {self.seed}{epoch}"
 
     @property
     def short(self) -> str:
-        """How Prefect's pages name the run's steps: by its table and row, or its variant."""
+        """Name of the run's steps on Prefect's pages: its table and row, or its variant."""
         return f"{self.variant} s{self.seed}" if self.table is None else f"{self.table} on {self.dataset}: {self.variant} s{self.seed}"
 
     @property
     def comparison(self) -> str:
-        """The title of the comparison that the run belongs to."""
+        """Title of the comparison that the run belongs to."""
         if self.trial is not None:
             return tuning_comparison(f"{self.table}/{self.trial.row}", self.dataset)
         if self.table is not None:
@@ -218,32 +218,32 @@ class RunSpec(Config):
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a reader of MLflow filters a search's runs by."""
+        """MLflow tags to filter a search's runs by."""
         if self.trial is None:
             return {}
         return {"table": str(self.table), "row": self.trial.row, "trial": str(self.trial.number), "pair": str(self.trial.pair)}
 
     @property
     def where(self) -> str:
-        """What an error calls the place of the run's settings."""
+        """Place of the run's settings in error messages."""
         where = f"{self.table}" if self.table is not None else "params.yaml: comparison"
         return f"{where}: {self.dataset} / {self.variant}"
 
 
 def table_comparison(table: str, dataset: str) -> str:
-    """How a table's runs on one dataset are called together, in MLflow."""
+    """Return the title of a table's runs on one dataset in MLflow."""
     return f"{table} on {dataset}"
 
 
 def tuning_comparison(row: str, dataset: str) -> str:
-    """How the runs of a search are called together, in MLflow; the row with its table."""
+    """Return the title of a search's runs in MLflow; `row` includes its table."""
     return f"tuning of {row} on {dataset} (validation)"
 
 
 def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> str:
-    """How a comparison is called, in MLflow and in reports. The standing one has the dataset's name alone.
+    """Return the title of a comparison in MLflow and in reports; the standing one has only the dataset's name.
 
-    Runs scored on validation classes and runs with other settings are comparisons of their own: they supersede nothing of the standing one.
+    Runs scored on validation classes and runs with other settings are separate comparisons: they replace nothing in the standing one.
     """
     validation = [] if role == "test" else [f"{role} classes"]
     settings = sorted(override.replace("'", '"') for override in overrides if changes_results(override))  # MLflow's filters have no escape
@@ -251,16 +251,16 @@ def comparison_title(dataset: str, role: str, overrides: Sequence[str] = ()) -> 
 
 
 def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
-    """Read and check `params.yaml`, including every dataset's options and every run of the comparison. Loads no torch.
+    """Read and check `params.yaml`, including every dataset's options and every run of the comparison. Imports no torch.
 
-    What needs torch to be known (a loss's own options, parts that do not fit) is `tasks.checks.check_parts`.
+    `tasks.checks.check_parts` checks what needs torch (a loss's own options, parts that do not fit).
 
     Args:
         path: the file.
-        overrides: settings laid over it, each `dotted.path=value` with a YAML value.
+        overrides: settings that override it, each `dotted.path=value` with a YAML value.
 
     Raises:
-        ConfigError: the first thing that is wrong, in one line.
+        ConfigError: the first error, in one line.
     """
     values = read_yaml(path)
     for override in overrides:
@@ -281,16 +281,16 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
     _check_rows(path, variants)
     for name in params.comparison.datasets:
         for variant in variants:
-            _training(params, name, variant, tuned=False)  # what is not tuned yet is for the runs to refuse: `dml tune` reads this file too
+            _training(params, name, variant, tuned=False)  # `dml tune` reads this file too: only runs refuse an untuned variant
     return params
 
 
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
-    """Check that no raw folder shares a file with another one, nor with what the project writes: DVC takes one owner a file.
+    """Check that no raw folder shares a file with another one or with a folder that the project writes: DVC allows one owner per file.
 
     Args:
         root: the project's folder.
-        datasets: all of the project; of two that overlap the later one is named.
+        datasets: all datasets of the project; of two that overlap, the error names the later.
 
     Raises:
         ConfigError: they overlap, links followed.
@@ -311,12 +311,12 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
 
 
 def _real(path: Path) -> str:
-    """A folder's path with its links followed, as far as they lead anywhere (`Path.resolve` raises if they form a circle), and a "/"."""
+    """Return a folder's path with a final "/" and its links followed as far as possible (`Path.resolve` raises if they form a circle)."""
     return f"{os.path.realpath(path).rstrip('/')}/"
 
 
 def _check_rows(path: Path, variants: Iterable[str]) -> None:
-    """Two variants never share a row of the standing comparison's table."""
+    """Check that no two variants share a row of the standing comparison's table."""
     by_row: dict[str, str] = {}
     for variant in variants:
         other = by_row.setdefault(row_name(variant), variant)
@@ -329,7 +329,7 @@ def check_seeds(seeds: Iterable[int]) -> None:
     """Check seeds that a command names.
 
     Raises:
-        ConfigError: a number that is not a seed.
+        ConfigError: a number is not a seed.
     """
     for seed in seeds:
         try:
@@ -339,7 +339,7 @@ def check_seeds(seeds: Iterable[int]) -> None:
 
 
 def changes_results(override: str) -> bool:
-    """Whether a `--set` override can change a result; what is below `scale` cannot."""
+    """Return whether a `--set` override can change a result; those below `scale` cannot."""
     return not override.startswith("scale.")
 
 
@@ -351,15 +351,15 @@ def standing_runs(
     overrides: Sequence[str] = (),
     whole: bool = False,
 ) -> dict[str, list[RunSpec]]:
-    """Dataset -> the comparison's runs on it; the default datasets, variants and seeds where none are given.
+    """Return dataset -> the comparison's runs on it; with the default datasets, variants and seeds if none are given.
 
     Args:
-        params, overrides: as `comparison_runs` has them.
+        params, overrides: as in `comparison_runs`.
         datasets, variants, seeds: which runs.
-        whole: all variants and seeds where none are given.
+        whole: if none are given, use all variants and seeds.
 
     Raises:
-        ConfigError: as `comparison_runs`; or a dataset is given twice.
+        ConfigError: as `comparison_runs`, or a dataset is given twice.
     """
     comparison = params.comparison
     refuse_repeats("--dataset", datasets or ())
@@ -370,7 +370,7 @@ def standing_runs(
 
 
 def is_whole(params: Params, runs: Iterable[RunSpec]) -> bool:
-    """Whether these are all runs of the standing comparison on their dataset."""
+    """Return whether these are all runs of the standing comparison on their dataset."""
     comparison = params.comparison
     return {(spec.variant, spec.seed) for spec in runs} == set(product(comparison.variants, comparison.seeds))
 
@@ -383,17 +383,17 @@ def comparison_runs(
     overrides: Sequence[str] = (),
     tuned: bool = True,
 ) -> list[RunSpec]:
-    """The comparison's runs on one dataset, in the order of `params.yaml`; `variants` and `seeds` narrow it.
+    """Return the comparison's runs on one dataset, in the order of `params.yaml`, filtered by `variants` and `seeds`.
 
     Args:
-        params: the parameters, overrides laid over them.
+        params: the parameters, with the overrides applied.
         dataset, variants, seeds: which runs.
-        overrides: what was laid over, for the runs' comparison title.
-        tuned: lay over what a search found, for the variants that ask for it.
+        overrides: the applied overrides, for the runs' comparison title.
+        tuned: apply the settings that a search found to the variants that request them.
 
     Raises:
-        ConfigError: an unknown dataset or variant, one that is given twice, a setting that is wrong in one of the runs, or a variant
-            that is to be tuned and is not.
+        ConfigError: the dataset or a variant is unknown, a variant or seed is given twice, a setting of a run is wrong, or a variant must
+            be tuned and is not.
     """
     comparison = params.comparison
     refuse_repeats("--variant", variants or ())
@@ -418,7 +418,7 @@ def comparison_runs(
 
 
 def row_name(variant: str) -> str:
-    """The row of a variant in the standing comparison's table: its name in the letters that rows have."""
+    """Return a variant's row in the standing comparison's table: its name in the characters that rows allow."""
     return re.sub(r"[^a-z0-9.-]+", "-", variant.lower())
 
 
@@ -455,7 +455,7 @@ def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
 
 
 def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
-    """A `--set` as nested settings; an unknown name on its way is refused, an unknown last key is for the parser to refuse."""
+    """Return a `--set` as nested settings; an unknown name on its path is refused here, an unknown last key by the parser."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
@@ -473,7 +473,7 @@ def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _within(values: Any, keys: Sequence[str]) -> dict[str, Any]:
-    """The mapping at a path of keys; empty where there is none, which the parser refuses."""
+    """Return the mapping at a path of keys; empty if there is none, which the parser refuses."""
     for key in keys:
         values = values.get(key) if isinstance(values, dict) else None
     return values if isinstance(values, dict) else {}

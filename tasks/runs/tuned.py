@@ -1,7 +1,6 @@
-"""Settings that a search found (`dml tune`), as files: `flows/tables/tuned/<paper>/<table>/<row>@<dataset>.yaml`.
+"""Settings found by a search (`dml tune`), as files: `flows/tables/tuned/<paper>/<table>/<row>@<dataset>.yaml`.
 
-A file has what differs from the row's own settings, to be laid over them, and where that came from. Runs with it are the row's variant
-`tuned`.
+A file has the settings that override the row's own, and their origin. Runs with it are the row's variant `tuned`.
 """
 
 from pathlib import Path
@@ -16,12 +15,12 @@ from dml_core.search import Search
 from tasks.files import write_whole
 from tasks.runs import protocols
 
-TUNED = "tuned"  # the variant, and the folder
-STANDING = "project/standing"  # the table that the standing comparison is
+TUNED = "tuned"  # name of the variant and of the folder
+STANDING = "project/standing"  # name of the standing comparison's table
 
 
 class Tried(Config):
-    """One trial: what differs from the row's own settings, by dotted name, its score on each pair of fold and seed, or why it failed."""
+    """One trial: changes to the row's own settings by dotted name, and its score on each pair of fold and seed, or why it failed."""
 
     params: dict[str, Any]
     scores: tuple[float, ...] = ()
@@ -29,7 +28,7 @@ class Tried(Config):
 
 
 class ConfirmedGain(Config):
-    """Winner and own settings on the same fresh pairs of fold and seed; `half_width` is of the 95 % interval of the gain."""
+    """Scores of own settings and winner on the same fresh pairs of fold and seed; `half_width` is half of the gain's 95 % interval."""
 
     own: tuple[float, ...]
     winner: tuple[float, ...]
@@ -38,20 +37,20 @@ class ConfirmedGain(Config):
 
 
 class TunedFile(Config):
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        table, row, dataset: of whom; the dataset as the table's columns name it.
-        training: changes to the row's settings; none where the winner's gain was not confirmed.
+        table, row, dataset: what was tuned; the dataset as the table's columns name it.
+        training: changes to the row's settings; none if the winner's gain was not confirmed.
         trial: the winner's number; 0 has the row's own settings.
-        score: its mean of the metric over the pairs of fold and seed that it was scored on; own_score: that of the row's own settings.
-        confirmation: winner and own settings on fresh pairs; None where the own settings won, and in files of searches without it.
+        score: its mean metric over the scored pairs of fold and seed; own_score: that of the row's own settings.
+        confirmation: winner and own settings on fresh pairs; None if the own settings won, and for searches without confirmation.
         metric, folds, seed: of the search.
-        num_trials: how many settings were tried; tried: each of them, by number (not in files of searches that kept no list).
-        space: what was searched, by dotted name.
-        fingerprint: of the training images alone, packed; they are all that the search could read.
-        sampler: who proposed and who stopped trials.
-        commit: of the code that searched, and whether it had changes.
+        num_trials: number of settings tried; tried: each of them, by number (missing if the search kept no list).
+        space: the searched ranges, by dotted name.
+        fingerprint: fingerprint of the packed training images, the only images that the search could read.
+        sampler: method that proposed and stopped trials.
+        commit: git commit of the code that searched; dirty: whether it had changes.
         study: the search's identity.
     """
 
@@ -77,7 +76,7 @@ class TunedFile(Config):
 
     @property
     def says(self) -> str:
-        """Where the settings came from, in a line."""
+        """Origin of the settings, in one line."""
         at = f", commit {self.commit[:10]}{' with changes' if self.dirty else ''}" if self.commit else ""
         search = f"dml tune, {self.num_trials} trials, seed {self.seed}{at}"
         gain = self.confirmation
@@ -93,19 +92,19 @@ class TunedFile(Config):
 
 
 def tuned_path(table: str, row: str, dataset: str) -> Path:
-    """Where a search's file is."""
+    """Return the path of a search's file."""
     return protocols.TABLES / TUNED / table / f"{row}@{dataset}.yaml"
 
 
 def write_tuned(found: TunedFile) -> Path:
-    """Write what a search found; its path.
+    """Write the result of a search and return its path.
 
     Raises:
         StoreError: the tables' folder cannot be written.
     """
     path = tuned_path(found.table, found.row, found.dataset)
     title = f"# Made by `{tune_command(found.table, found.row, found.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
-    values = found.model_dump(mode="json", exclude_defaults=True)  # a None among the settings is one of them
+    values = found.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in found.space.items()}
     try:
         write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
@@ -115,10 +114,10 @@ def write_tuned(found: TunedFile) -> Path:
 
 
 def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
-    """What a search found.
+    """Read the result of a search.
 
     Raises:
-        ConfigError: there is no such file, and the line says how it is made; or it is damaged or another's.
+        ConfigError: there is no such file (the error names the command that makes it), or it is damaged or belongs to another row.
     """
     path = tuned_path(table, row, dataset)
     if not path.is_file():
@@ -131,5 +130,5 @@ def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
 
 
 def tune_command(table: str, row: str, dataset: str) -> str:
-    """What makes the file."""
+    """Return the command that makes the file."""
     return f"dml tune {table}/{row} --dataset {dataset}"

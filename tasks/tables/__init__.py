@@ -1,1 +1,1 @@
-"""The papers' tables and figures: their files, the runs behind them, verdicts against published figures, reports."""
+"""Tables and figures of the papers: their files, the runs behind them, verdicts on published values, reports."""

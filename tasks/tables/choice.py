@@ -1,4 +1,4 @@
-"""Which runs of which tables are asked for: names and patterns of tables, and what narrows them."""
+"""Selection of runs to start: names and patterns of tables, and filters on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ TRACKS: tuple[Track, ...] = get_args(Track)
 
 @dataclass(frozen=True)
 class Choice:
-    """What narrows tables; nothing of it is needed. A row, dataset or seed that is given twice is refused (ConfigError).
+    """Filters on tables, all optional. A row, dataset or seed that is given twice is refused (ConfigError).
 
     Attributes:
-        rows, datasets: of the tables that have them; a row that is named has to be one that is run.
-        variant: of the protocol, for every row that has it; each row's first where none is given.
-        track: "paper", each system as its authors ran it, or "common", every loss on the common track's protocol.
+        rows, datasets: names, for the tables that have them; a named row must be one that is run.
+        variant: variant of the protocol, for every row that has it; by default each row's first.
+        track: "paper" runs each system as its authors did, "common" every loss on the common track's protocol.
         seeds: every row runs once with each.
-        smoke: the same systems on a few drawn images, without trained weights and for one epoch.
-        one_row: of a smoke of several tables, one run of each: that whose network most other runs share.
-        prepared_only: leave out datasets that are not prepared.
-        epochs: whose weights are scored of each run; those of the row or of its protocol where none is given.
+        smoke: run the same systems on a few drawn images, without trained weights and for one epoch.
+        one_row: in a smoke run of several tables, one run of each: the one whose network most other runs share.
+        prepared_only: skip datasets that are not prepared.
+        epochs: epochs whose weights are scored in each run; by default those of the row or its protocol.
     """
 
     rows: tuple[str, ...] = ()
@@ -42,15 +42,15 @@ class Choice:
 
 
 def narrowed(kind: str, asked: Sequence[str], known: dict[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """For each table those of the asked names that it has; every one where none is asked for.
+    """Return, for each table, the requested names that it has; all its names if none is requested.
 
     Args:
-        kind: what the names are, for the error.
-        asked: names of rows, or of datasets.
+        kind: what the names are, for the error message.
+        asked: requested names of rows or datasets.
         known: table -> the names that it has.
 
     Raises:
-        ConfigError: no table has one of them; the nearest name is given.
+        ConfigError: no table has one of them; the error suggests the nearest name.
     """
     where = next(iter(known)) if len(known) == 1 else f"{len(known)} tables"
     for one in asked:

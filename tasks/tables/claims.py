@@ -1,9 +1,10 @@
-"""Whether a table shows what it is there to show: paired differences over seeds, corrected for how many claims the table has.
+"""Judge the claims of a table by paired differences over seeds, corrected for the number of claims.
 
-A claim *holds* if value and reference differ, by the paired t test at 0.05 with Holm's correction over all claims of the table that can be
-tested, on the claim's side; it is *refuted* if they differ on the other; otherwise it is *not shown*. So a table of claims of which none is
-true has one that holds, or is refuted, in 5 of 100 cases. That two values differ ("either" side) can only hold or be not shown. Fewer than
-three seeds decide nothing. An exploratory claim was looked at again with other data or settings: its error is not known.
+A claim *holds* if value and reference differ, by the paired t test at 0.05 with Holm's correction over all testable claims of the table, on
+the claim's side; it is *refuted* if they differ on the other side; otherwise it is *not shown*. So if no value of a table differs from its
+reference, some claim holds or is refuted in at most 5 of 100 cases. A claim that two values differ ("either" side) can only hold or be not
+shown. Fewer than three seeds decide nothing. An exploratory claim was examined again with other data or settings: its error rate is
+unknown.
 """
 
 from typing import Literal
@@ -21,23 +22,23 @@ from tasks.tables.result import TableResult
 
 ClaimJudgement = Literal["holds", "refuted", "not shown", "not decided"]
 Side = Literal["above", "below", "either"]
-TIME = "_minutes"  # how metrics that are times end
+TIME = "_minutes"  # suffix of metrics that are times
 
 
 class JudgedClaim(Record):
-    """A claim with what the runs say of it; figures in the unit of the metric's column, or its own where it has none.
+    """A claim with its judgement; values in the unit of the metric's column, or the metric's own unit if no column shows it.
 
     Attributes:
-        says, row, metric, side, evidence, history, exploratory: as the file has them.
-        dataset: the one that was looked at.
-        reference: the row that the value is compared with; None for a number.
-        reference_metric: of that row.
-        seeds: those that both sides have.
+        says, row, metric, side, evidence, history, exploratory: as in the file.
+        dataset: dataset of the values.
+        reference: row that the value is compared with; None for a number.
+        reference_metric: metric of the reference.
+        seeds: seeds that both sides have.
         values, references: one for each of these seeds.
-        difference, half_width: mean of value - reference, and half of its 95 % interval; None for no seed, and for fewer than
-            three. The interval is of this one difference.
+        difference, half_width: mean of value - reference, and half of its 95 % interval, not corrected for other claims; None for no seed,
+            and for fewer than three.
         p_value: of the paired t test; p_holm: corrected over the table's claims.
-        why: of a claim that is not decided, what it waits for.
+        why: reason why the claim is undecided.
     """
 
     says: str
@@ -62,24 +63,24 @@ class JudgedClaim(Record):
 
     @property
     def mean(self) -> float | None:
-        """Of the values."""
+        """Mean of the values."""
         return mean_over_seeds(self.values)[0] if self.values else None
 
     @property
     def reference_mean(self) -> float | None:
-        """Of the references."""
+        """Mean of the references."""
         return mean_over_seeds(self.references)[0] if self.references else None
 
     @property
     def ratio(self) -> float | None:
-        """Of the two means, where both are times: of these no difference carries over to another machine."""
+        """Ratio of the two means for a time, whose difference does not carry over to another machine; None for other metrics."""
         if not self.mean or not self.reference_mean or not self.metric.endswith(TIME):
             return None
         return self.mean / self.reference_mean
 
 
 def judge_claims(table: TableFile, result: TableResult, epoch: Epoch = "last") -> tuple[JudgedClaim, ...]:
-    """Every claim of a table, judged by the runs that are there, with their weights of one epoch."""
+    """Judge every claim of a table by the existing runs, with their weights of one epoch."""
     result = result.model_copy(update={"runs": tuple(run for run in result.runs if run.epoch == epoch)})
     claims = [_measured(table, claim, result) for claim in table.claims]
     corrected = iter(holm([claim.p_value for claim in claims if claim.p_value is not None]))
@@ -94,7 +95,7 @@ def _judged(claim: JudgedClaim, p_holm: float) -> JudgedClaim:
 
 
 def _measured(table: TableFile, claim: Claim, result: TableResult) -> JudgedClaim:
-    """Not judged yet."""
+    """Return a claim with its values, not judged yet."""
     dataset = claim.dataset or table.flat_columns[0].dataset
     reference_metric = claim.reference_metric or claim.metric
     values = _by_seed(table, result, claim.row, claim.variant, dataset, claim.metric)
@@ -125,7 +126,7 @@ def _measured(table: TableFile, claim: Claim, result: TableResult) -> JudgedClai
 
 
 def _by_seed(table: TableFile, result: TableResult, row: str, variant: str | None, dataset: str, metric: str) -> dict[int, float]:
-    """A row's values of a metric by seed: in a variant, or its first."""
+    """Return a row's values of a metric by seed, in a variant or by default its first."""
     variant = variant or next(iter(table.rows[row].variants), None)
     factor = _factor(table, dataset, metric)
     runs = [run for run in result.runs if (run.row, run.variant, run.dataset) == (row, variant, dataset)]
@@ -133,7 +134,7 @@ def _by_seed(table: TableFile, result: TableResult, row: str, variant: str | Non
 
 
 def _factor(table: TableFile, dataset: str, metric: str) -> float:
-    """From a score to the unit of its column; 1 for a metric that no column shows."""
+    """Return the factor from a score to the unit of its column; 1 for a metric that no column shows."""
     return next((column.factor for column in table.flat_columns if (column.dataset, column.metric) == (dataset, metric)), 1.0)
 
 

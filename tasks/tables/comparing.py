@@ -1,6 +1,6 @@
-"""The measured lines of a table beside each other: which are better than which, by the first metric of each dataset that has a best.
+"""Compare and rank the measured lines of a table, by the first metric of each dataset for which higher is better.
 
-Every line (a row in a variant, an epoch) is a system of its own. The statistics are `dml_core.evaluation.comparing`'s.
+Each line (a row in a variant, at an epoch) is one system. The statistics are in `dml_core.evaluation.comparing`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,63 +9,63 @@ from typing import Protocol
 from dml_core.evaluation.comparing import Comparison, Scores, compare, has_best
 from dml_core.evaluation.mean_ranks import Ranking, rank_systems
 
-POINTS = {"per cent": 1.0, "share": 0.01}  # one per cent point in the column's unit
+POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column's unit
 
 
 class MetricColumn(Protocol):
-    """A column of a table's file, or as it is shown."""
+    """A column of a table's file or of a shown table."""
 
     @property
     def dataset(self) -> str:
-        """As the table names it."""
+        """Name of the dataset in the table."""
 
     @property
     def metric(self) -> str:
-        """As the evaluator names it."""
+        """Name of the metric in the evaluator."""
 
 
 class ComparedColumn(MetricColumn, Protocol):
-    """A column as it is shown."""
+    """A column of a shown table."""
 
     @property
     def unit(self) -> str:
-        """Of the values."""
+        """Unit of the values."""
 
     @property
     def decimals(self) -> int:
-        """Of measured figures."""
+        """Number of decimals of measured values."""
 
 
 class ComparedCell(Protocol):
-    """A cell as it is shown."""
+    """A cell of a shown table."""
 
     @property
     def values(self) -> Mapping[int, float]:
-        """By seed."""
+        """Values by seed."""
 
     @property
     def num_queries(self) -> int | None:
-        """That the values are of, where it is known."""
+        """Number of queries behind the values; None if unknown."""
 
     @property
     def num_classes(self) -> int | None:
-        """The same of classes."""
+        """Number of classes behind the values; None if unknown."""
 
 
 class ComparedLine(Protocol):
-    """A line as it is shown."""
+    """A line of a shown table."""
 
     @property
     def system(self) -> str:
-        """A name that no other line has."""
+        """Name of the line, unique in the table."""
 
     @property
     def cells(self) -> Sequence[ComparedCell | None]:
-        """One for each column."""
+        """One cell per column."""
 
 
 def compared_columns(columns: Sequence[MetricColumn]) -> dict[str, int]:
-    """Dataset -> its first column whose metric has a best."""
+    """Return, for each dataset, the index of its first column whose metric is better when higher."""
     found: dict[str, int] = {}
     for index, column in enumerate(columns):
         if has_best(column.metric):
@@ -74,11 +74,11 @@ def compared_columns(columns: Sequence[MetricColumn]) -> dict[str, int]:
 
 
 def compare_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLine], reference: str | None) -> tuple[Comparison, ...]:
-    """A comparison for each dataset on which two lines share enough seeds.
+    """Compare the lines on each dataset on which two of them share enough seeds.
 
     Args:
         columns, lines: of the table.
-        reference: the system that its file names.
+        reference: system that the table's file names as reference.
     """
     found = []
     for dataset, index in compared_columns(columns).items():
@@ -100,7 +100,7 @@ def compare_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLin
 
 
 def rank_lines(columns: Sequence[ComparedColumn], lines: Sequence[ComparedLine]) -> Ranking | None:
-    """Ranks over the measured datasets of the first metric that several have; where one alone was measured over its seeds; else None."""
+    """Rank the lines over the datasets that share a metric, or over the seeds of the only measured dataset; otherwise return None."""
     scores = {index: _scores(lines, index) for index in compared_columns(columns).values()}
     measured = {index: found for index, found in scores.items() if found}
     metrics = [columns[index].metric for index in measured]

@@ -1,4 +1,4 @@
-"""What was measured of a table on its paper's own datasets, and what on stand-ins for them: counted apart."""
+"""Counts of what was measured of a table, separately for its paper's own datasets and for stand-ins."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ VERDICTS = ("compatible", "above", "below", "undecided")
 
 
 class Counted(Record):
-    """What was measured on one kind of data.
+    """Counts for one kind of data.
 
     Attributes:
-        rows: how many rows were measured there, in part at least.
-        verdicts: how many cells have each, of the epoch that is judged.
-        claims: how many claims have each judgement, those that are not decided left out.
+        rows: number of rows measured there, at least in part.
+        verdicts: verdict -> number of cells, at the judged epoch.
+        claims: judgement -> number of claims, without undecided ones.
     """
 
     rows: int = 0
@@ -25,10 +25,10 @@ class Counted(Record):
 def counted(
     measured: Sequence[set[str]], verdicts: Sequence[tuple[str, str]], claims: Sequence[tuple[str, str]], datasets: Mapping[str, bool]
 ) -> Counted:
-    """The counts of what stands on some datasets.
+    """Return the counts for some datasets.
 
     Args:
-        measured: of each row the datasets that it was measured on.
+        measured: for each row, the datasets that it was measured on.
         verdicts, claims: (dataset, verdict or judgement) of each.
         datasets: dataset -> whether it counts here.
     """

@@ -1,8 +1,8 @@
-"""`--seeds auto`: whether systems have run with enough seeds, and with how many more they should.
+"""`--seeds auto`: whether systems have run with enough seeds, and how many more they need.
 
-Enough is where half of the interval of every system's difference to the reference, paired by seed, is at most so many points. The
-intervals are those that the comparison prints: all of them hold at once in 95 of 100 tables. Only that width is looked at, never whether a
-difference is shown: seeds that are added until a test succeeds make it succeed by accident.
+Seeds are enough if the interval of every system's difference to the reference, paired by seed, has at most the requested half-width. The
+intervals are those that the comparison prints: all of them hold simultaneously in 95 of 100 tables. Only their width is checked, never
+whether a difference is significant: adding seeds until a test succeeds makes it succeed by chance.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from dml_core.evaluation.comparing import LEVEL, Scores, differences
 from dml_core.evaluation.statistics import MIN_SEEDS, half_width_of
 
 FIRST_SEEDS = MIN_SEEDS
-MOST_SEEDS = 20  # where no cap is given
+MOST_SEEDS = 20  # default cap
 
 
 @dataclass(frozen=True)
 class Resolve:
-    """How sure differences are to be.
+    """Requested precision of differences.
 
     Attributes:
-        points: the widest half of an interval, in per cent points.
-        most: seeds that no system gets more than.
+        points: largest half-width of an interval, in percentage points.
+        most: largest number of seeds of a system.
     """
 
     points: float = 1.0
@@ -29,10 +29,10 @@ class Resolve:
 
 
 def checked_resolve(points: float | None, most: int | None) -> Resolve:
-    """What was asked for, with what stands for what was not.
+    """Return the requested precision, with defaults for missing values.
 
     Raises:
-        ConfigError: a width that is not above 0, or a cap below the seeds that it begins with.
+        ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
     """
     found = Resolve(1.0 if points is None else points, MOST_SEEDS if most is None else most)
     if not found.points > 0:
@@ -44,7 +44,7 @@ def checked_resolve(points: float | None, most: int | None) -> Resolve:
 
 @dataclass(frozen=True)
 class Widest:
-    """The widest half of an interval of a difference to the reference, and whose it is; `num_seeds` would bring it to the one asked for."""
+    """Widest half-width of a difference to the reference, with its system; `num_seeds` would reduce it to the requested width."""
 
     system: str
     reference: str
@@ -53,13 +53,13 @@ class Widest:
 
 
 def widest(scores: Scores, points: float, reference: str | None = None, num_queries: int | None = None) -> Widest | None:
-    """Of all systems' differences to the reference; None where nothing can be compared.
+    """Return the widest of all systems' differences to the reference; None if nothing can be compared.
 
     Args:
         scores: system -> seed -> score, in per cent.
-        points: asked for.
-        reference: a system that was named beforehand; else the one with the highest mean, and the intervals hold for every pair.
-        num_queries: of which the scores are the share found; None for other scores.
+        points: requested half-width.
+        reference: a system named beforehand; by default the one with the highest mean, and the intervals hold for every pair.
+        num_queries: number of queries of which the scores are the share found; None for other scores.
     """
     against = differences(scores, reference, 1.0, num_queries)
     num_tests = len(against) if reference in scores else len(against) * (len(against) + 1) // 2
@@ -72,14 +72,14 @@ def widest(scores: Scores, points: float, reference: str | None = None, num_quer
 
 
 def next_seeds(found: Widest | None, num_seeds: int, resolve: Resolve) -> int:
-    """How many seeds to have next: as many as the widest interval needs, one more at least and twice as many at most, up to the cap."""
+    """Return the next number of seeds: what the widest interval needs, at least one more, at most twice as many, up to the cap."""
     if found is None or found.half_width <= resolve.points:
         return num_seeds
     return min(max(found.num_seeds, num_seeds + 1), 2 * num_seeds, max(resolve.most, num_seeds))
 
 
 def _seeds_for(deviation: float, points: float, level: float) -> int:
-    """The fewest whose interval has that half width, where the deviation stays."""
+    """Return the fewest seeds whose interval has that half-width, if the deviation stays the same."""
     num_seeds = MIN_SEEDS
     while half_width_of(deviation, num_seeds, level) > points and num_seeds < 10_000:
         num_seeds += 1

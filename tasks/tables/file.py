@@ -1,9 +1,9 @@
-"""A table of a paper as a file, `flows/tables/<paper>/table1.yaml`: what the paper printed, and which runs would measure it again.
+"""A table of a paper as a file, `flows/tables/<paper>/table1.yaml`: the published values, and the runs that measure them again.
 
-The project's own tables, of which nothing was printed, stand in the folder `project`.
+The project's own tables, which have no published values, are in the folder `project`.
 
-Published figures stand as they are printed (per cent, or the column's unit). A row is *own* (the paper's system), *rerun* (a baseline that
-the paper itself trained) or *quoted* (taken by the paper from elsewhere: shown, never run).
+Published values are written as printed (per cent, or the column's unit). A row is *own* (the paper's system), *rerun* (a baseline that the
+paper's authors trained) or *quoted* (taken by the paper from elsewhere: shown, never run).
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,13 @@ class Columns(Config):
     """Neighbouring columns of one dataset.
 
     Attributes:
-        dataset: a reader's name (`dml data list`), or one that `params.yaml` gives a dataset.
-        metrics: the evaluator's and the measurements' names, in the paper's order.
-        unit: of the printed figures; "share" is a fraction, per cent its hundredfold. Minutes are those of the authors' machine: a
-            they have no tolerance, and are not judged.
-        options: those that the project's dataset has to have, as `split: images`; without any it is split by class.
-        stands_in_for: the paper's dataset, in whose place this one is measured; None of the paper's own. Stand-ins are counted apart.
-        note: what a reader has to know of these columns.
+        dataset: a reader's name (`dml data list`), or the name of a dataset in `params.yaml`.
+        metrics: names of the evaluator's metrics and of measurements, in the paper's order.
+        unit: unit of the published values; "share" is a fraction, "per cent" is 100 times the fraction. Minutes depend on the authors'
+            machine: they have no tolerance and are not judged.
+        options: options that the project's dataset must have, such as `split: images`; with none it is split by class.
+        stands_in_for: the paper's dataset that this one replaces; None for the paper's own. Stand-ins are counted separately.
+        note: remark on these columns for readers.
     """
 
     dataset: Name
@@ -54,28 +54,28 @@ class Columns(Config):
 
 
 class Row(Config):
-    """One line of a table.
+    """One row of a table.
 
     Attributes:
-        label: as the paper calls it.
+        label: name of the row in the paper.
         kind: own, rerun or quoted.
-        source: of a quoted row, whom the paper quotes.
-        published: the printed figures, one for each column; null where the paper has none.
-        runs_on: of the columns' datasets those that it runs on; those with printed figures, or all where there is none, if left out.
-        released: those of logs that the authors released; independent: of somebody else's re-evaluation. Like `published`.
-        independent_source: of those: where they stand (commit or table), and with which network, dimensions and protocol.
-        protocol: whose protocol trains it; the table's paper where none is named.
-        variants: of that protocol; the first is the row's default. `tuned` is the first with what `dml tune` found laid over.
-        loss: instead of the protocol's loss, whole: `name` and `options`.
-        training: changes to the protocol for this row; datasets: for one dataset of it.
-        by_variant: variant -> changes that it alone has, laid over those: what a row with a loss of its own takes from each reading.
-        tolerance: of the verdict; the table's, or that of metric and dataset, where none is given.
-        epochs: whose weights are scored of each run; the protocol's where none are given.
-        measurements: of this row's runs, beside the table's.
-        role: the images that are scored and measured, instead of the table's.
-        search: what `dml tune` tries of this row's settings, laid over the table's: dotted name -> range.
-        lacks: what is not built yet that this row needs, in one line; such a row is shown and not run.
-        note: what a reader has to know of this row.
+        source: for a quoted row, whom the paper quotes.
+        published: the published values, one per column; null where the paper has none.
+        runs_on: datasets of the columns on which the row runs, in addition to those with published values; with neither, it runs on all.
+        released: values of logs that the authors released; independent: values of re-evaluations by others. Both like `published`.
+        independent_source: source of the independent values (commit or table), with network, dimensions and protocol.
+        protocol: paper whose protocol trains the row; by default the table's paper.
+        variants: variants of that protocol; the first is the row's default. `tuned` is the first with the settings found by `dml tune`.
+        loss: complete replacement of the protocol's loss: `name` and `options`.
+        training: changes to the protocol for this row; datasets: changes for one dataset.
+        by_variant: variant -> further changes, overriding these; a row with its own loss sets here what differs between variants.
+        tolerance: tolerance of the verdicts; by default the table's, or that of metric and dataset.
+        epochs: epochs whose weights are scored in each run; by default the protocol's.
+        measurements: measurements of this row's runs, in addition to the table's.
+        role: images that are scored and measured, instead of the table's.
+        search: dotted name -> range that `dml tune` searches for this row; overrides the table's.
+        lacks: missing feature that this row needs, in one line; such a row is shown and not run.
+        note: remark on this row for readers.
     """
 
     label: str
@@ -121,19 +121,19 @@ class Row(Config):
 
 
 class Claim(Config):
-    """What a table or figure is there to show, as a difference that runs can show, paired by seed.
+    """A claim of a table or figure, as a difference that runs can show, paired by seed.
 
     Attributes:
-        says: the claim, in our words.
-        row, metric: whose value; metric as the evaluator or a measurement names it.
-        reference: the row that it is compared with, or a number in the metric's own unit.
-        reference_metric: of the reference, where it is another.
-        side: of the reference on which the claim has the value; "either" where it is that the two differ.
-        variant: of both rows; of each its first where none is named.
-        dataset: of the table's columns; the first where none is named.
-        evidence: where the paper has it.
+        says: the claim, paraphrased.
+        row, metric: row and metric of the value; metric as named by the evaluator or a measurement.
+        reference: row that the value is compared with, or a number in the metric's own unit.
+        reference_metric: metric of the reference, if different.
+        side: side of the reference on which the claim puts the value; "either" if it only says that the two differ.
+        variant: variant of both rows; by default the first of each.
+        dataset: dataset of the table's columns; by default the first.
+        evidence: place of the claim in the paper.
         history: how the measurement was changed after a first look, and what that look had shown.
-        exploratory: whether it was looked at again with other data or settings, and not confirmed on fresh seeds since.
+        exploratory: whether it was examined again with other data or settings, and not confirmed on fresh seeds since.
     """
 
     says: str
@@ -156,12 +156,12 @@ class Claim(Config):
 
 
 def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:
-    """How the runs of a row in a variant of its protocol are called, and which epoch's if it is not the last; no name has a space."""
+    """Return the label of a row's runs in a variant, with the epoch if it is not the last; none of its parts contains a space."""
     return f"{row} {variant}" if epoch == "last" else f"{row} {variant} {epoch}"
 
 
 def label_parts(label: str) -> tuple[str, str]:
-    """Row and variant of what `run_label` made."""
+    """Return the row and the variant of a label made by `run_label`."""
     row, variant = label.split(" ")[:2]
     return row, variant
 
@@ -170,7 +170,7 @@ FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's u
 
 
 class Column(NamedTuple):
-    """One column: what it measures, on what, in which unit."""
+    """One column: dataset, metric and unit."""
 
     dataset: str
     metric: str
@@ -178,7 +178,7 @@ class Column(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """From a run's score to the column's unit."""
+        """Factor from a run's score to the column's unit."""
         return FACTORS.get(self.unit, 1.0)
 
 
@@ -186,21 +186,21 @@ class TableFile(Config):
     """A table or figure of a paper.
 
     Attributes:
-        title: what it shows, in our words.
-        page: of the paper as published, counted from 1; None of the project's own.
-        states: what the paper says of it, in our words; a figure's claim.
+        title: what it shows, paraphrased.
+        page: page of the published paper, counted from 1; None for the project's own tables.
+        states: what the paper says about it, paraphrased; for a figure, its claim.
         columns: from left to right.
-        rows: name -> row, from above.
-        tolerance: of verdicts, where a row has none, instead of those of metric and dataset (`tolerances.yaml`).
-        tolerances: of single metrics, instead of the table's.
-        evaluation: changes to how the protocol scores, as the k-means of one table.
-        measurements: of every run, beyond the evaluator's scores: name -> options (`dml_core.measurements`).
-        claims: judged where their runs are there.
-        reference: the row, in its first variant, with which the others are compared; the best by the scores where none is named.
-        role: the images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
-        search: what `dml tune` tries of every row's settings, beside the ranges of the loss's own options: dotted name -> range.
-        scale: what its runs may use, laid over `scale` of `params.yaml`; changes no result.
-        note: what a reader has to know of the whole.
+        rows: name -> row, from top to bottom.
+        tolerance: default tolerance of the rows' verdicts, instead of those of metric and dataset (`tolerances.yaml`).
+        tolerances: metric -> tolerance, instead of the table's.
+        evaluation: changes to the protocol's scoring, such as the k-means of one table.
+        measurements: measurements of every run, in addition to the evaluator's scores: name -> options (`dml_core.measurements`).
+        claims: judged once their runs exist.
+        reference: row that the others are compared with, in its first variant; by default the best by the scores.
+        role: images that are scored and measured: those of the test classes, or "train", those that the network was trained on.
+        search: dotted name -> range that `dml tune` searches for every row, in addition to the ranges of the loss's own options.
+        scale: resources of its runs, overriding `scale` of `params.yaml`; changes no result.
+        note: remark on the whole table for readers.
     """
 
     title: str
@@ -220,24 +220,24 @@ class TableFile(Config):
     note: str | None = None
 
     def tolerance_of(self, row: Row, column: Column) -> Tolerance | None:
-        """The row's own, else the metric's, else the table's, else that of metric and dataset; of minutes none."""
+        """Return a cell's tolerance: the row's, else the metric's, else the table's, else that of metric and dataset; None for minutes."""
         if column.unit == "minutes":
             return None
         dataset = self.stand_ins.get(column.dataset, column.dataset)
         return row.tolerance or self.tolerances.get(column.metric) or self.tolerance or common_tolerance(column.metric, dataset)
 
     def dataset_options(self, dataset: str) -> dict[str, Any]:
-        """The options that the project's dataset has to have; the blocks of one dataset agree."""
+        """Return the options that the project's dataset must have; all column blocks of one dataset have the same."""
         return next((block.options for block in self.columns if block.dataset == dataset), {})
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        """Stand-in dataset -> the paper's dataset that it replaces."""
         return {block.dataset: block.stands_in_for for block in self.columns if block.stands_in_for is not None}
 
     @cached_property
     def flat_columns(self) -> tuple[Column, ...]:
-        """The columns one by one."""
+        """All columns, one by one."""
         return tuple(Column(block.dataset, metric, block.unit) for block in self.columns for metric in block.metrics)
 
     @model_validator(mode="after")
@@ -280,7 +280,7 @@ class TableFile(Config):
 
 
 def table_names() -> list[str]:
-    """Every table and figure, as `<paper>/<file>`: papers in alphabetical order, tables before figures, by number; the project's last."""
+    """Return all tables and figures as `<paper>/<file>`: papers alphabetically, tables before figures, by number; the project's last."""
     found = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
 
     def order(path: Path) -> tuple[bool, str, bool, int, str]:
@@ -291,23 +291,23 @@ def table_names() -> list[str]:
 
 
 def paper_tables() -> list[str]:
-    """Those of the papers: every table but the project's own."""
+    """Return the papers' tables: all except the project's own."""
     return [name for name in table_names() if name.partition("/")[0] != PROJECT]
 
 
 def project_tables() -> list[str]:
-    """The project's own: its claims, its results on real images, and the standing comparison."""
+    """Return the project's own tables: its claims, its results on real images, and the standing comparison."""
     return [name for name in table_names() if name.partition("/")[0] == PROJECT]
 
 
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
-    """The tables that names and shell-like patterns (`softtriple/*`, `*/table*`) mean, in the order of the patterns.
+    """Return the tables that match names and shell-like patterns (`softtriple/*`, `*/table*`), in the order of the patterns.
 
-    A pattern means the project's own tables where it begins with their folder, else the papers' alone; never the standing comparison,
-    whose runs are asked for without a table.
+    A pattern that begins with the project's folder matches only the project's own tables, any other pattern only the papers'. No pattern
+    matches the standing comparison, whose runs are requested without a table.
 
     Raises:
-        ConfigError: one means none, and the nearest name is given; or two mean the same table.
+        ConfigError: a pattern matches no table (the error suggests the nearest name), or two match the same one.
     """
     found: dict[str, str] = {}
     for pattern in patterns:
@@ -331,10 +331,10 @@ def _unknown_table(name: str) -> ConfigError:
 
 
 def load_table(name: str) -> TableFile:
-    """A table's file, checked.
+    """Read and check a table's file.
 
     Raises:
-        ConfigError: no such table, or something in it is wrong.
+        ConfigError: the table does not exist, or its file has an error.
     """
     if name not in table_names():
         raise _unknown_table(name)

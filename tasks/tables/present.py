@@ -1,4 +1,4 @@
-"""What a table's runs would be today: the content of its datasets as they are here, and the settings that its file or params.yaml has."""
+"""Present state of a table's runs: content of the prepared datasets, and settings in its file or params.yaml."""
 
 from dml_core.errors import ConfigError
 from tasks.environment import Project
@@ -13,7 +13,7 @@ from tasks.tables.runs import named_dataset, runs_of
 
 
 def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
-    """The present of every dataset and line of which something was measured; what is not prepared or no longer in the file is missing."""
+    """Return digests and settings of the measured datasets and lines, without those unprepared or no longer in the file."""
     digests, settings = {}, {}
     for dataset in dict.fromkeys(run.dataset for run in result.runs):
         digest = _digest(project, params, name, table, dataset)

@@ -1,4 +1,4 @@
-"""A table as text: lines for the terminal, and a page of Markdown for files, Prefect and MLflow."""
+"""A table as text: lines for the terminal, and a Markdown page for files, Prefect and MLflow."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ UNRESOLVED = "Printed figures that the tolerance cannot tell apart"
 
 
 def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
-    """The whole table: a header; for each row its published figures, other sources' figures, and a line for each way it was measured.
+    """Return the whole table: a header, then for each row its published values, values from other sources, and its measured lines.
 
     Args:
-        table: what is shown.
-        bold: how a figure is made bold that is in the set of the best of its comparison.
+        table: the table to show.
+        bold: format of values in the confidence set of the best.
     """
     return [["row", "figures", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]] + [
         line for row in table.rows for line in _row_lines(row, table, bold)
@@ -24,18 +24,18 @@ def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
 
 
 def independent_lines(table: ShownTable) -> list[str]:
-    """Where independent figures stand, and what was found of the other rows."""
+    """Return the sources of independent values, and what was found for the other rows."""
     sources = [f"Independent figures of {row.label}: {row.independent_source}." for row in table.rows if row.independent is not None]
     return [*sources, *([f"Independent figures of the rows to be run: {table.independent}"] if table.independent else [])]
 
 
 def _dataset(column: ShownColumn) -> str:
-    """A column's dataset, with the paper's in whose place it stands."""
+    """Return a column's dataset; for a stand-in, with the paper's dataset that it replaces."""
     return column.dataset if column.stands_in_for is None else f"{column.dataset} ({STAND_IN} {column.stands_in_for})"
 
 
 def count_lines(table: ShownTable) -> list[str]:
-    """What was measured on the paper's own datasets, and on stand-ins; of the project's own tables one line."""
+    """Return the counts on the paper's own datasets and on stand-ins, a line each; only the first for the project's own tables."""
     own = "" if table.page is None else " on the paper's own data"
     judged = _judged(table.own_data, has_prints=table.page is not None)
     lines = [f"Measured{own}: {table.own_data.rows} of the {table.num_to_run} rows that are to be run{judged}"]
@@ -46,11 +46,11 @@ def count_lines(table: ShownTable) -> list[str]:
 
 
 def _judged(found: Counted, has_prints: bool = True) -> str:
-    """Verdicts and claims in words, as the end of a sentence.
+    """Return verdicts and claims in words, as the end of a sentence.
 
     Args:
         found: the counts.
-        has_prints: the table has printed figures to judge; the project's own tables have none.
+        has_prints: whether the table has published values to judge; the project's own tables have none.
     """
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items())
     plural = {"holds": "hold"}
@@ -62,7 +62,7 @@ def _judged(found: Counted, has_prints: bool = True) -> str:
 
 
 def told_lines(table: ShownTable) -> list[str]:
-    """What can be told of the measured rows, and what bold is."""
+    """Return the statistical statements about the measured rows, and the meaning of bold."""
     if not table.comparisons:
         return []
     limits = [f"{found.dataset}: {found.limits}" if len(table.comparisons) > 1 else found.limits for found in table.comparisons]
@@ -70,7 +70,7 @@ def told_lines(table: ShownTable) -> list[str]:
 
 
 def as_markdown(table: ShownTable) -> str:
-    """The table as a page."""
+    """Return the table as a Markdown page."""
     header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
     grid = "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
     tolerances = [f"Tolerance of {found.of}: {found.says} ({found.reason})." for found in table.tolerances]
@@ -86,7 +86,7 @@ def as_markdown(table: ShownTable) -> str:
 
 
 def claim_line(claim: JudgedClaim) -> str:
-    """A judged claim in one line."""
+    """Return a judged claim as one line."""
     if claim.mean is None or claim.reference_mean is None or claim.difference is None:
         return f"{claim.judgement}: {claim.says} ({claim.why})"
     spread = f" ± {claim.half_width:.3g}" if claim.half_width is not None else ""
@@ -100,14 +100,14 @@ def claim_line(claim: JudgedClaim) -> str:
 
 
 def claim_lines(table: ShownTable) -> list[str]:
-    """The claims: those with runs on both sides, a line each; the others are counted."""
+    """Return a line for each claim with runs on both sides, and one with the number of the others."""
     begun = [claim_line(claim) for claim in table.claims if claim.seeds]
     left = len(table.claims) - len(begun)
     return [*begun, *([f"{left} claim{'s' if left > 1 else ''} undecided: runs missing"] if left else [])]
 
 
 def as_note(table: ShownTable) -> str:
-    """What a table is and what came of it, for one who meets it in MLflow."""
+    """Return the description of a table and its results for MLflow's page."""
     page = f", page {table.page} of the paper" if table.page is not None else ""
     parts = [
         f"**{table.name}**{page}: {table.title}.",
@@ -120,7 +120,7 @@ def as_note(table: ShownTable) -> str:
 
 
 def measured_text(cell: ShownCell, column: ShownColumn) -> str:
-    """Mean and half width of a cell."""
+    """Return the mean and half-width of a cell."""
     spread = f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else ""
     return f"{column.measured(cell.mean)}{spread}"
 

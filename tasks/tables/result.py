@@ -1,6 +1,6 @@
-"""What was measured of a table: one entry for each run, kept beside the state, read by every page and verdict.
+"""Results of a table: one entry per run, stored in the project's state, read by every page and verdict.
 
-It is written at the end of every run of a table, and holds numbers and places only; what they are compared with is in the table's file.
+They are written at the end of every run of a table and hold only numbers and locations; the values to compare with are in the table's file.
 """
 
 from pathlib import Path
@@ -20,17 +20,17 @@ class MeasuredRun(Record):
     """One run of a table.
 
     Attributes:
-        row, variant: of the table's file and of the protocol; with the epoch the run's label.
-        dataset: as the table's columns name it; project_dataset: as the project does.
-        seed: of the run.
-        epoch: whose weights were scored; an oracle's were chosen on the test classes.
-        identity: of its evaluation, as it was when it was measured.
+        row, variant: as in the table's file and the protocol; with the epoch they form the run's label.
+        dataset: name in the table's columns; project_dataset: name in the project.
+        seed: seed of the run.
+        epoch: epoch whose weights were scored; an oracle's were chosen on the test classes.
+        identity: identity of its evaluation at the time of the measurement.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
-        training: how it was trained, whole; evaluation: how it was scored.
-        seconds: of its training, where it is known.
-        older_code: source files that differ from those that made it, where it was kept all the same.
-        digest: of the dataset's content; None of runs that were measured before it was recorded.
+        training: all training settings; evaluation: all evaluation settings.
+        seconds: duration of its training, if known.
+        older_code: source files that differ from those that made it, if it was kept nevertheless.
+        digest: digest of the dataset's content; None for runs measured before it was recorded.
     """
 
     row: str
@@ -50,29 +50,29 @@ class MeasuredRun(Record):
 
     @property
     def label(self) -> str:
-        """How the run is called, with others of its row, variant and epoch."""
+        """Label that the run shares with others of its row, variant and epoch."""
         return run_label(self.row, self.variant, self.epoch)
 
     @property
     def facts(self) -> Facts:
-        """What decides which other runs it may be averaged and compared with."""
+        """Facts that decide which other runs it may be averaged and compared with."""
         settings = settings_identity(self.training, self.evaluation, self.digest)
         return Facts(self.dataset, self.label, self.seed, self.digest, settings)
 
     @property
     def place(self) -> tuple[str, str, str, str, int]:
-        """Which run of the table it is: a later one in the same place takes over from it."""
+        """Place of the run in the table: a later run in the same place replaces it."""
         return self.row, self.variant, self.epoch, self.dataset, self.seed
 
 
 class TableResult(Record):
-    """What was measured of a table so far.
+    """Results of a table so far.
 
     Attributes:
         name: `<paper>/<file>`.
         runs: one for each place.
-        failures: "label, dataset, seed" -> why, of the last time it was run.
-        made: git commit (with "-dirty" where files were changed) of the last run.
+        failures: "label, dataset, seed" -> reason, of the last attempt.
+        made: git commit (with "-dirty" if files were changed) of the last run.
     """
 
     name: str
@@ -81,7 +81,7 @@ class TableResult(Record):
     made: str | None = None
 
     def updated(self, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> "TableResult":
-        """With these runs in their places, the others as they were."""
+        """Return the result with these runs in their places and the others unchanged."""
         found = {run.place: run for run in (*self.runs, *runs)}
         ran = {f"{run.label}, {run.dataset}, seed {run.seed}" for run in runs}
         kept = {name: why for name, why in self.failures.items() if name not in ran}
@@ -92,15 +92,15 @@ RESULT = TypeAdapter(TableResult)
 
 
 def result_path(project: Project, name: str) -> Path:
-    """Where a table's result is kept."""
+    """Return the path of a table's result."""
     return project.state / "tables" / f"{name}.json"
 
 
 def read_result(project: Project, name: str) -> TableResult:
-    """What was measured of a table so far; nothing where none was. `tasks.plans.results.load_result` repairs a damaged one.
+    """Read the results of a table; empty if there are none. `tasks.plans.results.load_result` repairs a damaged file.
 
     Raises:
-        DamagedError: the file is damaged, or another table's.
+        DamagedError: the file is damaged, or belongs to another table.
         NewerFormatError: a newer version of the program wrote it.
         StoreError: it cannot be read.
     """
@@ -112,7 +112,7 @@ def read_result(project: Project, name: str) -> TableResult:
 
 
 def save_result(project: Project, result: TableResult) -> None:
-    """Keep it, in place of what was there.
+    """Write a result, replacing the previous one.
 
     Raises:
         StoreError: it cannot be written.

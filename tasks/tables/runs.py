@@ -1,4 +1,4 @@
-"""Which runs a table's rows are."""
+"""The runs of a table's rows, with their settings."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,11 +29,11 @@ CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
 
 @dataclass(frozen=True)
 class Asked:
-    """The runs that tables have, whether or not this project can run them.
+    """The runs that tables have, including those that this project cannot run.
 
     Attributes:
         runs: (table, dataset of its columns) -> runs, in the order of columns and rows.
-        left_out: table -> why some of its rows have no run, a line each.
+        left_out: table -> reasons why rows have no run, a line each.
     """
 
     runs: dict[tuple[str, str], list[RunSpec]]
@@ -41,11 +41,10 @@ class Asked:
 
 
 def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
-    """The runs of several tables, on datasets as their columns name them.
+    """Return the runs of several tables, on datasets as their columns name them.
 
     Raises:
-        ConfigError: a table given twice, an unknown row, dataset or variant, a row that is named and not run, settings that do not fit,
-            or nothing to run at all.
+        ConfigError: a table is given twice, a row, dataset or variant is unknown, a named row is not run, or settings do not fit.
     """
     refuse_repeats("table", names)
     if STANDING in names:
@@ -63,12 +62,12 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Runs that this project can begin, as far as its parameters go.
+    """Runs that this project can start, as far as its parameters show.
 
     Attributes:
-        runs: those of one table on one dataset together, on the project's dataset of that kind, or on drawn images.
-        left_out: table -> why some of its rows have no run, a line each.
-        missing: datasets that runs were asked for on and the project has not -> the options that they would have to have.
+        runs: one list per table and dataset, on the project's dataset of that kind or on drawn images.
+        left_out: table -> reasons why rows have no run, a line each.
+        missing: requested datasets that the project does not have -> options that they must have.
     """
 
     runs: list[list[RunSpec]]
@@ -77,10 +76,10 @@ class Chosen:
 
 
 def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
-    """The runs of several tables.
+    """Return the runs of several tables that this project can start.
 
     Raises:
-        ConfigError: as `asked_runs`; or there is nothing to run at all.
+        ConfigError: as `asked_runs`, or there is nothing to run.
     """
     asked = asked_runs(names, choice)
     left_out = {name: reasons for name, reasons in asked.left_out.items() if reasons}
@@ -100,7 +99,7 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
 
 
 def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
-    """Of every table's smoke runs the one whose network most of all the runs share; the first of equals."""
+    """Return, for every table, the smoke run whose network most of all the runs share; the first of equals."""
 
     def network(spec: RunSpec) -> tuple[str, str]:
         return spec.dataset, spec.training.model_dump_json()
@@ -122,17 +121,17 @@ def runs_of(
     datasets: Sequence[str] | None = None,
     left_out: list[str] | None = None,
 ) -> dict[str, list[RunSpec]]:
-    """A table's runs by the dataset's name in its columns.
+    """Return a table's runs by the dataset's name in its columns.
 
     Args:
         name: `<paper>/<file>`.
         table: its file.
-        choice: the variant, the track and the seeds; a row that it names has to be one that is run.
-        rows, datasets: of this table; all of them where none is given.
-        left_out: gets a line for every row that has no run.
+        choice: variant, track and seeds; a row that it names must be one that is run.
+        rows, datasets: names in this table; by default all.
+        left_out: receives a line for every row that has no run.
 
     Raises:
-        ConfigError: a row that is named and not run, or settings that do not fit.
+        ConfigError: a named row is not run, or settings do not fit.
     """
     check_seeds(choice.seeds)
     found: dict[str, list[RunSpec]] = {}
@@ -169,7 +168,7 @@ def _check_variant(variant: str | None, tables: Mapping[str, TableFile]) -> None
 
 
 def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
-    """Why a row has no run, in one line; None where it has one, where the paper quotes it, or where it is named and has to have one."""
+    """Return why a row has no run; None if it has one, if the paper quotes it, or if it is named and therefore must have one."""
     if row.lacks and not choice.rows:
         return f"'{row.label}' lacks {row.lacks}"
     if not is_run(row):
@@ -184,7 +183,7 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
 
 
 def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
-    """What a row is called on the chosen track, how it is trained there, and which epochs' weights are scored."""
+    """Return a row's variant on the chosen track, its training settings there, and the epochs whose weights are scored."""
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
@@ -192,7 +191,7 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     listed = row.epochs or protocol.epochs
     variant = choice.variant or row.variants[0]
     if variant == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
-        variant = row.variants[0]  # what is not trained cannot be tuned
+        variant = row.variants[0]  # a row without training cannot be tuned
     training = row_training(name, row, dataset, variant, protocol, called)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
@@ -206,15 +205,15 @@ def _check_is_run(table: str, row: Row) -> None:
 def row_training(
     table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None, called: str | None = None
 ) -> TrainingConfig:
-    """How a row of a table is trained on a dataset. Imports no torch: the loss's own options are `check_loss`'s.
+    """Return the training settings of a row on a dataset. Imports no torch: `check_loss` checks the loss's own options.
 
     Args:
         table: `<paper>/<file>`.
-        row: one that is to be run.
-        dataset: of the table's columns.
-        variant: of the protocol; the row's first where none is given. `tuned` is the first with what `dml tune` found laid over.
-        protocol: the row's, where it is loaded already.
-        called: the row's name, which a tuned one is found by.
+        row: a row that is run.
+        dataset: name in the table's columns.
+        variant: variant of the protocol; by default the row's first. `tuned` is the first with the settings found by `dml tune`.
+        protocol: the row's protocol, if it is loaded already.
+        called: the row's name, by which its tuned settings are found.
 
     Raises:
         ConfigError: the row is not run, has no such variant, is not tuned, or its changes do not fit.
@@ -237,10 +236,10 @@ def row_training(
 
 
 def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
-    """A row on the common track: its variant there is its loss's, with the row's own changes to the loss laid over, and with no others.
+    """Return a row's settings on the common track: its loss's variant there, changed only by the row's own changes to the loss.
 
     Raises:
-        ConfigError: the common track has not the dataset or the loss, or the changes do not fit.
+        ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
     """
     name = row_training(table, row, dataset).loss.name
     values = _protocol(COMMON).settings(dataset, name).model_dump(mode="json")
@@ -253,7 +252,7 @@ def check_loss(spec: RunSpec) -> None:
     """Check the options of a run's loss. Imports the loss, and torch.
 
     Raises:
-        ConfigError: they do not fit it.
+        ConfigError: the options do not fit the loss.
     """
     loss = spec.training.loss
     parse_loss_options(loss.name, loss.options, f"{spec.where}: loss")
@@ -265,24 +264,24 @@ def _read_protocol(name: str, tables: Path) -> Protocol:
 
 
 def _protocol(name: str) -> Protocol:
-    """Read once for all the rows that it trains."""
+    """Return a protocol, read once for all the rows that it trains."""
     return _read_protocol(name, protocols.TABLES)
 
 
 def printed_epoch(name: str) -> Epoch:
-    """Of which epoch a table's printed figures are, as the protocol of its paper says."""
+    """Return the epoch of a table's published values, as stated by the protocol of its paper."""
     paper = name.partition("/")[0]
     return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
 
 
 def independent_figures(name: str) -> str | None:
-    """What is said of re-evaluations by others of rows that have no figure of one; None of the project's own tables."""
+    """Return the findings about re-evaluations by others, for rows without an independent value; None for the project's own tables."""
     paper = name.partition("/")[0]
     return _protocol(paper).independent if paper in protocols.protocol_names() else None
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
-    """The training that keeps these epochs beside the last. Whichever of them is scored, it is the same one."""
+    """Return the training that also keeps these epochs; it is the same training whichever of them is scored."""
     kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
     if kept == list(training.keep_epochs):
         return training
@@ -290,23 +289,23 @@ def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) ->
 
 
 def is_run(row: Row) -> bool:
-    """Whether a row can be run: it is not quoted, and what it needs is built."""
+    """Return whether a row can be run: it is not quoted, and it lacks nothing."""
     return row.kind != "quoted" and row.lacks is None
 
 
 def datasets_of(table: TableFile) -> tuple[str, ...]:
-    """The datasets of a table's columns, each once, from left to right."""
+    """Return the datasets of a table's columns, each once, from left to right."""
     return tuple(dict.fromkeys(block.dataset for block in table.columns))
 
 
 def belongs(table: TableFile, row: Row, dataset: str) -> bool:
-    """Whether the table has the row on this dataset: it says so, or some figure is there, or, as in a plot, none anywhere."""
+    """Return whether the table has the row on this dataset: it is listed, has a value there or, as in a plot, has no value at all."""
     on = set(row.runs_on) or {column.dataset for column, value in zip(table.flat_columns, row.published, strict=True) if value is not None}
     return not on or dataset in on
 
 
 def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
-    """What is measured for a table on a dataset: its columns' K, k-means as the paper ran it."""
+    """Return the evaluation settings of a table on a dataset: its columns' K, k-means as the paper ran it."""
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
@@ -315,17 +314,17 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
-    """The name that the project has for a table's dataset.
+    """Return the project's name of a table's dataset.
 
     A column that names no reader names a dataset of the project itself.
 
     Args:
         params: the project's parameters.
-        dataset: as the table's columns name it.
-        options: those that the table asks for. Only one that asks for a split by image gets a dataset whose test classes are trained on.
+        dataset: name in the table's columns.
+        options: options that the table requests. Only a request for a split by image gets a dataset whose test classes are trained on.
 
     Raises:
-        ConfigError: the project has none, and the line says what to add; or it has several.
+        ConfigError: the project has no such dataset, and the error says what to add; or it has several.
     """
     named = named_dataset(params, dataset, options)
     if named is None:
@@ -334,10 +333,10 @@ def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | N
 
 
 def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str | None:
-    """That of the reader, or the one dataset that is read by it; None where none is. Arguments as for `project_dataset`.
+    """Return the dataset named after the reader, or the only one that it reads; None if there is none. Arguments as for `project_dataset`.
 
     Raises:
-        ConfigError: several are, and none has the reader's name.
+        ConfigError: several datasets match, and none has the reader's name.
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
@@ -356,15 +355,15 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
 
 
 def column_dataset(params: Params, table: TableFile, own: str) -> str:
-    """How a table's columns name a dataset of the project: the way back from `project_dataset`."""
+    """Return the name in a table's columns of a dataset of the project: the inverse of `project_dataset`."""
     return own if own in datasets_of(table) else params.datasets[own].reader
 
 
 def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
-    """The parameters with what the runs of these tables may use: what the tables ask for, where all ask for the same.
+    """Return the parameters with the resources that the tables request, if all request the same.
 
     Raises:
-        ConfigError: a table asks for what there is not.
+        ConfigError: a request is invalid.
     """
     (title, asked), *others = ((table.title, table.scale) for table in tables)
     if not asked or any(scale != asked for _, scale in others):
@@ -374,7 +373,7 @@ def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
 
 
 def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is said of datasets that the project has not with these options, with the lines that bring them in."""
+    """Return the message about datasets that the project does not have with these options, with the lines to add."""
     blocks = ", ".join(params_block(name, options) for name, options in datasets.items())
     quoted = [f"'{name}'{f' ({_listed(options)})' if options else ''}" for name, options in datasets.items()]
     said = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
@@ -382,7 +381,7 @@ def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def params_block(dataset: str, options: Mapping[str, Any]) -> str:
-    """A dataset as `params.yaml` has it; one that is split in its own way is called by it."""
+    """Return a dataset's block in `params.yaml`; a dataset that is split by image has the split in its name."""
     name = f"{dataset}-by-image" if options.get("split") == "images" else dataset
     return f"{name}: {{reader: {dataset}, raw: data/raw/{name}{f', options: {{{_listed(options)}}}' if options else ''}}}"
 

@@ -1,6 +1,6 @@
-"""A table as it is shown: what the paper printed, what was measured of it and what that says, worked out once for pages, Markdown and JSON.
+"""A table as it is shown: published values, measured values and verdicts, computed once for pages, Markdown and JSON.
 
-The JSON of a table is this record as it stands; docs/tables.md describes it. It depends on the table's file and its result alone.
+The JSON of a table is this record, described in docs/tables.md. It is computed from the table's file and result.
 """
 
 from collections import Counter, defaultdict
@@ -31,19 +31,19 @@ EPOCH_NOTES = {
     "best_validation": "best epoch on held-out training classes",
     "oracle": "oracle epoch (chosen on the test classes)",
 }
-DECIMALS = {"share": 3, "distance": 3}  # of a measured figure at least; elsewhere 1
+DECIMALS = {"share": 3, "distance": 3}  # least number for a measured value; 1 for other units
 NONE_FOUND = "none found"
-NOTHING = 1e-5  # what is smaller is rounding, and shown as 0
+NOTHING = 1e-5  # smaller values are rounding errors, shown as 0
 Waiting = Mapping[tuple[str, str], str]
 Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
 
 
 class ShownColumn(Record):
-    """One column: what it measures, on what, in which unit (per cent, share, minutes, distance, count).
+    """One column: dataset, metric and unit (per cent, share, minutes, distance, count, degrees).
 
     Attributes:
-        printed_decimals: the most that a figure of the paper has here; decimals: those of measured figures.
-        stands_in_for: the paper's dataset, in whose place this one is; None of the paper's own.
+        printed_decimals: most decimals of a published value in this column; decimals: those of measured values.
+        stands_in_for: the paper's dataset that this one replaces; None for the paper's own.
     """
 
     dataset: str
@@ -54,26 +54,26 @@ class ShownColumn(Record):
     stands_in_for: str | None = None
 
     def printed(self, value: Value) -> str:
-        """A figure of the paper as it prints it."""
+        """Return a published value as text."""
         return "-" if value is None else f"{value:.{self.printed_decimals}f}"
 
     def measured(self, value: float) -> str:
-        """A measured figure."""
+        """Return a measured value as text."""
         return f"{value:.{self.decimals}f}"
 
 
 class ShownCell(Record):
-    """What was measured of a figure, in the column's unit.
+    """Measurements of one cell, in the column's unit.
 
     Attributes:
         values: seed -> value.
-        mean, half_width: the latter of the 95 % interval over seeds; None for one seed.
-        tolerance: t of the equivalence test; None where there is none.
-        verdict: whether the published figure may be one of our runs; None where the paper prints none.
-        low, high: the prediction interval of one run, in which it then lies; None for fewer than three seeds.
-        is_equal: whether the mean is equal to the published figure within the tolerance.
+        mean, half_width: mean, and half of its 95 % interval over seeds; the latter is None for one seed.
+        tolerance: tolerance of the equivalence test; None if there is none.
+        verdict: whether the published value may be one of the measured runs; None if the paper has no value.
+        low, high: ends of the prediction interval of one run; None for fewer than three seeds.
+        is_equal: whether the mean equals the published value within the tolerance.
         says: the verdict in words.
-        num_queries, num_classes: that the values are of, where the scores say it.
+        num_queries, num_classes: numbers behind the values, if the scores have them.
     """
 
     values: dict[int, float]
@@ -90,7 +90,7 @@ class ShownCell(Record):
 
 
 class ShownTolerance(Record):
-    """By how much a mean may differ from the printed figure and be equal to it, and why; `of` says of which cells, `says` how much."""
+    """Tolerance within which a mean equals a published value, with its reason; `of` names the cells, `says` the size in words."""
 
     of: str
     value: float
@@ -99,7 +99,7 @@ class ShownTolerance(Record):
 
 
 class ShownRun(Record):
-    """One run behind a line: where it is, and what it is known by. `figures` is a folder's key in the store."""
+    """One run behind a line: where it is and how it is identified. `figures` is the key of a folder in the store."""
 
     dataset: str
     project_dataset: str
@@ -110,16 +110,16 @@ class ShownRun(Record):
 
 
 class ShownLine(Record):
-    """One way in which a row was measured.
+    """Measurements of a row in one variant at one epoch.
 
     Attributes:
-        variant: of the protocol.
-        epoch: whose weights were scored.
-        seeds: all that ran, on whichever dataset.
-        cells: one for each column; None where nothing was measured.
+        variant: variant of the protocol.
+        epoch: epoch whose weights were scored.
+        seeds: all seeds that ran, on any dataset.
+        cells: one per column; None where nothing was measured.
         runs: by dataset and seed.
-        older_code: files that differ from those that made some of its runs, which were kept all the same.
-        system: how comparisons call it: by its row, and by variant and epoch where the row has several lines.
+        older_code: files that differ from those that made some of its runs, which were kept nevertheless.
+        system: name in comparisons: the row, with the variant if the row has several lines, and the epoch if it is not the last.
     """
 
     variant: str
@@ -132,7 +132,7 @@ class ShownLine(Record):
 
     @property
     def label(self) -> str:
-        """The line in words: variant, epoch, seeds."""
+        """The line in words: variant, epoch, number of seeds, and whether older code made it."""
         epoch = [EPOCH_NOTES[self.epoch]] if EPOCH_NOTES[self.epoch] else []
         older = ["made by older code"] if self.older_code else []
         variant = "common track, not judged" if self.variant == COMMON else self.variant
@@ -143,12 +143,12 @@ class ShownRow(Record):
     """One row of the paper's table.
 
     Attributes:
-        name, label, kind, source, note, published, released, independent: as the table's file has them.
-        independent_source: where the independent figures stand; "none found" of a row to be run that has none.
-        status: whether every dataset of the paper's own on which it has the row was measured.
-        lines: how it was measured, the default variant first.
-        waits: dataset -> what has to be there or be done before the row is measured on it.
-        failures: "variant, dataset, seed" -> why, of the last time.
+        name, label, kind, source, note, published, released, independent: as in the table's file.
+        independent_source: source of the independent values; "none found" for a row to be run that has none.
+        status: whether the row was measured on all of the paper's own datasets that have it.
+        lines: its measurements, default variant first.
+        waits: dataset -> what must be present or done before the row is measured on it.
+        failures: "variant, dataset, seed" -> reason, of the last attempt.
     """
 
     name: str
@@ -167,27 +167,27 @@ class ShownRow(Record):
 
     @property
     def waiting(self) -> dict[str, list[str]]:
-        """What it waits for -> on which datasets."""
+        """Reason for waiting -> datasets."""
         return {why: [dataset for dataset, other in self.waits.items() if other == why] for why in self.waits.values()}
 
 
 class ShownTable(Record):
-    """A table or figure of a paper, with all that was measured of it.
+    """A table or figure of a paper, with everything that was measured of it.
 
     Attributes:
-        format: of this record; another number where a reader has to be changed.
+        format: format of this record; it changes when readers have to change.
         name: `<paper>/<file>`.
-        title, page, states, note: as the file has them.
+        title, page, states, note: as in the file.
         made: git commit of the last run.
-        tolerances: of verdicts; a later one goes before an earlier one.
-        unresolved: printed figures of neighbouring rows that lie within the tolerance of each other, a line for each pair.
-        independent: what was found of re-evaluations by others, of rows that have no figure of one.
-        judged_epoch: whose lines have verdicts and claims: the epoch that the paper prints.
-        own_data, stand_in: what was measured on the paper's own datasets, and on others in their place.
+        tolerances: tolerances of verdicts; a later one overrides an earlier one.
+        unresolved: neighbouring rows whose published values are within the tolerance of each other, a line for each pair.
+        independent: findings about re-evaluations by others, for rows without an independent value.
+        judged_epoch: epoch whose lines have verdicts and claims: the one that the paper prints.
+        own_data, stand_in: counts on the paper's own datasets, and on stand-ins.
         gone: rows that have runs and are no longer in the file.
-        comparisons: of the measured lines with each other, by the first metric of each dataset that has a best; where two share two seeds.
-        ranking: of the lines over the datasets that have a metric in common, or over the seeds of the one dataset there is.
-        left_out: runs that are not shown because they are on other data or of other settings than those that are, a line each.
+        comparisons: measured lines compared by the first metric of each dataset that has a best, if two lines share enough seeds.
+        ranking: ranking of the lines over the datasets that share a metric, or over the seeds of the only dataset.
+        left_out: runs omitted because their data or settings differ from those of the runs shown, a line each.
     """
 
     format: int = FORMAT
@@ -213,42 +213,42 @@ class ShownTable(Record):
 
     @property
     def told(self) -> list[str]:
-        """What the comparisons and the ranking say, a line each; of several datasets each is named."""
+        """Statements of the comparisons and of a ranking over datasets, a line each; if there are several datasets, they are named."""
         named = len({column.dataset for column in self.columns}) > 1
         said = [f"{f'{found.dataset}: ' if named else ''}{found.sentence}" for found in self.comparisons]
         return [*said, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
-        """Whether the line's cell is in the set of the best of its comparison."""
+        """Return whether the line's cell is in the confidence set of the best."""
         place = self.columns[column].dataset, self.columns[column].metric
         return any((found.dataset, found.metric) == place and line.system in found.best_set for found in self.comparisons)
 
     @property
     def num_to_run(self) -> int:
-        """Rows that are not quoted."""
+        """Number of rows that are not quoted."""
         return sum(row.kind != "quoted" for row in self.rows)
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """Dataset that the paper has not -> the paper's, in whose place it stands."""
+        """Stand-in dataset -> the paper's dataset that it replaces."""
         return {column.dataset: column.stands_in_for for column in self.columns if column.stands_in_for is not None}
 
     @property
     def judged(self) -> str:
-        """Of which epoch the verdicts and claims are, in a sentence; nothing where it is the last."""
+        """Sentence that names the epoch of verdicts and claims; empty if it is the last."""
         note = EPOCH_NOTES[self.judged_epoch]
         return f"Verdicts and claims are of the {note}, which the paper prints; other lines are not judged." if note else ""
 
 
 def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiting | None = None, today: Today = UNKNOWN) -> ShownTable:
-    """A table with what was measured of it: every mean is over runs that differ in nothing but the seed, on the data of today.
+    """Return a table with its measurements: every mean is over runs that differ only in the seed, on the present data.
 
     Args:
         name: `<paper>/<file>`.
         table: its file.
-        result: what was measured so far.
-        waiting: (row, dataset) -> what it waits for, where more is known than that it was not run.
-        today: the datasets and settings as they are now (`tasks.tables.present`); runs of others are left out and named.
+        result: its measured runs.
+        waiting: (row, dataset) -> what it waits for, if more is known than that it was not run.
+        today: present datasets and settings (`tasks.tables.present`); runs with others are omitted and named.
     """
     result, left_out = comparable(result, today)
     epoch = printed_epoch(name)
@@ -283,7 +283,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
 def _counts(
     table: TableFile, columns: Sequence[ShownColumn], rows: Sequence[ShownRow], claims: Sequence[JudgedClaim]
 ) -> tuple[Counted, Counted]:
-    """What was measured on the paper's own datasets, and on stand-ins."""
+    """Return the counts on the paper's own datasets, and on stand-ins."""
     measured = [{run.dataset for line in row.lines for run in line.runs} for row in rows]
     cells = [(column, cell) for row in rows for line in row.lines for column, cell in zip(columns, line.cells, strict=True)]
     verdicts = [(column.dataset, cell.verdict) for column, cell in cells if cell is not None and cell.verdict is not None]
@@ -293,13 +293,13 @@ def _counts(
 
 
 def comparable(result: TableResult, today: Today = UNKNOWN) -> tuple[TableResult, tuple[str, ...]]:
-    """A table's result with the runs that may be averaged and compared, and a line for those of each line that may not."""
+    """Return a table's result with only the runs that may be averaged and compared, and a line for each line's omitted runs."""
     found = select(result.runs, lambda run: run.facts, today)
     return result.model_copy(update={"runs": found.runs}), found.left_out
 
 
 def _with_systems(rows: Sequence[ShownRow]) -> tuple[ShownRow, ...]:
-    """With a name for each line that no other line has."""
+    """Return the rows with a unique system name for each line."""
     labels = Counter(row.label for row in rows)
     found = []
     for row in rows:
@@ -315,26 +315,26 @@ def _system(row: str, line: ShownLine, is_one_of_several: bool) -> str:
 
 
 def _reference(table: TableFile, rows: Sequence[ShownRow]) -> str | None:
-    """The system of the row that the table's file names, in its first line."""
+    """Return the system of the first line of the row that the table's file names as reference."""
     return next((row.lines[0].system for row in rows if row.name == table.reference and row.lines), None)
 
 
 def _note(table: TableFile) -> str | None:
-    """The table's note, with those of its columns."""
+    """Return the table's note with those of its columns."""
     notes = [table.note] if table.note else []
     notes += dict.fromkeys(f"Columns of {block.dataset}: {block.note}." for block in table.columns if block.note)
     return " ".join(notes) or None
 
 
 def unmeasured(table: TableFile, row: str, result: TableResult) -> list[str]:
-    """The datasets on which the paper has a row, or a line, and on which it was not measured."""
+    """Return the datasets on which the paper has a row (or a plotted line) that was not measured there."""
     entry = table.rows[row]
     done = {run.dataset for run in result.runs if run.row == row}
     return [] if entry.kind == "quoted" else [name for name in datasets_of(table) if belongs(table, entry, name) and name not in done]
 
 
 def _printed_decimals(table: TableFile, column: int) -> int:
-    """The most decimals that a printed figure of the column has."""
+    """Return the most decimals of a published value in the column."""
     printed = [values for row in table.rows.values() for values in (row.published, row.released, row.independent) if values is not None]
     return max((len(f"{row[column]:g}".partition(".")[2]) for row in printed if row[column] is not None), default=0)
 
@@ -345,7 +345,7 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
     for index, column in enumerate(table.flat_columns):
         decimals = _printed_decimals(table, index)
         means = [abs(cell.mean) for cells in measured if (cell := cells[index]) is not None and abs(cell.mean) >= NOTHING]
-        # of what is far below 1, as minutes of an epoch are, two digits
+        # two significant digits for values far below 1, such as minutes per epoch
         small = 1 - floor(log10(min(means))) if means and column.unit != "per cent" else 0
         most = max(decimals, DECIMALS.get(column.unit, 1), small)
         stands_in_for = table.stand_ins.get(column.dataset)
@@ -354,7 +354,7 @@ def _columns(table: TableFile, rows: Sequence[ShownRow]) -> tuple[ShownColumn, .
 
 
 def _tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """(which cells, tolerance): the table's or those of metric and dataset, then those of metrics, then those of rows."""
+    """Return (cells, tolerance) pairs: the table's or those of metric and dataset, then those of metrics, then those of rows."""
     found = [("every column", table.tolerance)] if table.tolerance is not None else _common_tolerances(table)
     rows = [(f"row {row.label}", row.tolerance) for row in table.rows.values() if row.tolerance is not None]
     return [*found, *table.tolerances.items(), *rows]
@@ -377,7 +377,7 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
 
 
 def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
-    """Those of metric and dataset by which some cell is judged; one of several datasets or metrics stands once, with all their names."""
+    """Return the tolerances of metric and dataset that judge some cell; one that several share is listed once with all their names."""
     found: dict[Tolerance, dict[str, None]] = {}
     for row in (row for row in table.rows.values() if row.kind != "quoted" and row.tolerance is None):
         for column, value in zip(table.flat_columns, row.published, strict=True):
@@ -388,7 +388,7 @@ def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
 
 
 def _unresolved(table: TableFile) -> Iterator[str]:
-    """Of each dataset's first judged column the rows next to each other in the order of their printed figures that are too near to tell."""
+    """Yield pairs of rows with neighbouring published values within the tolerance, in the first judged column of each dataset."""
     for dataset in datasets_of(table):
         for index, column in enumerate(table.flat_columns):
             rows = [(row.published[index], row, table.tolerance_of(row, column)) for row in table.rows.values() if row.kind != "quoted"]
@@ -404,7 +404,7 @@ def _unresolved(table: TableFile) -> Iterator[str]:
 
 
 def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Sequence[str]) -> Status:
-    """How far the row was measured on the paper's own datasets."""
+    """Return the progress of the row on the paper's own datasets."""
     if row.kind == "quoted" or not runs:
         return "quoted" if row.kind == "quoted" else "not run"
     if all(run.dataset in table.stand_ins for run in runs):
@@ -418,7 +418,7 @@ def _how_to_run(name: str, row: str, dataset: str | None) -> str:
 
 
 def _lines(name: str, table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:
-    """A line for each variant and epoch: the file's variants first, in its order."""
+    """Return a line for each variant and epoch: the file's variants first, in its order."""
     found: defaultdict[tuple[str, Epoch], list[MeasuredRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.dataset, run.seed)):
         found[run.variant, run.epoch].append(run)
@@ -428,7 +428,7 @@ def _lines(name: str, table: TableFile, row: Row, runs: Sequence[MeasuredRun]) -
 
 
 def _line(name: str, table: TableFile, row: Row, variant: str, epoch: Epoch, runs: Sequence[MeasuredRun]) -> ShownLine:
-    # the common track is not the paper's, and another epoch not that of its figures
+    # published values apply neither to the common track nor to other epochs
     printed = row.published if variant != COMMON and epoch == printed_epoch(name) else (None,) * len(row.published)
     return ShownLine(
         variant=variant,

@@ -1,7 +1,7 @@
-"""A table's runs made small: the same systems, through the whole chain, on a few drawn images in the dataset's official layout.
+"""Smoke runs: a table's systems, through the whole pipeline, on a few drawn images in the dataset's official layout.
 
-Backbone, head, loss, sampler, schedule and transforms stay; images, classes, steps and trained weights do not. What comes of it says that
-the chain works and nothing else, and is never shown beside a published figure.
+Backbone, head, loss, sampler, schedule and transforms are kept; images, classes, steps and trained weights are not. The results show that
+the pipeline works and nothing else, and are never compared with published values.
 """
 
 from dml_core.config import merge, parse
@@ -15,7 +15,7 @@ from tasks.runs.specs import RunSpec
 SMOKE, SUFFIX = "smoke", "-smoke"
 LAYOUTS = {
     **{"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop", "mnist": "idx", "fashion_mnist": "idx"},
-    **{"drawn-80": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # what stands in for them in some tables
+    **{"drawn-80": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # their stand-ins in some tables
 }
 DIGITS = {"image_size": 28}
 IMAGES = {"num_classes": 8, "images_per_class": 4, "image_size": 64, "num_modes": 1}
@@ -28,13 +28,13 @@ RECALL_AT = (1, 2)
 
 
 def make_small(spec: RunSpec) -> RunSpec:
-    """The run on the drawn images, for one epoch of small batches, from random weights.
+    """Return the run on the drawn images, for one epoch of small batches, from random weights.
 
-    Smoke runs are of one table of their own, `smoke`, whichever table asks: what two tables share is trained and published once, and
-    nothing of it stands beside a published figure.
+    All smoke runs belong to the table `smoke`, whichever table requested them: a run that two tables share is trained and published once,
+    and none appears next to a published value.
 
     Raises:
-        ConfigError: nothing is drawn in the layout of its dataset.
+        ConfigError: no images can be drawn in the layout of its dataset.
     """
     if spec.dataset not in LAYOUTS:
         raise ConfigError(f"--smoke is of the papers' tables: it draws no images in the layout of '{spec.dataset}'")
@@ -45,12 +45,12 @@ def make_small(spec: RunSpec) -> RunSpec:
 
 
 def table_of(spec: RunSpec) -> str:
-    """The table that a run was asked for by; of a smoke run it is in its label."""
+    """Return the table that requested a run; a smoke run has it in its label."""
     return spec.variant.partition(" ")[0] if spec.table == SMOKE else str(spec.table)
 
 
 def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
-    """A few drawn images in a dataset's official layout, packed below the project's state.
+    """Draw a few images in a dataset's official layout and pack them below the project's state folder.
 
     Raises:
         DataError, StoreError: as `prepare`.
@@ -60,7 +60,7 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
 
     layout = LAYOUTS[dataset]
     folder, options = project.state / "smoke" / dataset, {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout}
-    with alone(folder.with_suffix(".lock")):  # another shell's smoke may draw the same
+    with alone(folder.with_suffix(".lock")):  # a smoke run in another shell may draw the same
         materialise("synthetic", options, folder / "raw")
         info = prepare("synthetic", folder / "raw", folder / "packed", options)
     counts = {role: entry.num_images for role, entry in info.roles.items()}

@@ -1,6 +1,6 @@
-"""The standing comparison of `params.yaml` as a table: its variants by the datasets. `dml reproduce` runs it and keeps its result here.
+"""The standing comparison of `params.yaml` as a table, variants by datasets. `dml reproduce` runs it and stores its results here.
 
-Nothing of it stands in a file of its own: a variant or a dataset more in `params.yaml` is a row or a block of columns more.
+It has no file: each variant and dataset in `params.yaml` adds a row or a block of columns.
 """
 
 from tasks.runs.specs import Params, row_name
@@ -11,7 +11,7 @@ METRICS = ("recall@1", "map@r", "nmi")
 
 
 def standing_table(params: Params) -> TableFile:
-    """The table of the standing comparison."""
+    """Return the table of the standing comparison."""
     comparison = params.comparison
     first = f"recall@{params.evaluation.recall_at[0]}"
     metrics = (first, *METRICS[1:]) if params.evaluation.clustering else (first, METRICS[1])

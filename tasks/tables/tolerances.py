@@ -1,4 +1,4 @@
-"""By how much a mean may differ from a printed figure and be equal to it: `flows/tables/tolerances.yaml`, by metric and dataset."""
+"""Tolerances within which a mean equals a published value: `flows/tables/tolerances.yaml`, by metric and dataset."""
 
 from functools import cache
 from math import sqrt
@@ -13,14 +13,14 @@ from tasks.runs import protocols
 
 
 class Tolerance(Config):
-    """A tolerance in the column's unit, and why.
+    """A tolerance in the column's unit, with its reason.
 
     Attributes:
-        value: t, or what t is made of.
-        scale: "absolute", t itself; "relative", t is this share of the printed figure; "binomial", of a share p in per cent t is value
-            times sqrt(p (100 - p)).
+        value: t, or the factor that gives t.
+        scale: "absolute": t is the value; "relative": t is this share of the published value; "binomial": for a share p in per cent, t is
+            value times sqrt(p (100 - p)).
         at_least: the least t.
-        reason: why so much.
+        reason: reason for this size.
     """
 
     value: float = Field(gt=0)
@@ -29,13 +29,13 @@ class Tolerance(Config):
     reason: str
 
     def at(self, printed: float) -> float:
-        """The tolerance t of a printed figure."""
+        """Return the tolerance t of a published value."""
         scales = {"absolute": 1.0, "relative": abs(printed), "binomial": sqrt(max(printed * (100.0 - printed), 0.0))}
         return max(self.value * scales[self.scale], self.at_least)
 
     @property
     def says(self) -> str:
-        """How much, in words."""
+        """Size of the tolerance in words."""
         words = {"absolute": f"{self.value:g}", "relative": f"{100 * self.value:g} per cent of the printed figure",
                  "binomial": f"{self.value:g} sqrt(p (100 - p)) of a printed p"}  # fmt: skip
         return words[self.scale] + (f", {self.at_least:g} at least" if self.at_least else "")
@@ -52,10 +52,10 @@ def _read(tables: Path) -> dict[str, dict[str, Tolerance]]:
 
 
 def metric_family(metric: str) -> str:
-    """`recall` of every Recall@K, else the metric itself."""
+    """Return `recall` for every Recall@K, else the metric itself."""
     return "recall" if recall_k(metric) is not None else metric
 
 
 def common_tolerance(metric: str, dataset: str) -> Tolerance | None:
-    """What holds of a metric on a dataset in every table that has no tolerance of its own; None where nothing is known."""
+    """Return the tolerance of a metric on a dataset for tables without their own; None if nothing is known."""
     return _read(protocols.TABLES).get(metric_family(metric), {}).get(dataset)

@@ -1,13 +1,13 @@
-"""What the runs say of a printed figure: whether it may be one run of the same system, and whether the mean is equal to it.
+"""Verdicts on published values: whether one may be a run of the measured system, and whether it equals the mean.
 
-A printed figure is one run. It is *compatible* with one run of ours where it lies in the 95 % prediction interval of one more run,
+A published value is one run. It is *compatible* with the measured runs if it is inside the 95 % prediction interval of one more run,
 mean ± t s sqrt(1 + 1/n), with n seeds, their standard deviation s and t with n - 1 degrees of freedom (Hahn and Meeker, Statistical
-Intervals, 1991); else ours is *above* or *below* it. Where the paper chose its epoch on the test classes, the runs that are
-judged have chosen theirs alike (`tasks.tables.runs.printed_epoch`).
+Intervals, 1991); otherwise the measured runs are *above* or *below* it. If the paper chose its epoch on the test classes, the judged runs
+chose theirs the same way (`tasks.tables.runs.printed_epoch`).
 
-That the *mean* is equal to the figure within a tolerance is a statement of its own: the 90 % interval of the mean lies within p ± t (two
-one-sided tests at 0.05, Schuirmann 1987). Fewer than three seeds decide nothing. A share of few queries takes few values, so that both
-intervals have a floor (`judge`).
+Equality of the *mean* and the published value p within a tolerance is a separate statement: the 90 % interval of the mean is inside
+p ± tolerance (two one-sided tests at 0.05, Schuirmann 1987). Fewer than three seeds decide nothing. A share of few queries takes few
+values, so both intervals have a minimum width (`judge`).
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ Judgement = Literal["compatible", "above", "below", "undecided"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a published figure.
+    """Verdict of the runs on a published value.
 
     Attributes:
         judgement: compatible, above, below or undecided.
         low, high: ends of the prediction interval of one run; None for fewer than MIN_SEEDS seeds.
-        is_equal: whether the mean is equal to the figure within the tolerance.
-        num_seeds: how many values there are.
+        is_equal: whether the mean equals the published value within the tolerance.
+        num_seeds: number of values.
     """
 
     judgement: Judgement
@@ -53,18 +53,18 @@ def judge(
     whole: float = 1.0,
     rounding: float = 0.0,
 ) -> Verdict:
-    """The verdict on one published figure; all in one unit.
+    """Judge one published value; all numbers are in one unit.
 
-    Where the values are shares of queries, s is one query at least, and half of the interval of the mean at least that of the binomial
-    variance of the share at the mean, which is known and so has the normal's quantile.
+    If the values are shares of queries, s is at least one query, and half of the interval of the mean is at least that of the binomial
+    variance of the share at the mean, which is known and therefore takes the normal quantile.
 
     Args:
-        values: one for each seed, at least one.
-        published: p.
-        tolerance: t of the equivalence test, above 0.
-        num_queries: of which the values are the share found; None for other scores.
-        whole: the score of all queries found: 1, or 100 for per cent.
-        rounding: half of the printed figure's last place, by which the prediction interval is wider.
+        values: one per seed, at least one.
+        published: the published value p.
+        tolerance: tolerance of the equivalence test, above 0.
+        num_queries: number of queries of which the values are the share found; None for other scores.
+        whole: score if all queries are found: 1, or 100 for per cent.
+        rounding: half of the published value's last decimal place, which widens the prediction interval.
     """
     num_seeds, mean = len(values), float(np.mean(values))
     if num_seeds < MIN_SEEDS:

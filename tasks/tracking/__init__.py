@@ -1,1 +1,1 @@
-"""MLflow; the only place that knows it."""
+"""Tracking with MLflow; no other package imports it."""

@@ -1,7 +1,7 @@
-"""Whether a tracking server or a local database can be used, checked in milliseconds and without importing MLflow.
+"""Check in milliseconds, without importing MLflow, whether a tracking server or a local database can be used.
 
-MLflow's own client tries for minutes to reach a server or to open a file that cannot be opened, brings an older database up to date without
-asking, and ends in pages of traces at one of a newer version.
+MLflow's own client tries for minutes to reach a server or to open an unreadable file, upgrades an older database without asking, and prints
+pages of traces for one of a newer version.
 """
 
 import re
@@ -15,15 +15,15 @@ from dml_core.errors import TrackingError
 from tasks.environment import answers, shown
 
 SQLITE = "sqlite:///"
-OPEN_SECONDS = 10.0  # for another process that is writing
+OPEN_SECONDS = 10.0  # wait for another process that is writing
 _REVISION, _BELOW = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
 
 
 def check_available(uri: str) -> None:
-    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not looked at.
+    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked.
 
     Raises:
-        TrackingError: it cannot be used; what to do about it.
+        TrackingError: it cannot be used; the error says what to do.
     """
     if uri.startswith(SQLITE):
         check_database(Path(uri.removeprefix(SQLITE)))
@@ -32,10 +32,10 @@ def check_available(uri: str) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Check a local database; one that is not there yet is made by its first use.
+    """Check a local database; a missing one is created on first use.
 
     Raises:
-        TrackingError: it is damaged, no file, or of another version of MLflow.
+        TrackingError: it is damaged, not a file, or of another version of MLflow.
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
@@ -59,7 +59,7 @@ def check_database(path: Path) -> None:
 
 @cache
 def schemas() -> tuple[frozenset[str], str]:
-    """Identifiers of all versions of the database's tables that the installed MLflow knows, and the newest."""
+    """Return the revisions of the database's tables that the installed MLflow knows, and the newest."""
     spec = find_spec("mlflow")
     assert spec is not None
     assert spec.origin is not None

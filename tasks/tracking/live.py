@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 
 
 class LiveCurves:
-    """Epoch curves while a run trains; when the server fails once, it is left alone.
+    """Epoch curves of a run in training; after the server fails once, nothing more is sent.
 
-    Epochs are sent at most every `SECONDS_BETWEEN`, those since the last time together: small networks end several in a second, and each
-    call takes MLflow's database some 20 ms. What is not sent by the training's end is added when the run is published.
+    Epochs are sent at most every `SECONDS_BETWEEN`, all since the last time together: small networks end several per second, and each call
+    takes MLflow's database some 20 ms. Epochs not sent by the end of the training are added when the run is published.
 
-    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run has system metrics too, of the machine that the flow runs on.
+    With `MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true` the run also has system metrics, of the machine that runs the flow.
     """
 
     def __init__(self, tracker: "Tracker", comparison: str, identity: str, spec: RunSpec) -> None:
@@ -37,7 +37,7 @@ class LiveCurves:
         self._sent_at = -SECONDS_BETWEEN
 
     def __call__(self, progress: Progress) -> None:
-        """Log an epoch's means; called with every message of a run."""
+        """Log the means of an ended epoch; called with every message of a run."""
         if not progress.epoch_ended or self._failed:
             return
         self._unsent.append(progress)

@@ -1,4 +1,4 @@
-"""Models in MLflow: a run's network as a logged model, and a comparison's best as a version of a registered one."""
+"""Models in MLflow: a run's network as a logged model, and a comparison's best as a version of a registered model."""
 
 import re
 import shutil
@@ -40,10 +40,10 @@ BEST = "best"
 
 
 def find_model(client: MlflowClient, run: Any) -> str | None:
-    """The model that a run has logged whole, by its id; one whose logging broke off is deleted.
+    """Return the id of the complete model that a run has logged, or None; incomplete models are deleted.
 
     Raises:
-        MlflowException: MLflow cannot be asked.
+        MlflowException: MLflow cannot be queried.
     """
     for output in run.outputs.model_outputs if run.outputs else ():
         try:
@@ -59,24 +59,24 @@ def find_model(client: MlflowClient, run: Any) -> str | None:
 
 
 def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
-    """Log the trained network as a pyfunc, encoded images in, embeddings out, with the code that it imports and pinned requirements.
+    """Log the trained network as a pyfunc (encoded images in, embeddings out) with the code that it imports and pinned requirements.
 
     Args:
-        client: of `uri`.
-        uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time calls this.
+        client: client of `uri`.
+        uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time may call this.
         run_id: the run that trained it.
-        report: that run's.
+        report: report of that run.
         checkpoint: folder of its checkpoint.
-        num_steps: of the training. MLflow links a run's metrics of the model's step to the model: the first ones where it is 0. No
+        num_steps: number of training steps. MLflow links a run's metrics at the model's step to the model: the first ones if it is 0. No
             metric has this step; the final scores are linked when they are logged.
 
     Returns:
         The model's id.
 
     Raises:
-        SavedNetworkError: the network does not open again, or gives other embeddings; nothing is logged then.
+        SavedNetworkError: the network cannot be opened again, or gives other embeddings; nothing is logged then.
     """
-    from dml_core.data.store.splits import open_role  # these bring torchvision, which finding a published run does not need
+    from dml_core.data.store.splits import open_role  # imported here: they import torchvision, which finding a run does not need
     from dml_core.trained import save_network
     from tasks.tracking import packaged_model
 
@@ -118,12 +118,12 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
 
 
 def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
-    """Open a network as whoever loads the published model does, and compare its embedding of an image with the trained network's.
+    """Open a network like a user of the published model, and compare its embedding of an image with the trained network's.
 
     MLflow tries a model too, but only warns.
 
     Raises:
-        SavedNetworkError: it does not open, or gives another embedding.
+        SavedNetworkError: it cannot be opened, or gives another embedding.
     """
     from dml_core.data.views.transforms import scale
     from dml_core.models.embedder import Embedder
@@ -145,9 +145,9 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
 
 @contextmanager
 def _same_import_path() -> Iterator[None]:
-    """Take back what MLflow puts before `sys.path` when it tries a model: the folder of the model's code, which is gone afterwards.
+    """Remove the folder of the model's code that MLflow adds to `sys.path` when it tries a model, and deletes afterwards.
 
-    Left there, every later look for a package reads all folders of all models that this process has logged.
+    Otherwise every later package search reads all folders of all models that this process has logged.
     """
     before = sys.path
     try:
@@ -157,12 +157,12 @@ def _same_import_path() -> Iterator[None]:
 
 
 def copy_code(backbone: str, folder: Path) -> Path:
-    """Copy the files that the packaged model imports with this backbone into `folder`, as the package `dml_core`; returns its path."""
+    """Copy the files that the packaged model imports with this backbone into `folder`, as the package `dml_core`; return its path."""
     from dml_core.models.backbones import registry
 
     modules = source_files(("tasks.tracking.packaged_model", registry.backbone_module(backbone)))
     source = Path(dml_core.__file__).parent
-    # The registry is a table of names, which identities leave out; the model looks its backbone up there.
+    # `source_files` omits the registry, a table of names, in which the model looks up its backbone.
     paths = {path for name, path in modules.items() if name.startswith("dml_core")} | {Path(registry.__file__)}
     packages = {parent / "__init__.py" for path in paths for parent in path.parents if parent.is_relative_to(source)}
     for path in paths | {path for path in packages if path.exists()}:
@@ -177,12 +177,12 @@ def _requirements(backbone: str) -> tuple[str, ...]:
 
 
 def registered_name(dataset: str, role: str) -> str:
-    """The registered model of a dataset's comparison."""
+    """Return the name of the registered model of a dataset's comparison."""
     return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
 
 
 def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
-    """Have the alias `best` of a registered model lead to a run's model; a model that is a version already is not registered again.
+    """Point the alias `best` of a registered model to a run's model; an existing version is reused.
 
     Returns:
         The version.
@@ -191,7 +191,7 @@ def register_best(client: MlflowClient, name: str, run: Any, description: str) -
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description=f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}.")
     search = partial(client.search_model_versions, filter_string=f"name = '{name}'")
-    versions = {found.source: found.version for found in all_pages(search)}  # it leaves model_id out
+    versions = {found.source: found.version for found in all_pages(search)}  # the search omits model_id
     found = versions.get(f"models:/{model_id}")
     if found is None:
         found = client.create_model_version(

@@ -1,4 +1,4 @@
-"""Records that MLflow has not taken yet: a sealed file each, which is renamed and never overwritten where it is damaged."""
+"""Records that MLflow has not accepted yet: one sealed file each; a damaged one is renamed and never overwritten."""
 
 from pathlib import Path
 
@@ -24,10 +24,10 @@ def keep_report(outbox: Path, report: Report) -> Path:
 
 
 def read_report(path: Path) -> Report:
-    """A report from the outbox. A damaged one is renamed first.
+    """Return a report from the outbox. A damaged one is renamed first.
 
     Raises:
-        DamagedError: it is damaged; the line says what its name is now.
+        DamagedError: it is damaged; the error gives its new name.
         StoreError: it cannot be read, or a newer version of the program wrote it; it stays.
     """
     try:
@@ -40,5 +40,5 @@ def read_report(path: Path) -> Report:
 
 
 def run_records(outbox: Path) -> list[Path]:
-    """The records of runs in the outbox; a comparison's (its name begins with ~) is delivered after them."""
+    """Return the records of runs in the outbox; a comparison's (its name begins with ~) is delivered after them."""
     return [path for path in sorted(outbox.glob("*.json")) if not path.name.startswith("~")]

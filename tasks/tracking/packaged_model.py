@@ -1,4 +1,4 @@
-"""The model that MLflow logs, as code: encoded images in, embeddings out. MLflow copies this file and `dml_core` beside the weights.
+"""The model that MLflow logs, as code: encoded images in, embeddings out. MLflow copies this file and `dml_core` next to the weights.
 
 Load it anywhere: `mlflow.pyfunc.load_model(uri).predict(pandas.DataFrame({"image": [open("a.jpg", "rb").read()]}))` gives float32 (N, D).
 """
@@ -19,11 +19,11 @@ class EmbeddingModel(mlflow.pyfunc.PythonModel):  # type: ignore[misc, name-defi
     """A trained embedding network behind MLflow's generic interface."""
 
     def load_context(self, context: Any) -> None:
-        """Open the network, on a GPU where there is one."""
+        """Load the network, on a GPU if there is one."""
         self.model = load_model(context.artifacts["network"])
 
     def predict(self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Embeddings (N, D) of the images in the column `image` (bytes of a JPEG, PNG, ... file each)."""
+        """Return the embeddings (N, D) of the images in the column `image` (each the bytes of a JPEG, PNG, ... file)."""
         return self.model.embed(list(model_input[COLUMN]))
 
 

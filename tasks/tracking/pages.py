@@ -1,4 +1,4 @@
-"""What a reader sees on MLflow's pages: names, parameters, curves, descriptions, saved views. Knows MLflow's tags, not its library."""
+"""Content of MLflow's pages: names, parameters, curves, descriptions, saved views. Uses MLflow's tags, not its library."""
 
 import getpass
 import json
@@ -25,22 +25,22 @@ KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experi
 VIEW = "variants"
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
 NUM_SEEDS = "num_seeds"
-WORKFLOW = "workflowType=machine_learning"  # else the page's menu speaks of agents and prompts
+WORKFLOW = "workflowType=machine_learning"  # else the page's menu shows agents and prompts
 DEFAULTS_TAG = "dml.defaults"
 ORACLE_NOTE = "**Oracle**: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
-SOURCE_FACTS = ("command", "user")  # shown by MLflow itself, from tags of its own
+SOURCE_FACTS = ("command", "user")  # MLflow shows them from its own tags
 
 
 def run_title(dataset: str, variant: str, seed: int) -> str:
-    """How a run is called, in MLflow as on screen."""
+    """Return the name of a run, in MLflow and on screen."""
     return f"{dataset} / {variant} / seed {seed}"
 
 
 def split_parameters(parameters: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """A run's settings as (those that differ from the defaults, those that do not), each flat, by dotted name.
+    """Return a run's settings as (those that differ from the defaults, those that do not), each flat, by dotted name.
 
     Args:
-        parameters: training and evaluation as plain values; training's names stand without a prefix.
+        parameters: training and evaluation as plain values; training's names get no prefix.
     """
     training = parse(TrainingConfig, parameters["training"], "training")
     evaluation = parse(EvaluationConfig, parameters["evaluation"], "evaluation")
@@ -54,12 +54,12 @@ def _flat(training: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str
 
 
 def one_line(settings: dict[str, str]) -> str:
-    """Many settings as one tag, to be searched with `LIKE '%sampler.kind=shuffled;%'`: fifty tags would hide a run's page."""
+    """Return settings as one tag, searchable with `LIKE '%sampler.kind=shuffled;%'`: fifty separate tags would clutter a run's page."""
     return " ".join(f"{name}={value};" for name, value in settings.items())
 
 
 def source_tags() -> dict[str, str]:
-    """Who publishes, and by which command."""
+    """Return the publishing user and the command."""
     program = Path(sys.argv[0])
     name = "dml" if program.parts[-3:-1] == ("flows", "cli") or program.parts[-2:] == ("cli", "__main__.py") else program.name
     try:
@@ -70,12 +70,12 @@ def source_tags() -> dict[str, str]:
 
 
 def process_tag() -> str:
-    """This process, as the tag of a run that it is training."""
+    """Return the tag that marks a run as being trained by this process."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def has_ended(process: str) -> bool:
-    """Whether the process of such a tag ran on this machine and is gone."""
+    """Return whether the process of such a tag ran on this machine and has ended."""
     host, _, pid = process.rpartition(":")
     if host != socket.gethostname() or not pid.isdigit():
         return False
@@ -89,7 +89,7 @@ def has_ended(process: str) -> bool:
 
 
 def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, int]]:
-    """(metric, value, step or epoch) of a training history: each step's loss and its parts, and their means over each epoch."""
+    """Yield (metric, value, step or epoch) of a training history: each step's loss and its parts, and their means over each epoch."""
     sums: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for row in history:
         for name, value in row.items():
@@ -103,9 +103,9 @@ def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, 
 
 
 def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Final scores by their MLflow names: (those that answer which loss is better, those that explain).
+    """Return final scores by their MLflow names: (those that compare losses, those that explain).
 
-    The second kind stands below `detail/`, so that lists by name begin with the first, and charts have a section for each.
+    The latter have the prefix `detail/`, so that lists by name begin with the former and charts have a section for each.
     """
     main = table_columns(metrics)
     detail = {f"{DETAIL}{metric_name(name)}": value for name, value in metrics.items() if name not in main}
@@ -113,12 +113,12 @@ def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str
 
 
 def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:
-    """A comparison's means as metrics of its parent run: `recall_at_1/softtriple`, so that a chart section has a metric's variants."""
+    """Return a comparison's means as metrics of its parent run, named `recall_at_1/softtriple`: a chart section has one metric's variants."""
     return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
 
 
 def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str = "last") -> str:
-    """The description of one run, Markdown."""
+    """Return the description of one run, in Markdown."""
     return (
         f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
         f"**{variant}** trained on *{dataset}* with seed {seed}; "
@@ -142,11 +142,11 @@ def describe_comparison(
     validation: Scores | None = None,
     left_out: Sequence[str] = (),
 ) -> str:
-    """The description of a comparison's parent run: the table, highest mean first, with a link to one run of each variant, and the model.
+    """Return the description of a comparison's parent run: a table, highest mean first, a link to one run per variant, and the model.
 
-    A paper's table says first what it is and what came of it (`about`); its report is its page. Then what can be told of the variants
-    (`found`), of which the set of the best is bold. The run of a variant is its best by validation scores
-    (`tasks.runs.best`), else its lowest seed. What is not averaged stands below (`left_out`).
+    A paper's table begins with its description and results (`about`); its report is its page. A statistical statement about the variants
+    (`found`) follows; variants in the confidence set of the best are bold. The run of a variant is its best by validation scores
+    (`tasks.runs.best`), else its lowest seed. Omitted runs are listed at the end (`left_out`).
     """
     bold = found.best_set if found is not None else frozenset()
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
@@ -178,17 +178,17 @@ def describe_comparison(
 
 
 def run_link(experiment_id: str, run_id: str) -> str:
-    """A run's page, relative to the UI's own address."""
+    """Return the link to a run's page, relative to the UI's address."""
     return f"#/experiments/{experiment_id}/runs/{run_id}"
 
 
 def view_link(experiment_id: str) -> str:
-    """The page with the saved view."""
+    """Return the link to the page with the saved view."""
     return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{WORKFLOW}"
 
 
 def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], best: str, found: Comparison | None = None) -> str:
-    """The line over an experiment's runs that answers which loss, Markdown; `run` and `view` are the links that it leads to."""
+    """Return the line above an experiment's runs that names the best loss, in Markdown; `run` and `view` are links in it."""
     links = f"[Side by side]({view}) · [table and report]({run})"
     if not summaries:
         return f"No run has the present data and settings. {links}"
@@ -202,13 +202,13 @@ def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summ
 
 
 def experiment_tags(comparison: str) -> dict[str, str]:
-    """What an experiment's page needs to be of use at once: its kind, its first metric, and a saved view of variants side by side.
+    """Return the tags of an experiment's page: its kind, its first metric, and a saved view of variants side by side.
 
     The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
-    can average by itself only the 100 runs that its page has loaded, and those of every comparison.
+    itself averages only the 100 runs that its page has loaded, and those of every comparison.
 
     MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
-    prefix. A saved view ("Views" above the table) is an experiment's tag, in the form that MLflow 3.17's page writes.
+    prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
     """
     section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
     chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
@@ -226,7 +226,7 @@ def experiment_tags(comparison: str) -> dict[str, str]:
 
 
 def model_tags(report_tags: dict[str, str]) -> dict[str, str]:
-    """Description and source of a logged model."""
+    """Return description and source of a logged model, as tags."""
     usage = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
     tags = {NOTE_TAG: f"Embedding network as a pyfunc: {usage}. The code that it needs travels with it.", "mlflow.source.type": "LOCAL"}
     return tags | ({SOURCE_TAG: report_tags["command"]} if "command" in report_tags else {})

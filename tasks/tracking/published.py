@@ -1,8 +1,8 @@
-"""What MLflow holds of a comparison, read without importing MLflow, and how things are called there.
+"""Read a comparison from MLflow without importing it, and define the names used there.
 
-`dml compare` answers in a second or two; the import of MLflow alone takes five seconds of CPU. So a server is asked over its REST interface
-and a local database is read as the SQLite file that it is. Where a server wants to be logged in to, or results lie in another database,
-MLflow's own client is used, which knows how.
+`dml compare` answers in a second or two; the import of MLflow alone takes five seconds of CPU. So a server is queried over its REST
+interface, and a local database is read as an SQLite file. If a server requires a login, or results are in another database, MLflow's own
+client is used.
 """
 
 import os
@@ -32,20 +32,20 @@ PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, 
     "dml.process",
 )
 OLDER_CODE_TAG = "dml.older_code"
-SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # what a run may be averaged and compared with (`tasks.runs.comparable`)
-SUMMARY_TAG = "dml.summary_of"  # a variant's means over seeds, of which comparison
+SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # which runs may be averaged and compared (`tasks.runs.comparable`)
+SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
-DETAIL = "detail/"  # before metrics that explain the others
+DETAIL = "detail/"  # prefix of metrics that explain the others
 OUTBOX = "outbox"
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
-# With one of these in the environment the client has to log in or to prove itself; only MLflow's own does all of them.
+# With one of these in the environment the client must authenticate; only MLflow's own client supports all of them.
 LOGIN_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+")
 
 
 @dataclass
 class PublishedRun:
-    """A run as MLflow has it: its last metrics and its tags."""
+    """A run in MLflow: its last metrics and its tags."""
 
     run_id: str
     metrics: dict[str, float] = field(default_factory=dict)
@@ -53,41 +53,41 @@ class PublishedRun:
 
     @property
     def variant(self) -> str:
-        """The comparison's variant."""
+        """Variant of the comparison."""
         return self.tags[VARIANT_TAG]
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
+        """Seed of the run."""
         return int(self.tags[SEED_TAG])
 
     def facts(self, dataset: str) -> Facts:
-        """What decides which other runs on the dataset it may be averaged and compared with."""
+        """Return the facts that decide which other runs on the dataset it may be averaged and compared with."""
         return Facts(dataset, self.variant, self.seed, self.tags.get(DIGEST_TAG), self.tags.get(SETTINGS_TAG))
 
 
 def experiment_name(dataset: str) -> str:
-    """The MLflow experiment of a dataset; the prefix tells ours on a server that others use too."""
+    """Return the MLflow experiment of a dataset; the prefix marks this project's experiments on a shared server."""
     return f"{EXPERIMENT_PREFIX}{dataset}"
 
 
 def metric_name(name: str) -> str:
-    """A metric's name in MLflow, which allows no @."""
+    """Return a metric's name in MLflow, which allows no @."""
     return name.replace("@", "_at_")
 
 
 def plain_name(name: str) -> str:
-    """A metric's own name from that in MLflow."""
+    """Return a metric's own name from its name in MLflow."""
     return name.replace("_at_", "@")
 
 
 def current_runs_filter(comparison: str) -> str:
-    """MLflow's search for the comparison's runs that it has whole; superseded ones are deleted there and not found."""
+    """Return MLflow's filter for the comparison's complete runs; superseded runs are deleted there and not found."""
     return f"tags.`{PART_TAG}` = '{comparison}' and tags.`{PUBLISHED_TAG}` = 'true'"
 
 
 def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """The comparison's current runs, by variant and seed.
+    """Return the comparison's current runs, by variant and seed.
 
     Raises:
         TrackingError: MLflow cannot be reached, or has no such runs.
@@ -107,7 +107,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
 
 
 def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
-    """By variant and seed: the last bit of a mean depends on the order, and MLflow's is that of the runs' beginnings."""
+    """Sort runs by variant and seed: the last bit of a mean depends on the order, and MLflow sorts by start time."""
     return sorted(runs, key=lambda run: (run.variant, run.seed))
 
 

@@ -1,4 +1,4 @@
-"""Reading runs through MLflow's own client, and telling in one line what goes wrong on the way to it."""
+"""Read runs through MLflow's own client, and report its errors in one line."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, 
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """`tasks.tracking.published.published_runs` by MLflow's own client, which can log in and knows every kind of database."""
+    """Return `tasks.tracking.published.published_runs` through MLflow's own client, which can log in and supports every kind of database."""
     with told_as_tracking_error(uri):
         client = MlflowClient(uri)
         experiment = client.get_experiment_by_name(experiment_name(dataset))
@@ -27,10 +27,10 @@ def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedR
 
 
 def published_as(uri: str) -> tuple[set[str], set[str]]:
-    """What every run of ours that MLflow shows is published as (`dml.identity`), and the titles of all comparisons.
+    """Return the published identities (`dml.identity`) of all this project's runs that MLflow shows, and the titles of all comparisons.
 
     Raises:
-        TrackingError: MLflow cannot be asked.
+        TrackingError: MLflow cannot be queried.
     """
     with told_as_tracking_error(uri):
         client = MlflowClient(uri)
@@ -41,12 +41,12 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
 
 
 def all_runs(client: MlflowClient, experiments: list[str], filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
-    """All runs of the experiments that the filter finds, page after page."""
+    """Return all runs of the experiments that match the filter."""
     return all_pages(partial(client.search_runs, experiments, filter_string, view)) if experiments else []
 
 
 def all_pages(search: Callable[..., Any]) -> list[Any]:
-    """All that one of MLflow's searches finds; it gives 1000 at most at a time."""
+    """Return all results of one of MLflow's searches, which returns at most 1000 at a time."""
     found: list[Any] = []
     token = None
     while True:
@@ -58,13 +58,13 @@ def all_pages(search: Callable[..., Any]) -> list[Any]:
 
 
 def as_published(run: Any) -> PublishedRun:
-    """One of MLflow's runs as the rest of the project reads it."""
+    """Convert one of MLflow's runs to a `PublishedRun`."""
     return PublishedRun(run.info.run_id, dict(run.data.metrics), dict(run.data.tags))
 
 
 @contextmanager
 def told_as_tracking_error(uri: str) -> Iterator[None]:
-    """Raise whatever goes wrong on the way to MLflow as one line, at once where nobody answers.
+    """Raise every error of MLflow in one line, at once if no server answers.
 
     Raises:
         TrackingError: that line.

@@ -1,8 +1,8 @@
-"""Networks in MLflow: those of runs, those in its registry, and who of the latter is the champion.
+"""Networks in MLflow: those of runs, those in its registry, and the champion among the latter.
 
-A promotion holds a lock that is in the registry itself, because MLflow's aliases are set without looking: two that were both compared with
-the old champion would else follow each other, and the second need not be better than the first. The lock is a registered model of its own
-name, which the server makes once.
+A promotion holds a lock in the registry itself, because MLflow sets aliases without checking: two networks that were both compared with the
+old champion could otherwise be promoted in turn, and the second need not be better than the first. The lock is a registered model with a
+separate name, which the server creates only once.
 """
 
 import json
@@ -30,24 +30,24 @@ from tasks.tracking.models import find_model
 from tasks.tracking.published import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
 from tasks.tracking.reading import all_pages, all_runs, told_as_tracking_error
 
-NETWORK = "artifacts/network"  # of a logged model, where `log_model` puts it
+NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 REGISTRY_PREFIX = "models:/"
 LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
 LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
 CARD_FILE, GATE_TAG, ATTEMPTS_TAG = "model_card.md", "dml.gate", "dml.attempts"
 EMBEDDINGS = "steps/embed"
-_UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is an alias or a number's
+_UNKNOWN = {ErrorCode.Name(INVALID_PARAMETER_VALUE), ErrorCode.Name(RESOURCE_DOES_NOT_EXIST)}  # the first is for an alias or a number
 
 
 @dataclass(frozen=True)
 class LoggedNetwork:
-    """A run's network as MLflow has it.
+    """A run's network in MLflow.
 
     Attributes:
-        run_id, model_id: MLflow's.
-        parameters: the run's whole settings.
-        tags, metrics: the run's.
-        data: the dataset that MLflow has as the run's input: name, digest, images of each role.
+        run_id, model_id: MLflow's ids.
+        parameters: all settings of the run.
+        tags, metrics: of the run.
+        data: the run's dataset input in MLflow: name, digest, images of each role.
     """
 
     run_id: str
@@ -74,7 +74,7 @@ class Registry:
     """MLflow's registry and the runs behind it.
 
     Args:
-        uri: MLflow's tracking address, whose registry is meant.
+        uri: MLflow's tracking address, also that of the registry.
     """
 
     def __init__(self, uri: str) -> None:
@@ -82,27 +82,27 @@ class Registry:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        """Made when it is first used, inside what raises a `TrackingError`: it opens a local database."""
+        """MLflow's client, created on first use, inside code that raises `TrackingError`: it opens a local database."""
         return MlflowClient(self.uri, registry_uri=self.uri)
 
     # ------------------------------------------------------------ networks as folders
 
     def fetch(self, address: str, cache: Path) -> Path:
-        """The folder of a registered model's network, fetched once.
+        """Return the folder of a registered model's network, downloaded once.
 
         Args:
             address: `models:/name@alias`, `models:/name/version` or `models:/<model id>`.
-            cache: where fetched networks are kept.
+            cache: folder of downloaded networks.
 
         Raises:
             ConfigError: the registry has no such model.
-            TrackingError: MLflow cannot be asked, or has no network of ours there.
+            TrackingError: MLflow cannot be queried, or has no network of this project there.
         """
         with told_as_tracking_error(self.uri):
             return self._fetch(self._model_id(address), cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
-        """The folder of the network that a training left, of any comparison or table; None where MLflow has no such run."""
+        """Return the folder of the network of a training, from any comparison or table; None if MLflow has no such run."""
         with told_as_tracking_error(self.uri):
             models = [found for run in self._runs(TRAINED_TAG, identity) if (found := find_model(self._client, run))]
             return self._fetch(models[0], cache, identity) if models else None
@@ -133,7 +133,7 @@ class Registry:
                     files = {name: (found / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
                 run_id = model.source_run_id
                 known = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
-                if known is not None:  # an earlier version of this package did not write it
+                if known is not None:  # earlier versions of this package did not write it
                     files[DESCRIPTION_FILE] = json.dumps(merge({"identity": known}, json.loads(files[DESCRIPTION_FILE]))).encode()
 
                 def write(beside: Path) -> None:
@@ -153,7 +153,7 @@ class Registry:
     # ------------------------------------------------------------ runs
 
     def logged(self, tag: str, value: str) -> LoggedNetwork | None:
-        """The whole run with this identity, of its training or as it is published, with its network; None where MLflow has none.
+        """Return the complete run with this identity, of its training or as published, with its network; None if MLflow has none.
 
         Args:
             tag: `IDENTITY_TAG` or `TRAINED_TAG`.
@@ -167,7 +167,7 @@ class Registry:
         return None
 
     def of_version(self, version: Version) -> LoggedNetwork | None:
-        """The run behind a version; None where it is gone."""
+        """Return the run behind a version; None if it is gone."""
         with told_as_tracking_error(self.uri):
             try:
                 run = self._client.get_run(version.run_id) if version.run_id else None
@@ -178,7 +178,7 @@ class Registry:
             return self._logged(run, version.model_id) if run is not None else None
 
     def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
-        """A run's embeddings of its test images, fetched into a folder."""
+        """Download a run's embeddings of its test images into a folder."""
         with told_as_tracking_error(self.uri):
             return self._download(f"runs:/{network.run_id}/{EMBEDDINGS}", str(folder), f"run {network.run_id} has no embeddings")
 
@@ -190,7 +190,7 @@ class Registry:
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
 
     def _runs(self, tag: str, value: str) -> list[Any]:
-        """Whole runs: of one that is just being published `find_model` would take the model for broken."""
+        """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
         experiments = all_pages(partial(self._client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
         return all_runs(
             self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}' and tags.`{PUBLISHED_TAG}` = 'true'"
@@ -199,7 +199,7 @@ class Registry:
     # ------------------------------------------------------------ versions
 
     def versions(self, prefix: str) -> list[Version]:
-        """All versions of registered models whose name begins so, by name and number."""
+        """Return all versions of registered models whose name has this prefix, by name and number."""
         with told_as_tracking_error(self.uri):
             models = all_pages(partial(self._client.search_registered_models, filter_string=f"name LIKE '{prefix}%'"))
             found = []
@@ -210,11 +210,11 @@ class Registry:
             return sorted(found, key=lambda version: (version.name, int(version.number)))
 
     def holder(self, name: str, alias: str) -> Version | None:
-        """The version that an alias leads to."""
+        """Return the version that an alias points to."""
         return next((version for version in self.versions(name) if version.name == name and alias in version.aliases), None)
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
-        """Have the alias lead to a network's version, made where it is missing, with its card and why it may be there."""
+        """Point the alias to a network's version, created if missing, with its card and the reason for the promotion."""
         with told_as_tracking_error(self.uri):
             client = self._client
             if not client.search_registered_models(f"name = '{name}'"):
@@ -231,7 +231,7 @@ class Registry:
             return Version(name, number, (alias,), network.model_id, network.run_id, gate)
 
     def count_attempt(self, name: str, alias: str) -> int:
-        """The number of this attempt at an alias, from 1, which is kept with the registered model; under `promoting` alone."""
+        """Return the number of this attempt at an alias, from 1, stored with the registered model. Call it only inside `promoting`."""
         tag = f"{ATTEMPTS_TAG}.{alias}"
         with told_as_tracking_error(self.uri):
             attempt = int(self._client.get_registered_model(name).tags.get(tag, "0")) + 1
@@ -240,12 +240,12 @@ class Registry:
 
     @contextmanager
     def promoting(self, name: str) -> Iterator[None]:
-        """One promotion of a registered model at a time, of all that use this registry; the others wait.
+        """Allow one promotion of a registered model at a time among all users of this registry; the others wait.
 
-        The lock of one that was killed is taken away after ten minutes.
+        The lock of a killed process is removed after ten minutes.
 
         Raises:
-            TrackingError: the registry cannot be asked.
+            TrackingError: the registry cannot be queried.
         """
         lock = f"{name}{LOCK_SUFFIX}"
         with told_as_tracking_error(self.uri):
@@ -275,7 +275,7 @@ class Registry:
             if until < time.time():
                 self._client.delete_registered_model(lock)
         except MlflowException:
-            pass  # its holder has just let go
+            pass  # its holder has just released it
 
 
 def _version(version: Any, aliases: dict[str, str]) -> Version:

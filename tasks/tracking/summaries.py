@@ -1,4 +1,4 @@
-"""Means and intervals over the seeds of each published variant: of MLflow's pages and of `dml compare`. Light to import."""
+"""Means and intervals over the seeds of each published variant, for MLflow's pages and `dml compare`. Light to import."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def today_of(report: ComparisonReport) -> Today:
-    """The present of a comparison, as its report has it."""
+    """Return the present of a comparison, from its report."""
     digests = {} if report.digest is None else {report.dataset: report.digest}
     return Today(digests, {(report.dataset, variant): settings for variant, settings in report.settings.items()}, report.is_one_protocol)
 
 
 def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) -> Selection[PublishedRun]:
-    """The published runs that may be averaged by variant and paired by seed, and a line for those of each variant that may not.
+    """Return the published runs that may be averaged by variant and paired by seed, and a line for each variant's omitted runs.
 
     Raises:
         TrackingError: MLflow has two current runs of one variant and seed.
@@ -40,15 +40,15 @@ def comparable_runs(dataset: str, runs: Sequence[PublishedRun], today: Today) ->
 
 
 def validation_scores(runs: Sequence[PublishedRun]) -> dict[str, dict[int, float]]:
-    """Variant -> seed -> validation Recall@1 (`tasks.runs.best`), of the runs that have one."""
+    """Return variant -> seed -> validation Recall@1 (`tasks.runs.best`), of the runs that have one."""
     name = f"{DETAIL}{metric_name(VALIDATION)}"
     return scores_by_seed((run.variant, run.seed, run.metrics[name]) for run in runs if name in run.metrics)
 
 
 def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Summary]]:
-    """Variant -> metric (as MLflow calls it) -> summary over the variant's seeds; the best Recall@1 first.
+    """Return variant -> metric (by its MLflow name) -> summary over the variant's seeds; best Recall@1 first.
 
-    The metrics are every Recall@K, K rising, then MAP@R, R-precision and NMI; one that a seed lacks is summarised over the others.
+    The metrics are every Recall@K by ascending K, then MAP@R, R-precision and NMI; one that a seed lacks is summarised over the others.
     """
     columns = [metric_name(name) for name in table_columns(plain_name(name) for run in runs for name in run.metrics)]
     found: dict[str, dict[str, Summary]] = {run.variant: {} for run in runs}
@@ -61,7 +61,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
 
 
 def compare_published(dataset: str, runs: Sequence[PublishedRun], reference: str | None = None) -> Comparison | None:
-    """The variants of a comparison by their first metric, in per cent, paired by seed; None for one variant."""
+    """Compare the variants of a comparison by their first metric, in per cent, paired by seed; return None for one variant."""
     first = next(iter(table_columns(plain_name(name) for run in runs for name in run.metrics)), None)
     if first is None:
         return None
@@ -72,12 +72,12 @@ def compare_published(dataset: str, runs: Sequence[PublishedRun], reference: str
 
 
 def comparison_table(title: str, runs: Sequence[PublishedRun], found: Comparison | None = None) -> "Table":
-    """A comparison's published runs side by side for the terminal: a row a variant, best first, mean and interval over its seeds.
+    """Return a comparison's published runs as a terminal table: a row per variant, best first, mean and interval over its seeds.
 
     Args:
-        title: above it.
-        runs: the comparison's.
-        found: what can be told of them: bold is the set of the best, and a last column has differences.
+        title: title of the table.
+        runs: the comparison's runs.
+        found: their comparison: the confidence set of the best is bold, and a last column has differences.
     """
     from rich.table import Column, Table
 

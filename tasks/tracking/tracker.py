@@ -1,13 +1,13 @@
-"""MLflow: one experiment for each dataset, one parent run for each comparison, one child for each run.
+"""Publishing to MLflow: one experiment per dataset, one parent run per comparison, one child per run.
 
-Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found again by its identity, and only what it lacks
-is added. A superseded run is deleted in MLflow's sense: hidden, restorable, and restored when its settings come back. A report that cannot
-be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
+Only the modules of `tasks/tracking` import MLflow. Publishing is idempotent: a run is found by its identity, and only what is missing is
+added. A superseded run is deleted in MLflow's sense: hidden, restorable, and restored when its settings are used again. A report that
+cannot be delivered is kept in the outbox, `state/outbox/`, and delivered by `dml sync`.
 
-Locks, of all threads and processes that share a state folder: `mlflow.lock` is held while an experiment or a run is looked up or created,
-so that what one creates the next one finds. `mlflow.locks/` has one for each record of the outbox, held while it is delivered, and one for
-each variant and seed of a comparison, of whose runs one stays. No run waits for the upload of another. A local database is SQLite, which
-takes one writer at a time: each call holds `mlflow.locks/database`, and so does the logging of a model there.
+Locks are shared by all threads and processes with the same state folder. `mlflow.lock` is held while an experiment or a run is searched or
+created, so that others find what one creates. `mlflow.locks/` has one for each record of the outbox, held during its delivery, and one for
+each variant and seed of a comparison, of which one run is kept. No run waits for the upload of another. A local database is SQLite, which
+allows one writer at a time: each call holds `mlflow.locks/database`, and so does the logging of a model there.
 """
 
 import hashlib
@@ -65,16 +65,16 @@ from tasks.tracking.summaries import comparable_runs, compare_published, summari
 
 MAX_METRICS_PER_BATCH = 1000
 logger = logging.getLogger(__name__)
-_model_lock = threading.Lock()  # MLflow logs models by an interface that changes `sys.path` and the process's tracking address
+_model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
 
 
 class Tracker:
-    """Publishing to one tracking server, with the outbox for when it is away.
+    """Publisher to one tracking server, with an outbox for when it is unavailable.
 
     Args:
         uri: MLflow's tracking address.
-        state: the project's state folder; a local database and its artifacts live there.
-        store: where the published files are.
+        state: the project's state folder, which also has a local database and its artifacts.
+        store: store of the published files.
     """
 
     def __init__(self, uri: str, state: Path, store: Store) -> None:
@@ -83,22 +83,22 @@ class Tracker:
         self._artifacts = state / "mlartifacts"
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / "mlflow.locks"
-        self._sent: dict[str, set[tuple[str, int]]] = {}  # run -> names and steps of the points that `log_epochs` knows to be there
+        self._sent: dict[str, set[tuple[str, int]]] = {}  # run -> names and steps of points that `log_epochs` knows MLflow has
 
     @cached_property
     def _client(self) -> MlflowClient:
-        """Made when it is first used: it opens a local database, and a damaged one is told as any other that cannot be used."""
+        """MLflow's client, created on first use: it opens a local database, and a damaged one is reported like any other that cannot be used."""
         client = MlflowClient(self.uri)
         return cast(MlflowClient, _OneCallAtATime(client, self._database)) if self.uri.startswith("sqlite:") else client
 
     def _database(self) -> AbstractContextManager[None]:
-        """Held by who writes to a local database."""
+        """Return the lock that a writer to a local database holds."""
         return alone(self._locks / "database") if self.uri.startswith("sqlite:") else nullcontext()
 
     def publish(self, report: RunReport | ComparisonReport) -> str | None:
-        """Deliver a report, or keep it in the outbox; the MLflow run's id, or None where it was kept.
+        """Deliver a report, or keep it in the outbox; return the MLflow run's id, or None if it was kept.
 
-        A comparison waits with its runs: what it says is read from those that MLflow has.
+        A comparison waits for its runs: its content is read from those that MLflow has.
         """
         report = report.model_copy(update={"tags": report.tags | pages.source_tags()})
         with alone(self._locks / report.outbox_name):
@@ -114,11 +114,11 @@ class Tracker:
             return run_id
 
     def sync(self) -> int:
-        """Deliver everything in the outbox; the number of reports delivered.
+        """Deliver everything in the outbox; return the number of reports delivered.
 
         Raises:
-            TrackingError: the server does not take them; what was not delivered stays. Or, after the others were delivered: some are
-                damaged, which are set aside, or their runs' files are, which the next run makes anew.
+            TrackingError: the server does not accept them, and undelivered reports stay. Or, after the others were delivered: some reports
+                are damaged and set aside, or files of their runs are, which the next run makes again.
         """
         num_delivered, faults = 0, []
         for path in sorted(self.outbox.glob("*.json")):
@@ -137,27 +137,27 @@ class Tracker:
         return num_delivered
 
     def live(self, comparison: str, identity: str, spec: RunSpec) -> LiveCurves:
-        """Curves of a run that is being trained, under the run that `publish` will complete."""
+        """Return the curves of a run in training, sent to the run that `publish` will complete."""
         return LiveCurves(self, comparison, identity, spec)
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:
-        """The id of the run that is being trained, found or created.
+        """Find or create the run that is being trained and return its id.
 
         Raises:
-            TrackingError: MLflow does not take it.
+            TrackingError: MLflow does not accept it.
         """
         parameters = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), told_as_tracking_error(self.uri):
             return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
 
     def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
-        """Add means of epochs, by the epoch's number, to a run's curves; not those of an epoch that was sent before and is trained again.
+        """Add means of epochs, by epoch number, to a run's curves; skip epochs that were sent before and are trained again.
 
         Raises:
-            TrackingError: MLflow does not take them.
+            TrackingError: MLflow does not accept them.
         """
         with told_as_tracking_error(self.uri):
-            sent = self._sent.pop(run_id, None)  # gone where this call fails: what MLflow took of it is asked for anew
+            sent = self._sent.pop(run_id, None)  # removed if this call fails: then MLflow is asked again
             if sent is None:
                 sent = self._points_of(run_id, self._client.get_run(run_id).data.metrics)
             now, points = (
@@ -168,16 +168,16 @@ class Tracker:
             self._sent[run_id] = sent | points.keys()
 
     def published(self, comparison: str) -> frozenset[str]:
-        """Identities of the comparison's current runs that MLflow has whole, not marked as of older code; none where it is away."""
+        """Return identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
         try:
             with alone(self._lock), told_as_tracking_error(self.uri):
                 runs = self._search(current_runs_filter(comparison))
         except TrackingError:
-            return frozenset()  # publishing will try again, and say so
+            return frozenset()  # publishing tries again and reports it
         return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.data.tags)
 
     def _runs_wait(self) -> bool:
-        """Whether a run's record waits in the outbox; returns when those that are being delivered have been."""
+        """Return whether a run's record waits in the outbox, after any deliveries in progress."""
         for path in run_records(self.outbox):
             with alone(self._locks / path.name):
                 if path.exists():
@@ -216,17 +216,17 @@ class Tracker:
         return run_id
 
     def _mark_older_code(self, run_id: str, files: str | None) -> None:
-        """Say which source files differ from those that made the run, or that none does any more."""
+        """Tag a run with the source files that differ from those that made it; remove the tag if none does."""
         if files is not None:
             self._client.set_tag(run_id, OLDER_CODE_TAG, files)
         elif OLDER_CODE_TAG in self._client.get_run(run_id).data.tags:
             self._client.delete_tag(run_id, OLDER_CODE_TAG)
 
     def _checked(self, report: RunReport) -> RunReport:
-        """The report with its scores read anew from the file that was recorded, after the files of all its steps were compared.
+        """Return the report with scores read again from the recorded file, after checking the files of all its steps.
 
         Raises:
-            StoreError: a file is not as recorded.
+            StoreError: a file differs from its record.
         """
         for record in () if report.scores_only else (report.checkpoint, report.embeddings):
             self._store.checked(record)
@@ -253,17 +253,17 @@ class Tracker:
         return lineage
 
     def _log_points(self, run_id: str, points: list[tuple[str, float, int]]) -> None:
-        """Log metrics at their steps; points that are there already, streamed or from a publish that broke off, are left out."""
+        """Log metrics at their steps; skip points that MLflow has already, streamed or from an interrupted publication."""
         now, names = int(time.time() * 1000), {name for name, _, _ in points}
         there = self._points_of(run_id, names & self._client.get_run(run_id).data.metrics.keys())
         self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in there])
 
     def _points_of(self, run_id: str, names: Iterable[str]) -> set[tuple[str, int]]:
-        """Names and steps of the points of a run's metrics."""
+        """Return names and steps of the points of a run's metrics."""
         return {(name, metric.step) for name in names for metric in self._client.get_metric_history(run_id, name)}
 
     def _log_scores(self, run_id: str, report: RunReport, lineage: Dataset, model_id: str | None) -> None:
-        """The final scores, linked to the model and the dataset."""
+        """Log the final scores, linked to the model and the dataset."""
         main, detail = pages.score_metrics(report.scores.metrics)
         now = int(time.time() * 1000)
         there = self._client.get_run(run_id).data.metrics
@@ -277,14 +277,14 @@ class Tracker:
             self._client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH])
 
     def _log_files(self, run_id: str, report: RunReport) -> None:
-        """By name, and so on the page: the settings, the figures, the scores, and then what the steps left."""
+        """Log settings, figures, scores, then the steps' files: sorted by name, as on the page."""
         self._client.log_text(run_id, yaml.safe_dump(report.parameters, sort_keys=False), "config.yaml")
         self._log_step(run_id, report.scores, "")
         for record in () if report.scores_only else (report.checkpoint, report.embeddings):
             self._log_step(run_id, record, f"steps/{record.step}")
 
     def _log_step(self, run_id: str, record: StepRecord, below: str) -> None:
-        """The files that the step recorded: beside them lies what a killed worker had begun to write."""
+        """Log only the files that the step recorded: a killed worker may have left others in its folder."""
         folder = self._store.pull(record.key)
         for file in record.files:
             place = (PurePosixPath(below) / file.name).parent.as_posix()
@@ -301,20 +301,20 @@ class Tracker:
             return log_model(self._client, self.uri, run_id, report, checkpoint, num_steps)
 
     def _supersede_others(self, run_id: str, report: RunReport) -> None:
-        """Of the runs of one variant and seed in a comparison the one that is published last stays; the others are deleted."""
+        """Keep the last published run of one variant and seed in a comparison; delete the others."""
         same = f"tags.`{PART_TAG}` = '{report.comparison}' and tags.`{VARIANT_TAG}` = '{report.variant}'"
         for run in self._search(f"{same} and tags.`{SEED_TAG}` = '{report.seed}'"):
             if run.info.run_id == run_id:
                 continue
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
-            self._client.set_tag(run.info.run_id, PUBLISHED_TAG, "superseded")  # so that a restored one is completed and made current
+            self._client.set_tag(run.info.run_id, PUBLISHED_TAG, "superseded")  # so that a restored run is completed and made current
             self._client.delete_run(run.info.run_id)
 
     # ------------------------------------------------------------ delivery of a comparison
 
     def _deliver_comparison(self, report: ComparisonReport) -> str:
-        """Bring the parent run up to date with its current runs: means, description, report, registered model. Adds what has changed."""
+        """Update the parent run from its current runs: means, description, report, registered model. Adds what has changed."""
         with alone(self._lock):
             parent = self._find_or_create_parent(report.comparison, report.dataset)
         self._mark_killed(report.comparison)
@@ -350,14 +350,14 @@ class Tracker:
         return parent
 
     def _log_means(self, run_id: str, means: dict[str, float]) -> None:
-        """Log the metrics that have changed; one that no longer has a value becomes NaN, since MLflow deletes none."""
+        """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
         there, now = self._client.get_run(run_id).data.metrics, int(time.time() * 1000)
         gone = {name: math.nan for name, value in there.items() if name not in means and not math.isnan(value)}
         changed = {name: mean for name, mean in means.items() if there.get(name) != mean}
         self._log_metrics(run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
 
     def _publish_variants(self, report: ComparisonReport, summaries: dict[str, dict[str, Summary]]) -> None:
-        """One run for each variant with its means, for the saved view; those of variants that have no means any more are deleted."""
+        """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
         there = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in self._search(f"tags.`{SUMMARY_TAG}` = '{report.comparison}'")}
         for variant in there.keys() - summaries.keys():
             self._client.delete_run(there[variant])
@@ -373,7 +373,7 @@ class Tracker:
             self._log_means(run_id, {name: summary.mean for name, summary in metrics.items()} | {pages.NUM_SEEDS: float(num_seeds)})
 
     def _describe_parent(self, parent: str, report: ComparisonReport, note: str) -> None:
-        """Description, tags and files of a parent run."""
+        """Set description, tags and files of a parent run."""
         run = self._client.get_run(parent)
         named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
         if run.data.tags.get(pages.NOTE_TAG) != note or not named.items() <= run.data.tags.items():
@@ -387,7 +387,7 @@ class Tracker:
     def _register(self, report: ComparisonReport, runs: Sequence[PublishedRun], validation: Scores) -> str:
         """Register the model of the best run by validation scores; return the line about it.
 
-        Only the standing comparison's is registered (one with other settings is a trial), and none where no classes are held out.
+        Only the standing comparison registers a model (one with other settings is a trial), and only if classes are held out.
         """
         best = best_run(validation)
         if best is None or report.comparison != comparison_title(report.dataset, report.role):
@@ -401,7 +401,7 @@ class Tracker:
         return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
 
     def _mark_killed(self, comparison: str) -> None:
-        """A run still running in MLflow, but whose process on this machine is gone, was killed; the same command goes on with it."""
+        """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
         for run in self._search(f"tags.`{PART_TAG}` = '{comparison}' and attributes.status = 'RUNNING'"):
             if pages.has_ended(run.data.tags.get(PROCESS_TAG, "")):
                 self._client.set_terminated(run.info.run_id, "KILLED")
@@ -409,9 +409,9 @@ class Tracker:
     # ------------------------------------------------------------ finding and creating
 
     def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, parameters: dict[str, Any]) -> str:
-        """The run with this identity, restored where it had been superseded, running again where it had been killed.
+        """Return the run with this identity: restored if superseded, running again if killed, created if missing.
 
-        MLflow may have died between a run's creation and its settings, which are then given to it now.
+        If MLflow died between a run's creation and its settings, they are added now.
         """
         changed, defaults = pages.split_parameters(parameters)
         settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
@@ -445,7 +445,7 @@ class Tracker:
         return str(run.info.run_id)
 
     def _search(self, filter_string: str, view: int = ViewType.ACTIVE_ONLY) -> list[Any]:
-        """Runs of all our experiments, the newest first."""
+        """Return runs of all this project's experiments, newest first."""
         experiments = all_pages(partial(self._client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
         return all_runs(self._client, [experiment.experiment_id for experiment in experiments], filter_string, view)
 
@@ -453,7 +453,7 @@ class Tracker:
         self._client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def _experiment(self, dataset: str) -> str:
-        """The experiment's id. Beside a local database the artifacts go to the state folder; a server has its own place."""
+        """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location."""
         name = experiment_name(dataset)
         found = self._client.get_experiment_by_name(name)
         if found is not None:
@@ -464,9 +464,9 @@ class Tracker:
 
 
 class _OneCallAtATime:
-    """MLflow's client of a local database, whose calls hold a lock: of 16 threads that write, SQLite refuses some as "database is locked".
+    """MLflow's client of a local database with a lock around each call: of 16 writing threads SQLite refuses some ("database is locked").
 
-    Files are uploaded without it: their bytes do not go to the database.
+    Uploads do not take the lock: their bytes do not go to the database.
     """
 
     UPLOADS = frozenset({"log_artifact", "log_artifacts", "log_text"})
@@ -484,6 +484,6 @@ class _OneCallAtATime:
 
 
 def _mlflow_tags(tags: dict[str, str]) -> dict[str, str]:
-    """Source and user where MLflow's pages look for them."""
+    """Return command, user and commit under the tags that MLflow's pages read."""
     known = {"command": pages.SOURCE_TAG, "user": pages.USER_TAG, "git_commit": pages.COMMIT_TAG}
     return {"mlflow.source.type": "LOCAL"} | {name: tags[fact] for fact, name in known.items() if fact in tags}
