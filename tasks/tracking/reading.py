@@ -18,7 +18,7 @@ from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, 
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
-    """Return `tasks.tracking.published.published_runs` through MLflow's own client, which can log in and supports every kind of database."""
+    """Return `tasks.tracking.published.published_runs` through MLflow's client, which can log in and supports every kind of database."""
     with told_as_tracking_error(uri):
         client = MlflowClient(uri)
         experiment = client.get_experiment_by_name(experiment_name(dataset))

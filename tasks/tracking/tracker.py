@@ -87,7 +87,7 @@ class Tracker:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        """MLflow's client, created on first use: it opens a local database, and a damaged one is reported like any other that cannot be used."""
+        """MLflow's client, created on first use: it opens a local database, and a damaged one is reported as unusable."""
         client = MlflowClient(self.uri)
         return cast(MlflowClient, _OneCallAtATime(client, self._database)) if self.uri.startswith("sqlite:") else client
 
