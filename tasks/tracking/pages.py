@@ -113,7 +113,7 @@ def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str
 
 
 def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:
-    """Return a comparison's means as metrics of its parent run, named `recall_at_1/softtriple`, so that a chart has one metric's variants."""
+    """Return the means of a comparison as metrics of its parent run, named `recall_at_1/softtriple` so that a chart shows one metric."""
     return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
 
 
