@@ -46,7 +46,7 @@ def add_images(
 
     Args:
         project: project that gets the dataset.
-        name: name of the new dataset.
+        name: the new dataset's name.
         path: the folder, or the list (CSV or Parquet) of a manifest.
         reader: "folder" or "manifest"; None detects it from `path`.
         progress: called with (images checked, total images).

@@ -34,7 +34,7 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
 
     Args:
         project: project that gets the dataset.
-        name: name of the dataset's reader, which is its name in the papers' tables.
+        name: the dataset's reader, which is its name in the papers' tables.
         path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder with the files, which is used in place.
         is_part: True for a part of the dataset: the archive's checksum and the counts are not compared with the published ones.
 

@@ -22,7 +22,7 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
 
     Args:
         protocol: `comparison.protocol` as written in the file.
-        report: report on the images.
+        report: the check of the images.
 
     Raises:
         ConfigError: a setting of the protocol is invalid.
@@ -36,7 +36,7 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
 
 
 def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """Resize images to the network's input size, or to their median if it is smaller; other kinds of crop resize automatically."""
+    """Return settings that resize images to the network's input size, or to their median if smaller; other crops resize automatically."""
     planned = parse(TransformConfig, protocol.get("transform", {}), "transform")
     boxes = {"crop_to_box": True} if report.num_boxes == sum(counts.num_images for counts in report.counts.values()) else {}
     if planned.crop != "padded" or planned.crop_size is None:

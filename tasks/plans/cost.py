@@ -31,7 +31,7 @@ class Estimate:
     """An estimated duration.
 
     Attributes:
-        seconds: the duration; None if no measurement applies.
+        seconds: None if no measurement applies.
         basis: what the estimate is based on, in words.
     """
 

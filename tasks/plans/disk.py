@@ -27,7 +27,7 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     DVC keeps a copy of the packed data in its cache; a file system that can share blocks (not ext4) stores both once.
 
     Args:
-        reader: name of the dataset's reader.
+        reader: the dataset's reader.
         raw: its raw folder; None if params.yaml does not name one.
 
     Returns:

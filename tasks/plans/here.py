@@ -24,8 +24,8 @@ class Here:
     """Prepared datasets, finished steps and measured rates of a project on this machine.
 
     Args:
-        project: project whose data and state are read; its environment is set.
-        params: its parameters.
+        project: its data and state are read; its environment is set.
+        params: the project's parameters.
     """
 
     def __init__(self, project: Project, params: Params) -> None:

@@ -28,10 +28,10 @@ class Memory:
 
     Attributes:
         num_images: number of images whose activations are held at a time.
-        weights: weights of network and loss, and their moving average if there is one.
-        gradients: gradients of the trained parameters.
+        weights: network and loss, and their moving average if any.
+        gradients: those of the trained parameters.
         optimiser: state of the optimiser.
-        activations: activations of the network; those of the loss, N x C for a classifier, are not counted.
+        activations: those of the network; the loss's, N x C for a classifier, are not counted.
     """
 
     num_images: int
@@ -94,7 +94,7 @@ def embedding_bytes(config: TrainingConfig, num_images: int, num_classes: int) -
 
 
 def num_states(optimiser: OptimiserConfig) -> int:
-    """Return the number of tensors of a parameter's size that an optimiser keeps for each parameter."""
+    """Return the number of tensors that an optimiser keeps for each parameter, each of its size."""
     return {"sgd": int(optimiser.momentum > 0)}.get(optimiser.name, 2)
 
 

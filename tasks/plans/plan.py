@@ -23,7 +23,7 @@ class PlannedRun:
     """One run of a table.
 
     Attributes:
-        dataset: name of the dataset in the table's columns.
+        dataset: its name in the table's columns.
         steps: train, embed, evaluate -> whether the step will run, is reused or is shared.
         estimate: time of the training and embedding still to do.
     """

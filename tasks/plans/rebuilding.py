@@ -31,8 +31,8 @@ def rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredRu
     """Return the runs of a table that are finished in the store with the current settings and data; their code may be older.
 
     Args:
-        project: project whose store is read; its environment is set.
-        name: name of the table.
+        project: its store is read; its environment is set.
+        name: the table.
         damaged: the damaged file. Only the seeds that it names are used, in addition to the first ten.
     """
     seeds = sorted({*range(FIRST_SEEDS), *_seeds(damaged)})

@@ -31,9 +31,9 @@ class Resources:
     """Disk space and memory that runs take.
 
     Attributes:
-        disk: disk space that will be written, part by part.
+        disk: space that will be written, part by part.
         disk_free: free bytes on the project's disk.
-        memory: memory of the run that takes most; None if no run trains or none can be computed.
+        memory: that of the run that takes most; None if no run trains or none can be computed.
         memory_of: that run, in words.
         memory_here: bytes that it could use on this machine's device; None if unknown.
         device: "cpu" or "cuda".

@@ -36,9 +36,9 @@ def evaluate_run(
     """Score a run's embeddings and draw its figures into `folder`.
 
     Args:
-        config: configuration of the evaluation.
+        config: evaluation settings.
         seed: seed of k-means and of the figures' samples.
-        title: title of the figures.
+        title: heading of the figures.
         history: the training steps, for the curves.
         dataset: the packed dataset's folder, for the images.
         embeddings: folder of the extracted embeddings.

@@ -70,9 +70,9 @@ def draw_figures(
 
     Args:
         queries: the queries; the gallery itself if there are no separate queries.
-        gallery: the gallery that is searched.
-        metric: metric of the similarities.
-        seed: seed of every random draw.
+        gallery: the searched images.
+        metric: for the similarities.
+        seed: for every random draw.
         title: name of the run and its score.
         history: the training steps.
         folder: output folder of the PNG files.
@@ -137,7 +137,7 @@ def rows_to_draw(found: Found, labels: NDArray[Any], seed: int) -> tuple[NDArray
     Args:
         found: the sampled queries with their neighbours.
         labels: (L,) classes of the sampled queries.
-        seed: seed of the draw.
+        seed: for the draw.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     right, wrong = (_of_different_classes(order[found.right[order, 0] == is_right], labels) for is_right in (True, False))

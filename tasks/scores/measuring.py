@@ -37,11 +37,11 @@ def measure_run(
 
     Args:
         measurements: name -> options.
-        training, seed, title: configuration, seed and title of the run.
+        training, seed, title: those of the run.
         dataset: the packed dataset's folder.
         trained, embeddings: folders of the run's checkpoint and of its embeddings.
-        facts: facts of the training.
-        folder: folder of the run's scores.
+        facts: those of the training.
+        folder: where the run's scores are stored.
         epoch: epoch whose weights made the embeddings and are loaded.
 
     Raises:

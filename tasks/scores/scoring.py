@@ -37,7 +37,7 @@ def score_files(files: Files, config: EvaluationConfig, stream: bool, approximat
 
     Args:
         files: paths of the embeddings and labels.
-        config: configuration of the evaluation.
+        config: evaluation settings.
         stream: keep only one shard of the gallery and one of the queries in memory; computes only the retrieval metrics.
         approximation: index to search, also shard by shard; computes only Recall@K and the index's recall. None: exact search.
 
@@ -55,7 +55,7 @@ def score_files(files: Files, config: EvaluationConfig, stream: bool, approximat
 
 
 def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
-    """Return the configuration of an index from its short name and options as `key=value`.
+    """Parse the short name of an index and options as `key=value`.
 
     Raises:
         ConfigError: the index or an option is unknown.

@@ -32,7 +32,7 @@ class Confirmation:
 
     Attributes:
         own, winner: scores, pair by pair.
-        reason: reason why the winner could not be scored; None if it was.
+        reason: why the winner could not be scored; None if it was.
     """
 
     own: tuple[float, ...]
@@ -61,7 +61,7 @@ class Found:
     """The result of a search.
 
     Attributes:
-        trials: all trials, by number.
+        trials: all, by number.
         winner: best of the trials that were scored on most pairs.
         confirmation: None if the row's own settings are the winner.
         space: final search space, with its ranges extended.

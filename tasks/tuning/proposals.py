@@ -32,10 +32,10 @@ class Trial:
     """Settings and their scores.
 
     Attributes:
-        number: number of the trial; 0 has the row's own settings.
+        number: 0 has the row's own settings.
         params: dotted path -> value, for every searched path.
-        scores: scores on pairs 0, 1, ... of fold and seed.
-        reason: reason why the settings cannot be trained; None if they can.
+        scores: on pairs 0, 1, ... of fold and seed.
+        reason: why the settings cannot be trained; None if they can.
     """
 
     number: int
@@ -58,7 +58,7 @@ def propose(
         space: search space.
         past: all earlier trials, scored on the same pairs.
         draw: name and seed of the search, which seed the random draws.
-        round_number: number of the round.
+        round_number: the round, from 0.
         fits: returns whether settings can be run; those that cannot are drawn again.
         count: number of settings.
     """

@@ -43,12 +43,12 @@ class Search:
     """A search of the settings of one row on one dataset.
 
     Attributes:
-        table, row: table and row of the settings; column: the dataset's name in the table.
+        table, row: those of the settings; column: the dataset's name in the table.
         dataset: the dataset's name in the project.
         training: the row's own settings, without those of validation, kept epochs and scores during training.
         space: search space.
         evaluation: how a fold is scored.
-        metric: metric to maximise.
+        metric: the score to maximise.
         folds: number of disjoint parts of the training classes; seed: seed of the search.
         num_classes: number of training classes; None before the dataset is prepared.
     """

@@ -20,8 +20,8 @@ def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
     """Return a prepared dataset's training rows as a separate packed dataset in the project's state, packed once for each content.
 
     Args:
-        project: project in whose state it is kept.
-        name: name of the dataset.
+        project: its state keeps the copy.
+        name: the dataset.
         packed: folder of the prepared dataset.
 
     Raises:

@@ -1,7 +1,7 @@
 """One cell of the matrix: a fault occurs while a run is at a certain place, and the run must give the same results as without it.
 
 A run halts at its place (`placed/sitecustomize.py`); the test then injects the fault, lets the run continue, and starts the same command
-again if it ended early. The results are compared with those of an undisturbed run.
+again if it failed. The results are compared with those of an undisturbed run.
 """
 
 import json
