@@ -1,4 +1,4 @@
-"""Shared by several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
+"""Fixtures of several test modules: a small packed dataset, made by the real generator and `prepare`, and small training settings."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ from dml_core.data.registry import materialise
 from dml_core.training.config import TrainingConfig
 from tests.skips import pytest_configure, pytest_sessionfinish, pytest_terminal_summary  # noqa: F401 - hooks of every run
 
-# A process that a test forks ends with 1 if a flow has run in its parent: Prefect's exit handlers look for threads that it does not have.
+# A forked process exits with code 1 if a flow has run in its parent: Prefect's exit handlers expect threads that it does not have.
 os.register_at_fork(after_in_child=threading._threading_atexits.clear)  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).parents[1]
@@ -39,12 +39,12 @@ SETTINGS: dict[str, Any] = {
     "num_epochs": 3,
 }
 
-settings.register_profile("untimed", deadline=None)  # no test is timed: the first draw of a test may import for seconds
+settings.register_profile("untimed", deadline=None)  # no test has a deadline: imports during its first draw may take seconds
 settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole runs first, then files with slow tests: last they would leave one of two workers idle. GPU tests need one."""
+    """Order whole runs first, then files with slow tests, so that no worker is idle at the end; skip GPU tests without a GPU."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: ("e2e" not in item.path.parts, item.path not in slow))
     if not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """What a test or a library under it (as MLflow, with its server's address) leaves in the environment ends with the test."""
+    """Undo changes of the environment by a test or a library (such as MLflow, which sets its server's address)."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
@@ -65,7 +65,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def packed_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Packed synthetic datasets by the last of their batches of 8 training images, a key of LAST_BATCHES; each is made once."""
+    """Return a packed synthetic dataset by its last batch of 8 training images, a key of LAST_BATCHES; each is made once."""
 
     @cache
     def make(last_batch: str) -> Path:
@@ -86,7 +86,7 @@ def packed(packed_with: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server on this machine, over HTTP."""
+    """Address of an S3 server on this machine, over HTTP."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -96,7 +96,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a new bucket on that server, which the AWS environment variables point to."""
+    """Name of a new bucket on that server, which the AWS environment variables select."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
@@ -107,13 +107,13 @@ def s3_bucket(s3_server: str, request: pytest.FixtureRequest, monkeypatch: pytes
 
 
 def small_training(loss: str = "normalised_softmax", model: dict[str, Any] = MODEL, **changes: Any) -> TrainingConfig:
-    """The small settings with `changes` laid over them, for a loss and a model."""
+    """Return the small settings for a loss and a model, overridden by `changes`."""
     return parse(TrainingConfig, merge(SETTINGS, changes) | {"loss": {"name": loss}, "model": model}, "test settings")
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """The networks here are so small that threads only wait for each other."""
+    """Use one thread: these networks are so small that more would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,9 +1,9 @@
 """Mutation testing of a fixed sample, for modules whose tests are too slow for all mutants: `make mutants-sample FILES=...`.
 
-For each file `random.Random("2026 <path>")` draws a seventh of all changes of one thing, at least 5 and at most 10. Left out are
-assertions, annotations, decorators and `strict=`. Of the test files about its module a mutant runs the tests that come by its line, the
-quickest first, then slow ones, whose worker processes are not measured, until they are expected to take 25 seconds of processors; the
-first runs in any case. Everything happens in a copy of the working tree, one mutant at a time. docs/mutants.md has what came of it.
+For each file `random.Random("2026 <path>")` draws a seventh of all single changes, at least 5 and at most 10. Assertions, annotations,
+decorators and `strict=` are not changed. From the test files of its module a mutant runs the tests that cover its line, fastest first, then
+slow ones, whose worker processes are not measured, up to an expected 25 seconds of CPU time; the first test runs in any case. Everything
+happens in a copy of the working tree, one mutant at a time. The results are in docs/mutants.md.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import pytest
 
-# Where the tests of a folder's modules are: of the files there, those that name a module, in their text or their own name.
+# Folders of the tests of a folder's modules. A test file belongs to a module that its text or its file name mentions.
 TESTS = {
     "dml_core/training": ("tests/training",),
     "tasks/tables": ("tests/tasks/tables", "tests/tasks/plans"),
@@ -42,12 +42,12 @@ _PAIRS = (
 )
 OTHER = {ast.FloorDiv: ast.Div, ast.Mod: ast.Div, ast.Pow: ast.Mult}
 OTHER |= {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
-# A node, its field, what it holds instead, the lines by which a test of it comes, and whether it is in a function's body.
+# A node, its field, the field's new value, the lines that a test of it covers, and whether it is in a function's body.
 Change = tuple[ast.AST, str, object, range, bool]
 
 
 def changes(node: ast.AST, first_line: int = 1, inside: bool = False) -> Iterator[Change]:
-    """All changes of one thing below `node`, in the order of the source."""
+    """Yield all single changes within `node`, in source order."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
     if isinstance(node, ast.stmt):
@@ -90,13 +90,13 @@ def changes(node: ast.AST, first_line: int = 1, inside: bool = False) -> Iterato
 
 
 def _changed_within(test: ast.expr) -> bool:
-    """Whether a condition is negated already by a change of its one operator."""
+    """Return whether a change of the condition's single operator negates it already."""
     negations = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
     return isinstance(getattr(test, "op", None), ast.Not) or (isinstance(test, ast.Compare) and isinstance(test.ops[0], negations))
 
 
 class Mutant(NamedTuple):
-    """One change: in words, the lines that it is of, whether it is in a function's body, and the whole changed module."""
+    """One change: its description, its lines, whether it is in a function's body, and the changed module as text and code."""
 
     name: str
     lines: range
@@ -106,7 +106,7 @@ class Mutant(NamedTuple):
 
 
 def mutants(path: str, text: str) -> tuple[int, list[Mutant]]:
-    """How many changes are possible, and those drawn."""
+    """Return the number of possible changes, and the drawn ones."""
     tree = ast.parse(text)
     possible = list(changes(tree))
     drawn = random.Random(f"2026 {path}").sample(range(len(possible)), min(len(possible), max(5, min(10, len(possible) // 7))))
@@ -126,7 +126,7 @@ def mutants(path: str, text: str) -> tuple[int, list[Mutant]]:
 
 
 def test_files(path: str) -> list[str]:
-    """Those that are about a module."""
+    """Return the test files of a module."""
     module, folder = path.removesuffix(".py").replace("/", "."), str(Path(path).parent)
     stem = Path(path).stem
     found = [file for place in TESTS[folder] for file in sorted(Path(place).glob("test_*.py"))]
@@ -137,7 +137,7 @@ ARGUMENTS = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "-q",
 
 
 def forked(work, *arguments, log: Path, seconds: float | None = None) -> int | None:
-    """The exit status of `work` in a fork of its own, None where it ran longer than `seconds`; whatever it started ends with it."""
+    """Return the exit status of `work` in a forked process, None if it ran longer than `seconds`; its child processes are killed too."""
 
     def run() -> None:
         os.setsid()
@@ -150,7 +150,7 @@ def forked(work, *arguments, log: Path, seconds: float | None = None) -> int | N
             traceback.print_exc()
             status = 1
         sys.stdout.flush()
-        os._exit(status)  # threads that a failed test has left are not waited for
+        os._exit(status)  # does not wait for threads left by a failed test
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
@@ -163,14 +163,14 @@ def forked(work, *arguments, log: Path, seconds: float | None = None) -> int | N
 
 
 class Runner:
-    """A plugin of pytest that collects the test files once; what is measured and every mutant is a fork of that process.
+    """A pytest plugin that collects the test files once; measurements and mutants run in forks of that process.
 
-    A fork gives the changed module's functions their changed code. The changed file is in the copy too, for processes that a test starts.
+    A fork replaces the code of the changed module's functions. The file is also changed in the copy, for processes that a test starts.
     """
 
     def __init__(self, options: argparse.Namespace, kept: Path) -> None:
         self.options, self.kept, self.failed = options, kept, False
-        self.seconds: dict[str, float] = {}  # of processors, by test
+        self.seconds: dict[str, float] = {}  # CPU time, by test
         self.items: dict[str, object] = {}
 
     def pytest_runtest_logreport(self, report) -> None:
@@ -187,7 +187,7 @@ class Runner:
                 if self.options.only not in mutant.name:
                     continue
                 Path(path).write_text(mutant.text)
-                os.utime(path, (i + 1, i + 1))  # compiled files go by the time of their source, in whole seconds
+                os.utime(path, (i + 1, i + 1))  # bytecode is matched to its source by modification time in whole seconds
                 tests = self.tests_of(path, mutant.lines, seen)
                 begun = time.monotonic()
                 status = forked(self.run_mutant, mutant, tests, log=self.kept / "mutant.log", seconds=self.options.limit)
@@ -199,7 +199,7 @@ class Runner:
         return True
 
     def measured(self, file: str) -> dict:
-        """How long each test of a file takes and which of them come by which line; kept between runs."""
+        """Return the time of each test of a file and the tests that cover each line; cached between runs."""
         out = self.kept / (file.replace("/", "-") + ".json")
         if not out.exists():
             forked(self.measure, file, out, log=self.kept / "measure.log")
@@ -218,7 +218,7 @@ class Runner:
         return 0
 
     def tests_of(self, path: str, lines: range, seen: list[dict]) -> list[str]:
-        """The tests to run for a change of these lines, in order."""
+        """Return the tests to run for a change of these lines, in order."""
         took = {test: found for file in seen for test, found in file["seconds"].items()}
         passing = {test for file in seen for line in lines for test in file["lines"].get(path, {}).get(str(line), []) if test}
         slow = {test for test in took if self.items[test].get_closest_marker("slow")}
@@ -230,8 +230,8 @@ class Runner:
         return chosen
 
     def run(self, names: list[str], begin: Callable[[str], None] | None = None) -> None:
-        """Run tests; where nobody is told that one begins, until one fails."""
-        for name, following in zip(names, [*names[1:], None], strict=False):  # none, of a file of proofs
+        """Run tests and call `begin` before each; without `begin`, stop at the first failure."""
+        for name, following in zip(names, [*names[1:], None], strict=False):  # empty for a file of proofs
             if begin is not None:
                 begin(name)
             item, before = self.items[name], sum(os.times()[:4])
@@ -241,14 +241,14 @@ class Runner:
                 return
 
     def run_mutant(self, mutant: Mutant, names: list[str]) -> int:
-        if not (mutant.inside and replace_code(mutant.code)):  # in a process that imports the changed module
+        if not (mutant.inside and replace_code(mutant.code)):  # otherwise run in a process that imports the changed module
             return subprocess.run([sys.executable, "-m", "pytest", *ARGUMENTS, "-x", *names], check=False).returncode
         self.run(names)
         return int(self.failed)
 
 
 def replace_code(module: types.CodeType) -> bool:
-    """Give every function that there is of a module the code that it has in `module`; whether that could be done."""
+    """Replace the code of every existing function of a module by that in `module`; return whether this was possible."""
     codes, left = {}, [module]
     while left:
         code = left.pop()

@@ -1,12 +1,12 @@
-"""Where CI=true, a test that is skipped for a reason that is not allowed fails the run."""
+"""With CI=true, a test skipped for a reason that is not allowed fails the run."""
 
 import os
 from typing import Any
 
 import pytest
 
-# Everything else that tests need is installed by `.ci/run`. TensorFlow and OpenCV, which proofs of converted weights compare with, have
-# environments of their own (docs/models.md).
+# `.ci/run` installs everything else that tests need. TensorFlow and OpenCV, with which proofs compare converted weights, have separate
+# environments (docs/models.md).
 ALLOWED_SKIPS = ("no GPU here", "no npm here", "no TensorFlow here", "no OpenCV here")
 ENDED_WELL = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 SKIPPED = pytest.StashKey[list[str]]()
@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Skips:
-    """Collects tests and files that were skipped for a reason that is not allowed; xdist sends the reports of all its processes here."""
+    """Collect tests and files skipped for a reason that is not allowed; xdist sends the reports of all its processes here."""
 
     def __init__(self, skipped: list[str]) -> None:
         self._skipped = skipped

@@ -1,4 +1,4 @@
-"""Several worker processes of one gloo group, as tests start them."""
+"""Start several worker processes of one gloo group in tests."""
 
 import multiprocessing
 import tempfile
@@ -12,23 +12,23 @@ import torch.multiprocessing as mp
 
 from dml_core.data.views.batches import Loader
 
-# What workers need: forked from one process that has imported it, they start in a second; an import of torch for each took half a minute.
+# Imports of workers: forked from one process that has done them, they start in a second; importing torch in each took half a minute.
 PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.centroids", "torch._dynamo", "torch.distributed"]
 
-TIMEOUT = timedelta(minutes=3)  # a deadlock is an error of the test, and not half an hour
+TIMEOUT = timedelta(minutes=3)  # a deadlock fails the test instead of blocking for half an hour
 
 
 def spawn(work: Callable[..., None], num_workers: int, *arguments: Any) -> None:
     """Run `work(rank, *arguments)` in `num_workers` processes of one gloo group, one thread each."""
     multiprocessing.set_forkserver_preload(PRELOADED)
-    with tempfile.TemporaryDirectory() as folder:  # they meet at a file: a port that is free now may be taken when they come
+    with tempfile.TemporaryDirectory() as folder:  # rendezvous by file: a port that is free now may be taken later
         mp.start_processes(
             _join, (work, num_workers, f"file://{folder}/meet", TIMEOUT, arguments), nprocs=num_workers, start_method="forkserver"
         )
 
 
 def load_float64() -> None:
-    """From now on this process computes in float64, images included, as they come from every loader."""
+    """Make this process compute in float64, including images from every loader."""
     torch.set_default_dtype(torch.float64)
     batches = Loader.batches
     Loader.batches = lambda *arguments: ((images.double(), indices) for images, indices in batches(*arguments))

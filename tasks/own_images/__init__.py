@@ -1,1 +1,1 @@
-"""A person's own images as a dataset of the project: the settings that fit them, written into `params.yaml`."""
+"""Add a user's images to the project as a dataset, with fitted settings in `params.yaml`."""

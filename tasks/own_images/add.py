@@ -1,7 +1,7 @@
-"""A person's own images as a dataset of the project: looked at, settings fitted to them, and both blocks written into `params.yaml`.
+"""Add a user's images to the project as a dataset: check them, fit settings to them, and write both blocks into `params.yaml`.
 
-The images stay where they are: `raw` is a path in the project or, for a folder outside it, an absolute one. DVC keeps a hash of them and
-neither moves nor deletes them (the `fetch` stage's output is persistent and uncached).
+The images are not copied: `raw` is a path in the project or, for a folder outside it, an absolute one. DVC keeps a hash of them and neither
+moves nor deletes them (the `fetch` stage's output is persistent and uncached).
 """
 
 import difflib
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
 _MIN_CLASSES = 2
-_LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller: else each epoch would decode them whole
+_LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller, so that no epoch decodes them in full size
 
 
 @dataclass(frozen=True)
 class Added:
-    """What was added: the dataset's parameters, what was found in its images, and the change of `params.yaml` as a unified diff."""
+    """The added dataset: its parameters, the report on its images, and the change of `params.yaml` as a unified diff."""
 
     spec: DatasetSpec
     report: "CheckReport"
@@ -42,18 +42,18 @@ class Added:
 def add_images(
     project: Project, name: str, path: Path, reader: str | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Added:
-    """Write a dataset of a person's own images into `params.yaml`, with settings that fit them.
+    """Write a dataset of a user's images into `params.yaml`, with settings that fit them.
 
     Args:
-        project: whose `params.yaml`.
-        name: of the new dataset.
+        project: project that gets the dataset.
+        name: the new dataset's name.
         path: the folder, or the list (CSV or Parquet) of a manifest.
-        reader: "folder" or "manifest"; None tells by what is there.
-        progress: called with (images looked at, images in all).
+        reader: "folder" or "manifest"; None detects it from `path`.
+        progress: called with (images checked, total images).
 
     Raises:
-        ConfigError: a name or place that cannot be used, or a `params.yaml` that is wrong already.
-        DataError: images that cannot be trained on; the line names the first.
+        ConfigError: the name or place cannot be used, or `params.yaml` is invalid already.
+        DataError: the images cannot be trained on; the message names the first.
         StoreError: `params.yaml` cannot be written.
     """
     check_new_name(name, load_params(project.params_file))
@@ -63,21 +63,21 @@ def add_images(
     report = _looked_at(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
-    with alone(project.state / "params.lock"):  # looking took a while: another dataset may have been added meanwhile
+    with alone(project.state / "params.lock"):  # another dataset may have been added during the check
         check_new_name(name, load_params(project.params_file))
         check_place(project, name, spec)
         return Added(spec, report, _write(project.params_file, name, spec, report))
 
 
 def check_new_name(name: str, params: Params) -> None:
-    """Refuse what cannot be a dataset's name, or is one already.
+    """Check that a new dataset can have this name.
 
     Raises:
-        ConfigError: it cannot, or is.
+        ConfigError: the name is invalid or taken.
     """
     try:
         check_name(name)
-        is_text = read_value(name, name) == name  # `on` and `1e5` are no text in YAML
+        is_text = read_value(name, name) == name  # `on` and `1e5` are not text in YAML
     except ValueError:
         is_text = False
     if not is_text:
@@ -87,16 +87,16 @@ def check_new_name(name: str, params: Params) -> None:
 
 
 def as_raw(project: Project, raw: Path) -> str:
-    """`raw` as `params.yaml` has it: a path in the project, or an absolute one."""
+    """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one."""
     root = project.root.resolve()
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
 
 
 def check_place(project: Project, name: str, spec: DatasetSpec) -> None:
-    """Refuse a raw folder that another dataset has, or that the project writes to.
+    """Check that a raw folder can be used.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: another dataset has it, or the project writes to it.
     """
     datasets = load_params(project.params_file).datasets
     check_raw_places(project.root, {**datasets, name: spec})
@@ -119,7 +119,7 @@ def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None
 
 
 def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> str:
-    """Put the blocks in, all or nothing; the difference."""
+    """Add the blocks, all or nothing, and return the diff."""
     values = read_yaml(path)
     block = spec.model_dump(exclude_defaults=True)
     settings = fitted_settings(values["comparison"]["protocol"], report)
@@ -127,18 +127,18 @@ def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> s
 
 
 def write_entries(path: Path, entries: Mapping[tuple[str, ...], Mapping[str, dict[str, Any]]]) -> str:
-    """Add entries to mappings of `params.yaml`, all or nothing; every other byte stays as it is.
+    """Add entries to mappings of `params.yaml`, all or nothing; no other byte changes.
 
     Args:
         path: the file; its lock is held.
-        entries: where the mapping is, from the top -> name -> block.
+        entries: keys that lead from the top to the mapping -> name -> block.
 
     Returns:
         The change as a unified diff.
 
     Raises:
-        ConfigError: a mapping is written in braces, or the result would be no valid `params.yaml`.
-        StoreError: it cannot be written.
+        ConfigError: a mapping is written in braces, or the result would not be a valid `params.yaml`.
+        StoreError: `params.yaml` cannot be written.
     """
     before, expected = path.read_bytes().decode(), read_yaml(path)
     after = before
@@ -164,7 +164,7 @@ def write_entries(path: Path, entries: Mapping[tuple[str, ...], Mapping[str, dic
 
 
 def _lines(block: dict[str, Any]) -> list[str]:
-    """A block's entries, one a line, what is in them in braces."""
+    """Return a block's entries, one per line, with nested values in braces."""
     return [
         f"  {yaml.safe_dump({key: value}, default_flow_style=True, sort_keys=False, width=1000).strip()[1:-1]}"
         for key, value in block.items()

@@ -1,4 +1,4 @@
-"""`params.yaml` as text: an entry is put into one of its mappings, and every other byte, comments and layout too, stays as it is."""
+"""Add an entry to a mapping of `params.yaml` as text: every other byte, including comments and layout, is unchanged."""
 
 import yaml
 
@@ -6,15 +6,15 @@ from dml_core.errors import ConfigError
 
 
 def with_entry(text: str, keys: tuple[str, ...], entry: list[str]) -> str:
-    """The file's text with an entry after the last one of a mapping.
+    """Return the file's text with an entry added at the end of a mapping.
 
     Args:
-        text: of a file that was read as YAML before.
-        keys: where the mapping is, from the top; it is there and not empty.
-        entry: the entry's lines as they stand at the left margin.
+        text: text of a valid YAML file.
+        keys: keys that lead from the top to the mapping, which exists.
+        entry: the entry's lines without the mapping's indentation.
 
     Raises:
-        ConfigError: the mapping is written in braces, where no line can be put in.
+        ConfigError: the mapping is empty or written in braces, so no line can be added.
     """
     mapping = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), keys)
     if mapping.flow_style or not mapping.value:
@@ -37,7 +37,7 @@ def _mapping(node: yaml.Node | None, keys: tuple[str, ...]) -> yaml.MappingNode:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The line that a value ends on. A block's own end is where the next thing begins, so its last part is asked."""
+    """Return the line that a value ends on. A block's end mark is where the next node begins, so the end of its last part is used."""
     if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _last_line(last[1] if isinstance(last, tuple) else last)
@@ -45,7 +45,7 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def _after_comments(lines: list[str], line: int, margin: int) -> int:
-    """Behind the comments below the last entry that belong to it: those that are at least as far in."""
+    """Return the line after the comments that belong to the last entry: those below it with at least its indentation."""
     while line < len(lines) and lines[line].lstrip().startswith("#") and len(lines[line]) - len(lines[line].lstrip()) >= margin:
         line += 1
     return line

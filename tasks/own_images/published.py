@@ -1,4 +1,4 @@
-"""A published dataset as a dataset of the project: its archive unpacked or its folder found, checked, and its block in `params.yaml`."""
+"""Add a published dataset to the project: unpack its archive or use its folder, check it, and write its block into `params.yaml`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tasks.runs.specs import DatasetSpec, load_params
 
 @dataclass(frozen=True)
 class AddedPublished:
-    """What was added: the dataset's parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
+    """The added dataset: its parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
 
     spec: DatasetSpec
     counts: dict[str, Counts]
@@ -25,22 +25,22 @@ class AddedPublished:
 
 
 def is_published(name: str) -> bool:
-    """Whether a dataset's name is that of a published dataset whose archive or folder a person brings."""
+    """Return whether a name is that of a published dataset, which the user provides as an archive or a folder."""
     return name in DATASETS and issubclass(dataset_class(name), OfficialDataset)
 
 
 def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> AddedPublished:
-    """Bring a published dataset in and write its block into `params.yaml`; the archive stays where it is.
+    """Add a published dataset to the project and write its block into `params.yaml`; the archive is not moved.
 
     Args:
-        project: whose `params.yaml` and data.
+        project: project that gets the dataset.
         name: the dataset's reader, which is its name in the papers' tables.
-        path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder that has the files, which stay there.
-        is_part: a part of the dataset: neither the archive's checksum nor the counts are compared with the published ones.
+        path: one of the publisher's archives, unpacked to `data/raw/<name>`; or a folder with the files, which is used in place.
+        is_part: True for a part of the dataset: the archive's checksum and the counts are not compared with the published ones.
 
     Raises:
-        ConfigError: the name is taken, or the place is another dataset's.
-        DataError: no such file, another file than the publisher's, or files that are not the published dataset.
+        ConfigError: the name is taken, or another dataset has the folder.
+        DataError: the file does not exist or is not the publisher's, or the files are not the published dataset.
         StoreError: the data or `params.yaml` cannot be written.
     """
     check_new_name(name, load_params(project.params_file))
@@ -65,7 +65,7 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
 
 
 def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
-    """Unpack one of the dataset's archives, which hold all of it, unless that is done."""
+    """Unpack the archive that holds the whole dataset, unless it is unpacked already."""
     kind = dataset_class(name)
     assert issubclass(kind, OfficialDataset)
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Settings of the standing comparison that fit a person's images: what of the protocol has to change for every variant to run on them.
+"""Settings of the standing comparison for a user's images: the changes of the protocol that let every variant run on them.
 
-The protocol's input size, batch and number of epochs are kept as far as the images allow.
+The protocol's input size, batch size and number of epochs are kept as far as the images allow.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,19 +13,19 @@ from dml_core.data.views.transform_config import TransformConfig
 if TYPE_CHECKING:
     from dml_core.data.check import CheckReport
 
-_NUM_STEPS = 200  # about as many as the embedded dataset gets
+_NUM_STEPS = 200  # about as many as `synthetic`, the embedded dataset, gets
 _MAX_EPOCHS = 60
 
 
 def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """A dataset's part of the comparison; what would be as in the protocol is left out.
+    """Return a dataset's settings in the comparison, without those that equal the protocol's.
 
     Args:
-        protocol: `comparison.protocol` as it is written.
-        report: what was found in the images.
+        protocol: `comparison.protocol` as written in the file.
+        report: the check of the images.
 
     Raises:
-        ConfigError: a setting of the protocol is wrong.
+        ConfigError: a setting of the protocol is invalid.
     """
     train = report.counts["train"]
     sampler = _sampler(protocol, train.num_images, _num_classes(protocol, train.num_classes))
@@ -36,7 +36,7 @@ def fitted_settings(protocol: dict[str, Any], report: "CheckReport") -> dict[str
 
 
 def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any]:
-    """Images of any size come to the network's side, or to their own where they are smaller; other kinds of crop resize by themselves."""
+    """Return settings that resize images to the network's input size, or to their median if smaller; other crops resize automatically."""
     planned = parse(TransformConfig, protocol.get("transform", {}), "transform")
     boxes = {"crop_to_box": True} if report.num_boxes == sum(counts.num_images for counts in report.counts.values()) else {}
     if planned.crop != "padded" or planned.crop_size is None:
@@ -48,14 +48,14 @@ def _transform(protocol: dict[str, Any], report: "CheckReport") -> dict[str, Any
 
 
 def _num_classes(protocol: dict[str, Any], num_classes: int) -> int:
-    """Those that are left to train on where the protocol holds some out for validation (`dml_core.data.store.splits`)."""
+    """Return the number of classes without those that the protocol holds out for validation (`dml_core.data.store.splits`)."""
     if protocol.get("validation") is None:
         return num_classes
     return max(2, num_classes - num_held_out(parse(ValidationConfig, protocol["validation"], "validation"), num_classes))
 
 
 def _sampler(protocol: dict[str, Any], num_images: int, num_classes: int) -> dict[str, Any]:
-    """Batches of about the protocol's size, with no more classes and images of each than there are."""
+    """Fit batches of about the protocol's size, with no more classes and images per class than the dataset has."""
     planned = parse(SamplerConfig, protocol.get("sampler", {}), "sampler")
     balanced = planned.num_classes_per_batch * planned.num_samples_per_class
     samples = max(2, min(num_images // num_classes, balanced // min(num_classes, planned.num_classes_per_batch)))
@@ -70,7 +70,7 @@ def _sampler(protocol: dict[str, Any], num_images: int, num_classes: int) -> dic
 
 
 def _batch_size(planned: int, num_images: int) -> int:
-    """As planned, unless the last batch would be a single image, which BatchNorm cannot take."""
+    """Return the planned size, reduced if the last batch would be a single image, which BatchNorm cannot take."""
     size = min(planned, num_images)
     while size > 2 and num_images % size == 1:
         size -= 1
@@ -78,6 +78,6 @@ def _batch_size(planned: int, num_images: int) -> int:
 
 
 def _num_epochs(planned: int, num_batches: int) -> dict[str, int]:
-    """More epochs for few images, so that there are steps enough to learn something; never fewer than planned."""
+    """Raise the number of epochs for few images, to give the training enough steps."""
     wanted = max(planned, min(_MAX_EPOCHS, -(-_NUM_STEPS // num_batches)))
     return {} if wanted == planned else {"num_epochs": wanted}

@@ -1,1 +1,1 @@
-"""What tables come to before they are run: what they need, how far they are, what would run and for how long."""
+"""Plans of tables before they are run: requirements, progress, runs and estimated time."""

@@ -1,4 +1,4 @@
-"""How long a run takes: from rates that were measured on this machine, for the same network or the nearest that was measured."""
+"""Estimate a run's time from rates measured on this machine, for the same network or the nearest measured one."""
 
 import math
 import os
@@ -10,8 +10,8 @@ from tasks.runs.rates import Rate, Step, input_size, num_images
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.workers.placement import Placement, choose
 
-# Multiply-adds of one image of 224 x 224 pixels, in 10^9, as the networks' papers and torchvision give them: what another network's time is
-# scaled by. They go with the input's area.
+# 10^9 multiply-adds per image of 224 x 224 pixels, from the networks' papers and torchvision, to scale the time of another network.
+# They are proportional to the input's area.
 BILLIONS = {
     "bn_inception": 2.0,
     "googlenet": 1.5,
@@ -23,16 +23,16 @@ BILLIONS = {
     "resnet101": 7.8,
     "vgg16": 15.5,
 }
-OTHER_WORKERS = 0.01  # between two measurements that are as near, the one with as many workers counts
+OTHER_WORKERS = 0.01  # breaks ties: prefers a measurement with the same number of workers
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long something takes.
+    """An estimated duration.
 
     Attributes:
-        seconds: None where nothing was measured that it could be told from.
-        basis: what tells it, in words.
+        seconds: None if no measurement applies.
+        basis: what the estimate is based on, in words.
     """
 
     seconds: float | None
@@ -40,20 +40,20 @@ class Estimate:
 
 
 def placement_here(scale: ScaleSpec) -> Placement:
-    """Where a flow's runs would train on this machine. A Ray cluster is not asked."""
+    """Return where a flow's runs would train on this machine, without querying a Ray cluster."""
     gpus = 0 if scale.device == "cpu" else len(list(Path("/dev").glob("nvidia[0-9]*")))
     return choose(scale, {"CPU": os.cpu_count() or 1, "GPU": max(gpus, int(scale.device == "cuda"))})
 
 
 def step_estimate(step: Step, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:
-    """How long a step of a run takes.
+    """Estimate how long a step of a run takes.
 
     Args:
         step: training, or embedding of the test images.
         spec: the run.
-        counts: images of each role of its dataset.
-        rates: what was measured on this machine.
-        placement: what it would run on.
+        counts: number of images of each role of its dataset.
+        rates: rates measured on this machine.
+        placement: devices and workers it would run on.
     """
     if not counts:
         return Estimate(None, "its images are not counted yet")
@@ -73,7 +73,7 @@ def step_estimate(step: Step, spec: RunSpec, counts: dict[str, int], rates: Sequ
 
 
 def total(estimates: Sequence[Estimate]) -> Estimate:
-    """Of several together, one after the other; unknown where one is."""
+    """Sum estimates; the sum is unknown if one of them is."""
     bases = [basis for basis in dict.fromkeys(estimate.basis for estimate in estimates) if basis != "measured"]
     seconds = [estimate.seconds for estimate in estimates]
     known = [value for value in seconds if value is not None]
@@ -81,7 +81,7 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _ratio(rate: Rate, backbone: str, size: int) -> float | None:
-    """How many times as long an image takes as in what was measured; None where the two cannot be compared."""
+    """Return the time per image as a multiple of the measured one, or None if the two cannot be compared."""
     if rate.backbone == backbone:
         return (size / rate.crop_size) ** 2 if size and rate.crop_size else float(size == rate.crop_size) or None
     if backbone not in BILLIONS or rate.backbone not in BILLIONS or not (size and rate.crop_size):

@@ -1,4 +1,4 @@
-"""How much disk tables need before anything was run: a dataset's archive, unpacked, packed and in DVC's cache, and what trainings leave."""
+"""Estimate the disk space that an unprepared dataset needs: its archive, unpacked, packed and in DVC's cache."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from dml_core.data.registry import DATASETS, dataset_class
 
 @dataclass(frozen=True)
 class DiskNeed:
-    """What a dataset or runs will take that is not there yet.
+    """Additional disk space that a dataset or runs will need.
 
     Attributes:
-        what: of what, in words.
-        num_bytes: None where it is not known: the publisher states no size, and the files are not here.
+        what: what needs the space, in words.
+        num_bytes: None if unknown: the publisher states no size, and the files are not on this machine.
     """
 
     what: str
@@ -22,16 +22,16 @@ class DiskNeed:
 
 
 def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
-    """What a dataset that is not prepared will take. Packed images have the bytes of the files, and JPEGs do not shrink in an archive.
+    """Return the disk space that an unprepared dataset needs. Packing keeps the files' bytes, and archives do not shrink JPEGs.
 
-    DVC keeps a copy of what is packed in its cache; a file system that can share blocks (not ext4) stores both once.
+    DVC keeps a copy of the packed data in its cache; a file system that can share blocks (not ext4) stores both once.
 
     Args:
-        reader: the dataset's reader, a published dataset's; of others nothing is known.
-        raw: its raw folder; None where params.yaml does not have it.
+        reader: the dataset's reader.
+        raw: its raw folder; None if params.yaml does not name one.
 
     Returns:
-        None for a reader of no published dataset.
+        None unless the reader is that of a published dataset with archives.
     """
     kind = dataset_class(reader) if reader in DATASETS else None
     if kind is None or not issubclass(kind, OfficialDataset) or not kind.archives:
@@ -40,7 +40,7 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
     names = {archive.file_name.rpartition("/")[2] for archive in kind.archives if archive.unpacked != archive.file_name}
     of_archives = sum(size for path, size in sizes.items() if path.name in names)
     unpacked = sum(sizes.values()) - of_archives
-    if unpacked > of_archives // 2:  # annotations alone are not
+    if unpacked > of_archives // 2:  # annotations alone are smaller
         return DiskNeed(f"{reader} packed, and DVC's copy", 2 * unpacked)
     if of_archives:
         return DiskNeed(f"{reader} unpacked, packed, and DVC's copy", 3 * of_archives)
@@ -50,5 +50,5 @@ def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
 
 
 def total_bytes(needs: Iterable[DiskNeed]) -> int:
-    """What is known of them together."""
+    """Return the sum of the known sizes."""
     return sum(need.num_bytes or 0 for need in needs)

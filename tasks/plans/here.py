@@ -1,4 +1,4 @@
-"""What this machine has of what tables need: prepared datasets, finished steps, measured rates. Loads neither torch nor servers."""
+"""Prepared datasets, finished steps and measured rates on this machine. Imports neither torch nor servers."""
 
 from functools import cache
 from typing import Any
@@ -21,11 +21,11 @@ NOT_PREPARED = "not prepared: "
 
 
 class Here:
-    """What is here of what runs need.
+    """Prepared datasets, finished steps and measured rates of a project on this machine.
 
     Args:
-        project: whose data and state are looked at; its environment is set.
-        params: its parameters.
+        project: its data and state are read; its environment is set.
+        params: the project's parameters.
     """
 
     def __init__(self, project: Project, params: Params) -> None:
@@ -38,7 +38,7 @@ class Here:
         self._found = cache(self._dataset)
 
     def dataset(self, dataset: str, table: TableFile) -> DatasetRecord:
-        """A table's dataset; one that is not prepared has the published counts, where there are any, and a digest that no run has."""
+        """Return a table's dataset; if it is not prepared, with its published counts, if any, and a digest that no run has."""
         return self._found(dataset, tuple(sorted(table.dataset_options(dataset).items())))
 
     def _dataset(self, dataset: str, options: tuple[tuple[str, Any], ...]) -> DatasetRecord:
@@ -47,20 +47,20 @@ class Here:
             if own is not None and prepared_folder(self.project, self.params, own) is not None:
                 return read_dataset(self.project, own)
         except DataError:
-            pass  # its raw files are missing: `dataset_need` says so
+            pass  # its raw files are missing: `dataset_need` reports it
         return DatasetRecord(name=own or dataset, folder="", digest=f"{NOT_PREPARED}{dataset}", counts=_published(dataset), source=dataset)
 
     def is_prepared(self, dataset: str, table: TableFile) -> bool:
-        """Whether a table's dataset is ready to be trained on."""
+        """Return whether a table's dataset is ready for training."""
         return not self.dataset(dataset, table).digest.startswith(NOT_PREPARED)
 
     def is_finished(self, step: str, identity: str) -> bool:
-        """Whether a step's record and its folder are here; their bytes are checked when a flow reuses them."""
+        """Return whether a step's record and, in a local store, its folder exist; a flow checks their bytes when it reuses them."""
         return (self._records / identity).is_file() and (self._store.is_remote or self._store.folder(f"{step}/{identity}").is_dir())
 
 
 def _published(dataset: str) -> dict[str, int]:
-    """Images of each role as published; nothing of a dataset that has no published counts."""
+    """Return the published number of images of each role; empty for a dataset without published counts."""
     kind = dataset_class(dataset) if dataset in DATASETS else None
     if kind is None or not issubclass(kind, OfficialDataset):
         return {}

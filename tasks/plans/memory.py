@@ -1,8 +1,8 @@
-"""How much memory a training takes on a device, computed from its configuration before anything was run. Imports torch.
+"""Estimate the memory that a training takes on a device from its configuration, before anything is run. Imports torch.
 
-Weights, gradients and the optimiser's state are counted. Activations are what a forward pass keeps for the backward pass: the pass is run
-on torch's meta device, which has shapes and no numbers (the backbone; pooling and head on the CPU), and every tensor that autograd keeps is
-counted once.
+Weights, gradients and the optimiser's state are counted. Activations are the tensors that a forward pass keeps for the backward pass: the
+backbone runs on torch's meta device, which has shapes but no values, pooling and head run on the CPU, and each tensor that autograd keeps
+is counted once.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ HALF = 2  # bytes of a bfloat16 number
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a training holds on one device; what CUDA and its libraries take for themselves comes on top.
+    """Bytes that a training holds on one device, in addition to those of CUDA and its libraries.
 
     Attributes:
-        num_images: whose activations are held at a time.
-        weights: of network and loss, a moving average of them included.
-        gradients: of what trains.
-        optimiser: its state.
-        activations: of the network; the loss's own, N x C for a classifier, are not counted.
+        num_images: number of images whose activations are held at a time.
+        weights: network and loss, and their moving average if any.
+        gradients: those of the trained parameters.
+        optimiser: state of the optimiser.
+        activations: those of the network; the loss's, N x C for a classifier, are not counted.
     """
 
     num_images: int
@@ -42,27 +42,27 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it together."""
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimiser + self.activations
 
     @property
     def trained(self) -> int:
-        """What a finished training leaves on the disk: its checkpoint (weights, optimiser's state), in MLflow a copy and the network."""
+        """Bytes of a finished training on disk: its checkpoint (weights, optimiser's state), and in MLflow a copy of it and the network."""
         return 2 * (self.weights + self.optimiser) + self.weights
 
 
 def training_memory(config: TrainingConfig, size: int, num_images: int, num_classes: int, device: str, num_workers: int) -> Memory | None:
-    """What one worker of a training holds.
+    """Return the memory that one worker of a training holds.
 
     Args:
-        config: what is trained.
-        size: side of its input in pixels.
-        num_images, num_classes: of the training part.
+        config: configuration of the training.
+        size: side of its input in pixels; 0 if images keep their own size.
+        num_images, num_classes: size of the training part.
         device: "cpu" or "cuda"; `precision: auto` is bfloat16 on the latter.
-        num_workers: over which a batch is spread.
+        num_workers: number of workers that share a batch.
 
     Returns:
-        None for images that go in at their own size, and for a network that torch's meta device cannot run.
+        None if `size` is 0, or torch's meta device cannot run the network.
     """
     if not size:
         return None
@@ -74,7 +74,7 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     except (NotImplementedError, RuntimeError):
         return None
     is_half = config.precision == "bfloat16" or (config.precision == "auto" and device == "cuda")
-    if is_half:  # autocast keeps activations, and a copy of the weights that it has cast, in half the bytes
+    if is_half:  # autocast halves the bytes of activations, and keeps a cast copy of the weights
         activations = activations // 2 + network.parameters // 4 * HALF
     trained = network.trained + loss.trained
     kept = network.parameters + network.buffers + loss.parameters + loss.buffers
@@ -83,30 +83,30 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
 
 
 def embedding_bytes(config: TrainingConfig, num_images: int, num_classes: int) -> int:
-    """Bytes of the embeddings of so many images, in float32.
+    """Return the bytes of the float32 embeddings of images.
 
     Args:
-        config: of the network that embeds them.
-        num_images: that are embedded.
-        num_classes: of the training part.
+        config: training configuration of the network that embeds them.
+        num_images: number of embedded images.
+        num_classes: number of classes of the training part.
     """
     return 4 * num_images * _embedding_dim(config.model.model_dump_json(), num_classes)
 
 
 def num_states(optimiser: OptimiserConfig) -> int:
-    """Tensors of a parameter's size that an optimiser keeps for each."""
+    """Return the number of tensors that an optimiser keeps for each parameter, each of its size."""
     return {"sgd": int(optimiser.momentum > 0)}.get(optimiser.name, 2)
 
 
 def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, dict[int, int]]:
-    """What a forward pass keeps for its backward pass, the module's own parameters and buffers left out.
+    """Run a forward pass and return what it keeps for its backward pass, without the module's parameters and buffers.
 
     Args:
-        module: whose tensors are there anyway.
-        forward: the pass, on any device, torch's meta device included.
+        module: module whose parameters and buffers are not counted.
+        forward: the pass, on any device, including torch's meta device.
 
     Returns:
-        The pass's output, which holds what was kept, and the bytes of each storage by its address.
+        The output, which keeps the storages alive, and the bytes of each storage by its address.
     """
     own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
     kept: dict[int, int] = {}
@@ -114,7 +114,7 @@ def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()  # of several views the whole storage, once
+            kept[storage._cdata] = storage.nbytes()  # views of one storage count once, with the whole storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -122,19 +122,19 @@ def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
 
 
 def activation_bytes(network: Embedder, images: Tensor) -> int:
-    """Bytes that a forward pass of a network on the meta device keeps for its backward pass.
+    """Return the bytes that a forward pass of a network on the meta device keeps for its backward pass.
 
     Args:
-        network: on the meta device; its pooling and head are moved to the CPU, without their values.
+        network: network on the meta device; its pooling and head are moved to the CPU, without their values.
         images: (N, 3, H, W), on the meta device.
     """
     maps, kept = kept_storages(network.backbone, lambda: network.backbone(images))
-    # Pooling by powers switches autocast off, which the meta device does not have.
+    # Generalised-mean pooling switches autocast off, and the meta device does not support autocast.
     rest = nn.Sequential(network.pooling, network.head).to_empty(device="cpu")
     seen = torch.zeros(maps.shape, requires_grad=True)
     _, kept_by_rest = kept_storages(rest, lambda: rest(seen))
     if maps.untyped_storage()._cdata in kept:
-        kept_by_rest.pop(seen.untyped_storage()._cdata, None)  # the backbone keeps the same maps
+        kept_by_rest.pop(seen.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
     return sum(kept.values()) + sum(kept_by_rest.values())
 
 
@@ -153,7 +153,7 @@ def _bytes_of(module: nn.Module) -> _Bytes:
 
 @cache
 def _network_bytes(model: str, size: int, num_images: int) -> tuple[int, _Bytes]:
-    """Activations of a batch, and the network's own bytes."""
+    """Return the bytes of a batch's activations and of the network."""
     config = ModelConfig.model_validate_json(model)
     backbone = config.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""What runs of tables need that is not here, and what a person does about it."""
+"""Missing requirements of the runs of tables, and how to meet them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ from tasks.tables.runs import Chosen, check_loss, named_dataset, not_in_params, 
 
 @dataclass(frozen=True)
 class Need:
-    """Something that is not here.
+    """A missing requirement.
 
     Attributes:
-        what: in a word or two.
-        do: what a person does about it, or what a run does by itself.
-        stops: whether a run cannot begin without it; otherwise a run fetches it when it starts.
+        what: its name, in a word or two.
+        do: what the user has to do, or what a run does automatically.
+        stops: True if a run cannot start without it; otherwise a run downloads it when it starts.
     """
 
     what: str
@@ -33,7 +33,7 @@ class Need:
 
 
 def dataset_need(project: Project, params: Params, dataset: str, options: Mapping[str, Any]) -> Need | None:
-    """What is missing of a table's dataset; None where it is prepared, or its raw files are there to be prepared."""
+    """Return what a table's dataset lacks; None if it is prepared or can be prepared from its raw files."""
     own = named_dataset(params, dataset, options)
     if own is None:
         how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader of it"
@@ -48,7 +48,7 @@ def dataset_need(project: Project, params: Params, dataset: str, options: Mappin
 
 
 def weights_need(backbone: BackboneConfig) -> Need | None:
-    """What is missing or damaged of the weights that a network starts from. A timm model's are timm's own concern."""
+    """Return a need if the weights that a network starts from are missing or damaged. timm handles its own models' weights."""
     weights, what = backbone.weights, f"weights of {backbone.name}"
     if weights == "imagenet":
         return _published_need(backbone.name, what) if backbone.name in PUBLISHED else None
@@ -71,7 +71,7 @@ def _published_need(backbone: str, what: str) -> Need | None:
 
 
 def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
-    """What runs lack, each thing once: datasets as the tables' columns name them with their options, weights of the runs' networks."""
+    """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
     found = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
     backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
     found += [weights_need(backbone) for backbone in backbones.values()]
@@ -79,11 +79,11 @@ def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[st
 
 
 def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choice) -> list[RunSpec]:
-    """The chosen runs, checked as far as they can be before anything is started.
+    """Check the chosen runs as far as possible before anything starts, and return them.
 
     Raises:
-        ConfigError: whatever is missing or does not fit, all of it in one line.
-        DataError: where that is one dataset's raw files alone.
+        ConfigError: something is missing or does not fit; one line lists every problem.
+        DataError: the only problem is that the raw files of one dataset are missing.
     """
     problems: list[ConfigError | DataError] = []
     if chosen.missing and not choice.prepared_only:

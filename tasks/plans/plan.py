@@ -1,4 +1,4 @@
-"""What tables would run: which steps of which runs, what is reused, what is missing, how long it takes. Loads neither torch nor servers."""
+"""Plan the runs of tables: steps to run, reused steps, missing requirements, estimated time. Imports neither torch nor servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import asked_runs
 
 IDENTITIES = {"train": train_identity, "embed": embed_identity, "evaluate": evaluate_identity}
-Will = Literal["run", "reused", "shared"]  # shared: with a run that is above it in the plan
+Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class PlannedRun:
     """One run of a table.
 
     Attributes:
-        dataset: as the table's columns name it.
-        steps: train, embed, evaluate -> what becomes of it.
-        estimate: of what is still to train and to embed.
+        dataset: its name in the table's columns.
+        steps: train, embed, evaluate -> whether the step will run, is reused or is shared.
+        estimate: time of the training and embedding still to do.
     """
 
     spec: RunSpec
@@ -35,18 +35,18 @@ class PlannedRun:
 
     @property
     def trains(self) -> bool:
-        """Whether a network is trained for it."""
+        """True if a network will be trained for it."""
         return self.steps["train"] == "run"
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What a table would run.
+    """The plan of a table.
 
     Attributes:
-        left_out: why some of its rows have no run, a line each.
-        needs: what is missing.
-        estimate: of all its runs, so many at a time as the parameters allow.
+        left_out: reasons why some rows have no run, one line each.
+        needs: missing requirements.
+        estimate: time of all its runs, with as many at a time as the parameters allow.
     """
 
     name: str
@@ -57,10 +57,10 @@ class TablePlan:
 
 
 def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = False) -> list[TablePlan]:
-    """What tables would run when they are asked for together; with `alone`, each as if it were the only one.
+    """Plan tables that are requested together; with `alone`, each as if it were the only one.
 
     Raises:
-        ConfigError: as `asked_runs`.
+        ConfigError: see `asked_runs`.
     """
     asked = asked_runs(names, choice)
     seen: set[str] = set()
@@ -79,7 +79,7 @@ def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = 
 
 
 def together(here: Here, estimates: Sequence[Estimate]) -> Estimate:
-    """How long several take: so many at a time as are trained at a time, and never less than the longest."""
+    """Estimate how long several runs take that train in parallel: never less than the longest of them."""
     summed = total(estimates)
     if summed.seconds is None:
         return summed

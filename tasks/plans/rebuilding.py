@@ -1,4 +1,4 @@
-"""Rebuild the result of a table from the finished runs in the store, where the file of the result is damaged."""
+"""Rebuild a damaged result file of a table from the finished runs in the store."""
 
 import re
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ _SEED = re.compile(rb'seed\\?": ?(\d{1,9})\b')
 
 
 def rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredRun, ...]:
-    """The runs of a table that are finished in the store, made with today's settings and data; their code may be older.
+    """Return the runs of a table that are finished in the store with the current settings and data; their code may be older.
 
     Args:
-        project: whose store is read; its environment is set.
+        project: its store is read; its environment is set.
         name: the table.
-        damaged: the damaged file. Nothing in it is believed but the seeds that it names, which are looked for beside the first ten.
+        damaged: the damaged file. Only the seeds that it names are used, in addition to the first ten.
     """
     seeds = sorted({*range(FIRST_SEEDS), *_seeds(damaged)})
     try:
@@ -49,7 +49,7 @@ def _seeds(damaged: Path) -> set[int]:
     return {int(seed) for seed in _SEED.findall(damaged.read_bytes())} if damaged.is_file() else set()
 
 
-Named = tuple[str, str, str, RunSpec, DatasetRecord]  # row, variant, dataset of the columns, the run, its dataset
+Named = tuple[str, str, str, RunSpec, DatasetRecord]  # row, variant, dataset in the columns, run, record of the dataset
 
 
 def _standing(project: Project, params: Params, seeds: list[int]) -> Iterator[Named]:
@@ -70,7 +70,7 @@ def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> 
         try:
             asked = asked_runs([name], choice)
         except DmlError:
-            continue  # a row that is quoted, a variant that is not tuned, or a dataset that the protocol does not have
+            continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
         for (_, dataset), specs in asked.runs.items():
             record = here.dataset(dataset, table)
             for spec in specs:
@@ -80,7 +80,7 @@ def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> 
 
 
 def _choices(table: TableFile, seeds: tuple[int, ...]) -> Iterator[Choice]:
-    """Every way to ask for a run of the table: by row, dataset, variant, track and epoch."""
+    """Yield every choice that selects a run of the table: by row, dataset, variant, track and epoch."""
     for row, entry in table.rows.items():
         for dataset in datasets_of(table):
             one = Choice((row,), (dataset,), seeds=seeds)
@@ -91,7 +91,7 @@ def _choices(table: TableFile, seeds: tuple[int, ...]) -> Iterator[Choice]:
 
 
 def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
-    """A run as its flow would add it to the result; None where its scores are not in the store, whole and as recorded."""
+    """Return a run as its flow would add it to the result; None if its scores in the store are missing or damaged."""
     for trained, scored, older_code in _identities(project, spec, record):
         try:
             kept = read_finished(finished_records(), "evaluate", scored)
@@ -120,7 +120,7 @@ def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunS
 
 
 def _training_seconds(trained: str) -> float | None:
-    """How long a run trained; None if its record is missing or damaged, which changes no score."""
+    """Return a run's training time in seconds; None if its record is missing or damaged, which affects no score."""
     try:
         record = read_finished(finished_records(), "train", trained)
     except DmlError:
@@ -129,7 +129,7 @@ def _training_seconds(trained: str) -> float | None:
 
 
 def _identities(project: Project, spec: RunSpec, record: DatasetRecord) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Identities of a run's network and scores, by the code as it is first, and the files of the code that differ."""
+    """Yield identities of a run's network and scores, those of the current code first, and the code files that differ."""
     for trained, of_training in _made(project, train_step(spec, record)):
         for embedded, of_embedding in _made(project, embed_step(spec, trained)):
             for scored, of_scoring in _made(project, evaluate_step(spec, embedded)):

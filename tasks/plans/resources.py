@@ -1,4 +1,4 @@
-"""What planned runs take of disk and memory, and what a person does where this machine has less. Imports torch where a run trains."""
+"""Disk space and memory that planned runs take, with advice if this machine has less. Imports torch if a run trains."""
 
 import os
 import shutil
@@ -22,20 +22,20 @@ from tasks.tables.runs import named_dataset
 if TYPE_CHECKING:
     from tasks.plans.memory import Memory
 
-ENOUGH_CLASSES = 100  # of a dataset whose classes are not known
+ENOUGH_CLASSES = 100  # assumed if a dataset's number of classes is unknown
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What runs take.
+    """Disk space and memory that runs take.
 
     Attributes:
-        disk: what will be written, part by part.
-        disk_free: bytes that the project's disk has left.
-        memory: of the run that takes most; None where none trains, or none can be computed.
+        disk: space that will be written, part by part.
+        disk_free: free bytes on the project's disk.
+        memory: that of the run that takes most; None if no run trains or none can be computed.
         memory_of: that run, in words.
-        memory_here: bytes of the device that it would run on; None where that is not known.
+        memory_here: bytes that it could use on this machine's device; None if unknown.
         device: "cpu" or "cuda".
     """
 
@@ -47,7 +47,7 @@ class Resources:
     device: str
 
     def lines(self) -> list[str]:
-        """In words, with what to do where it is short."""
+        """Return a description, with advice if disk space or memory is too small."""
         return [*self._disk_lines(), *self._memory_lines()]
 
     def _disk_lines(self) -> list[str]:
@@ -80,7 +80,7 @@ class Resources:
 
 
 def resources_of(here: Here, plans: Sequence[TablePlan]) -> Resources:
-    """What the runs of plans take that are still to be trained, and their datasets."""
+    """Return the resources of the runs in plans that still have to be trained, and of their datasets."""
     to_train = [(plan.name, run) for plan in plans for run in plan.runs if run.trains]
     disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(here, name, run)) is not None))
     memories = _memories(here, to_train)
@@ -100,7 +100,7 @@ def resources_of(here: Here, plans: Sequence[TablePlan]) -> Resources:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """A size for people: 1.2 GB, 340 MB."""
+    """Format a size: 1.2 GB, 340 MB."""
     return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"
 
 
@@ -113,7 +113,7 @@ def _dataset_need(here: Here, table: str, run: PlannedRun) -> DiskNeed | None:
 
 
 def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", str, PlannedRun]]:
-    """Of each run whose memory can be computed; runs that differ in their seed alone are computed once."""
+    """Return each run's memory if it can be computed; runs that differ only in their seed are computed once."""
     known: dict[tuple[str, str], Memory | None] = {}
     found = []
     for table, run in to_train:
@@ -139,7 +139,7 @@ def _memory(here: Here, table: str, run: PlannedRun) -> "Memory | None":
 
 
 def _embedding_bytes(here: Here, table: str, run: PlannedRun) -> int:
-    """Of the tested images' embeddings in the store, and of their copy in MLflow."""
+    """Return the bytes of the test images' embeddings in the store and of their copy in MLflow."""
     from tasks.plans.memory import embedding_bytes
 
     record = here.dataset(run.dataset, load_table(table))
@@ -147,7 +147,7 @@ def _embedding_bytes(here: Here, table: str, run: PlannedRun) -> int:
 
 
 def _num_classes(dataset: str, record: DatasetRecord) -> int:
-    """Those of a dataset's training part."""
+    """Return the number of classes of a dataset's training part."""
     if not record.digest.startswith(NOT_PREPARED):
         try:
             return read_info(Path(record.folder)).roles["train"].num_classes
@@ -163,7 +163,7 @@ def _in_words(memory: "Memory", run: PlannedRun) -> str:
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
-    """Bytes that a training can have: of one GPU, or of this machine's memory the share of one of the processes that train at a time."""
+    """Return the bytes available to a training: one GPU's, or this machine's memory divided by the number of training processes."""
     if device == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // max(1, num_processes)
     import torch

@@ -1,4 +1,4 @@
-"""The results of tables as everything but `dml gc` reads them: a damaged one is set aside and rebuilt from the store."""
+"""Read and extend the results of tables. A damaged result is set aside and rebuilt from the store, except by `dml gc`."""
 
 import logging
 from pathlib import Path
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 def load_result(project: Project, name: str) -> TableResult:
-    """What was measured of a table so far; nothing where none was.
+    """Return the measured runs of a table so far; an empty result if there are none.
 
-    A damaged result is renamed, and what the store's finished records still prove of it is written in its place; one line says so.
+    A damaged result is renamed and replaced by one rebuilt from the store's finished records; a warning is logged.
 
     Raises:
         NewerFormatError: a newer version of the program wrote it.
-        StoreError: it cannot be read, or its repair cannot be written.
+        StoreError: the result cannot be read, or the rebuilt one cannot be written.
     """
     try:
         return read_result(project, name)
@@ -29,10 +29,10 @@ def load_result(project: Project, name: str) -> TableResult:
 
 
 def add_runs(project: Project, name: str, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> None:
-    """Add what was measured to a table's result; another process may add to the same one now.
+    """Add measured runs to a table's result; other processes may add to it at the same time.
 
     Raises:
-        StoreError: as `load_result`, or the result cannot be written.
+        NewerFormatError, StoreError: as in `load_result`, or the result cannot be written.
     """
     with alone(_lock(project)):
         save_result(project, _read_or_rebuild(project, name).updated(runs, failures, made))
@@ -43,7 +43,7 @@ def _lock(project: Project) -> Path:
 
 
 def _read_or_rebuild(project: Project, name: str) -> TableResult:
-    """The result; a damaged one is set aside and rebuilt. The tables' lock is held."""
+    """Return the result; a damaged one is set aside and rebuilt. The caller holds the lock."""
     try:
         return read_result(project, name)
     except DamagedError as error:

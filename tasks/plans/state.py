@@ -1,4 +1,4 @@
-"""How far each table is: what was measured of it, and whether today's code, settings and data would still measure the same."""
+"""Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ How = Literal["not run", "partly", "done", "stale"]
 
 @dataclass(frozen=True)
 class Measured:
-    """How much of one kind of data was measured.
+    """Progress on one kind of data.
 
     Attributes:
-        runs: rows to be run, on each of their datasets.
-        done, stale: how many of them are as today, and how many are only otherwise.
-        seeds: the fewest of those that are done.
+        runs: number of pairs of a row to be run and a dataset.
+        done, stale: number of pairs that have an up-to-date run, and number that only have outdated ones.
+        seeds: smallest number of up-to-date seeds among the pairs that are done.
     """
 
     runs: int
@@ -36,13 +36,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class TableState:
-    """How far a table is.
+    """Progress of a table.
 
     Attributes:
-        how: "done" where each row that is to be run was measured on each of the paper's own datasets as it would be today, with one seed at
-            least; "stale" where something was measured otherwise and not again since: by other code or settings, or on other data.
-        own_data: what was measured on the paper's own datasets; stand_in: on others in their place.
-        plan: what is still to run with one seed, and what for.
+        how: "done" if every row to be run has an up-to-date run with at least one seed on each of the paper's own datasets; "stale" if a
+            row and dataset were only measured with other code, settings or data.
+        own_data: progress on the paper's own datasets; stand_in: on datasets used instead of them.
+        plan: plan of the table with one seed.
     """
 
     name: str
@@ -54,7 +54,7 @@ class TableState:
 
 
 def table_states(here: Here, names: Sequence[str]) -> list[TableState]:
-    """How far these tables are."""
+    """Return the progress of each table."""
     return [_state(here, plan) for plan in plan_tables(here, names, Choice(), alone=True)]
 
 
@@ -78,7 +78,7 @@ def _state(here: Here, plan: TablePlan) -> TableState:
 
 
 def is_todays(here: Here, name: str, table: TableFile, run: MeasuredRun) -> bool:
-    """Whether today's code and settings, on the dataset as it is here, would be the very run that was measured."""
+    """Return whether the current code and settings, on the dataset on this machine, would give the measured run."""
     choice = Choice((run.row,), (), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
     if run.variant == COMMON:
         choice = Choice((run.row,), track="common", seeds=(run.seed,))

@@ -1,1 +1,1 @@
-"""Scoring: a run's embeddings, and a person's files."""
+"""Score a run's embeddings, and embeddings from a user's files."""

@@ -1,4 +1,4 @@
-"""Scoring one run from its files: `metrics.json`, Recall@1 by class, and the figures beside them."""
+"""Score one run from its files: write `metrics.json`, Recall@1 by class, and the figures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,22 +36,22 @@ def evaluate_run(
     """Score a run's embeddings and draw its figures into `folder`.
 
     Args:
-        config: what is measured.
-        seed: of k-means and of what the figures sample.
-        title: over the figures.
+        config: evaluation settings.
+        seed: seed of k-means and of the figures' samples.
+        title: heading of the figures.
         history: the training steps, for the curves.
         dataset: the packed dataset's folder, for the images.
         embeddings: folder of the extracted embeddings.
-        folder: where `metrics.json`, `class_recalls.json`, `recall_by_epoch.json` (where the run measured it) and the figures go.
-        validation: which training classes the run held out.
-        measured: what was measured of the run beside this (`tasks.scores.measuring`), to be kept with its scores.
-        has_figures: draw them; the hundreds of runs of a search have none.
+        folder: output folder of `metrics.json`, `class_recalls.json`, `recall_by_epoch.json` (if the run measured it) and the figures.
+        validation: the training classes that the run held out.
+        measured: further measurements (`tasks.scores.measuring`) to store with the scores.
+        has_figures: draw figures; False for the hundreds of runs of a search.
 
     Returns:
         Metric name -> fraction or count.
 
     Raises:
-        EvaluationError: embeddings that cannot be scored.
+        EvaluationError: the embeddings cannot be scored.
         StoreError: the folder cannot be written.
     """
     query_role, gallery_role = query_and_gallery(embeddings)
@@ -79,11 +79,11 @@ def evaluate_run(
 
 
 def held_out_recall(history: Sequence[Mapping[str, float]], num_epochs: float | None = None) -> dict[str, float]:
-    """The run's Recall@1 on the training classes that it held out, as a score (`tasks.runs.best`); nothing where it held out none.
+    """Return the run's Recall@1 on its held-out training classes as a score (`tasks.runs.best`); empty if it held out none.
 
     Args:
-        history: the training steps; the last of each epoch has what was measured after it.
-        num_epochs: after how many epochs the weights were reached that are scored; all of them where None is given.
+        history: the training steps; the last of each epoch has the measurements after it.
+        num_epochs: number of epochs that trained the scored weights; None selects the last scored epoch.
     """
     found = {row["epoch"] + 1: row[RECALL["best_validation"]] for row in history if RECALL["best_validation"] in row}
     epoch = max(found, default=None) if num_epochs is None else num_epochs
@@ -91,16 +91,16 @@ def held_out_recall(history: Sequence[Mapping[str, float]], num_epochs: float | 
 
 
 def recall_by_epoch(history: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
-    """Recall@1 of training and of test images by epochs done; nothing where the run did not measure it."""
+    """Return Recall@1 of training and of test images by completed epochs; empty if the run did not measure it."""
     curves = {role: {int(row["epoch"]) + 1: row[name] for row in history if name in row} for role, name in CURVE.items()}
     return {role: curve for role, curve in curves.items() if curve}
 
 
 def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
-    """An array from a `.npy` file; nothing in it is executed. Memory-mapped, only what is looked at is read.
+    """Load an array from a `.npy` file without executing its content. If memory-mapped, only accessed parts are read.
 
     Raises:
-        EvaluationError: no such file, or not a plain array of numbers or strings.
+        EvaluationError: the file does not exist, or is not a plain array of numbers or strings.
     """
     try:
         return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))

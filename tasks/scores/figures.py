@@ -1,9 +1,9 @@
-"""The figures of one run: training curves, similarities of pairs, what was retrieved for some queries, and a map of the embeddings.
+"""The figures of one run: training curves, similarities of pairs, retrieved images for some queries, and a map of the embeddings.
 
-Gallery and map show a part of the queries: all of them where there are at most MAX_QUERIES, else whole classes in a random order, of each
-at most its share. For these the nearest neighbours are searched, among the whole gallery.
+Retrieval figure and map use a sample of the queries: all of them if there are at most MAX_QUERIES, otherwise classes in random order with a
+limited number of queries each. Only their nearest neighbours are searched, in the whole gallery.
 
-Shapes: N gallery items, Q queries, L queries looked at, k neighbours.
+Shapes: N gallery items, Q queries, L sampled queries, k neighbours.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ MAX_QUERIES, MIN_PER_CLASS = 1000, 25
 NUM_ROWS_OF_A_KIND, NUM_NEIGHBOURS = 4, 8
 NUM_NAMED_OF_A_KIND = 5
 NOT_DRAWN = ("epoch", "step", "learning_rate_factor")
-SCORED = {  # the scores of epochs in a history, and the titles of their panels
+SCORED = {  # names of the epochs' scores in a history -> titles of their panels
     RECALL["best_validation"]: "Recall@1 on held-out classes",
     RECALL["oracle"]: "Recall@1 on the test classes",
     CURVE["train"]: "Recall@1 of training images",
@@ -45,17 +45,17 @@ class Side:
     labels: NDArray[Any]
 
     def class_name(self, index: int) -> str:
-        """Name of the image's class."""
+        """Return the name of the image's class."""
         return self.dataset.class_names[int(self.labels[index])]
 
     def image(self, index: int) -> Image.Image:
-        """The image as it is stored."""
+        """Return the image as it is stored."""
         return Image.fromarray(self.dataset.image(int(index)).permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)
 class Found:
-    """Queries that were looked at (L,) and, for each, its nearest gallery items (L, k), their similarities, and whether they are right."""
+    """Sampled queries (L,) and, for each, its nearest gallery items (L, k), their similarities, and whether they are correct."""
 
     queries: NDArray[np.int64]
     indices: NDArray[np.int64]
@@ -69,16 +69,16 @@ def draw_figures(
     """Draw all figures of a run into `folder`; a run without a history has no curve, one with fewer than three queries no map.
 
     Args:
-        queries: who asks; the gallery itself where there are no queries of their own.
-        gallery: what is searched.
-        metric: of the similarities.
-        seed: of everything that is drawn at random.
-        title: which run this is and its score.
+        queries: the queries; the gallery itself if there are no separate queries.
+        gallery: the searched images.
+        metric: for the similarities.
+        seed: for every random draw.
+        title: name of the run and its score.
         history: the training steps.
-        folder: where the PNGs go.
+        folder: output folder of the PNG files.
 
     Raises:
-        EvaluationError: embeddings that cannot be drawn.
+        EvaluationError: the embeddings cannot be drawn.
     """
     if history:
         draw_curves(history, folder / CURVE_FILE, title)
@@ -90,7 +90,7 @@ def draw_figures(
 
 
 def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None:
-    """The loss, its parts and what was measured on held-out classes, over epochs."""
+    """Draw the loss, its parts and the scores over epochs."""
     names = list(dict.fromkeys(name for row in history for name in row if name not in NOT_DRAWN))
     num_epochs = history[-1]["epoch"] + 1
     steps_per_epoch = (history[-1]["step"] + 1) / num_epochs
@@ -102,21 +102,21 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
 
 
 def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Found:
-    """The nearest neighbours of the queries that are looked at, a query itself left out."""
+    """Return the nearest neighbours of the sampled queries, without the query itself."""
     looked = choose_queries(queries.labels, seed)
     same = queries.dataset.role == gallery.dataset.role
-    # `exclude_self` goes by index, so one item more is asked for and the query's own index is dropped here.
+    # `exclude_self` compares indices, so one more item is requested and the query's own index is dropped here.
     num_wanted = min(NUM_NEIGHBOURS, len(gallery.labels) - same)
     indices, similarities = nearest(gallery.embeddings, queries.embeddings[looked], num_wanted + same, exclude_self=False, metric=metric)
     if same:
         keep = indices != looked[:, None]
-        keep[keep.all(axis=1), -1] = False  # so many are equally near that the query itself is not among them
+        keep[keep.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
         indices, similarities = (array[keep].reshape(-1, num_wanted) for array in (indices, similarities))
     return Found(looked, indices, similarities, gallery.labels[indices] == queries.labels[looked][:, None])
 
 
 def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
-    """(L,) rising indices of the queries that gallery and map look at."""
+    """Return the (L,) increasing indices of the sampled queries."""
     if len(labels) <= MAX_QUERIES:
         return np.arange(len(labels))
     generator = np.random.default_rng(seed)
@@ -131,13 +131,13 @@ def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
 
 
 def rows_to_draw(found: Found, labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Numbers of the queries looked at that a gallery shows: NUM_ROWS_OF_A_KIND whose nearest neighbour is right and as many where it is
-    wrong, more of one kind where there are fewer of the other; at random, of different classes while there are.
+    """Draw the numbers of the sampled queries to show: NUM_ROWS_OF_A_KIND whose nearest neighbour is correct and as many with a wrong one,
+    more of one kind if there are fewer of the other, from different classes while there are any left.
 
     Args:
-        found: what was found.
-        labels: (L,) of the queries looked at.
-        seed: of the draw.
+        found: the sampled queries with their neighbours.
+        labels: (L,) classes of the sampled queries.
+        seed: for the draw.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     right, wrong = (_of_different_classes(order[found.right[order, 0] == is_right], labels) for is_right in (True, False))
@@ -146,7 +146,7 @@ def rows_to_draw(found: Found, labels: NDArray[Any], seed: int) -> tuple[NDArray
 
 
 def draw_gallery(queries: Side, gallery: Side, found: Found, seed: int, path: Path, title: str) -> None:
-    """Some queries that found their class, then some that did not, with their neighbours."""
+    """Draw some queries whose nearest neighbour is correct, then some with a wrong one, each with its neighbours."""
     kinds = rows_to_draw(found, queries.labels[found.queries], seed)
     rows = [_row(queries, gallery, found, number) for kind in kinds for number in kind]
     right = int(found.right[:, 0].sum())
@@ -158,9 +158,9 @@ def draw_gallery(queries: Side, gallery: Side, found: Found, seed: int, path: Pa
 
 
 def draw_map(queries: Side, found: Found, seed: int, path: Path, title: str) -> None:
-    """The queries looked at; of many classes those are named whose images find their class best and worst.
+    """Draw a map of the sampled queries; of many classes, those with the best and the worst Recall@1 are named.
 
-    PCA and not t-SNE: that doubles a small run's evaluation, and its sums over threads give other bytes each time.
+    It uses PCA because t-SNE doubles the evaluation time of a small run, and its sums over threads differ from one run to the next.
     """
     labels = queries.labels[found.queries]
     classes, codes = np.unique(labels, return_inverse=True)
@@ -184,12 +184,12 @@ def _row(queries: Side, gallery: Side, found: Found, number: int) -> GalleryRow:
 
 
 def _of_different_classes(numbers: NDArray[np.int64], labels: NDArray[Any]) -> NDArray[np.int64]:
-    """The same numbers, the first of each class before any second."""
+    """Reorder numbers: the first of each class come before all others."""
     first = np.zeros(len(numbers), dtype=bool)
     first[np.unique(labels[numbers], return_index=True)[1]] = True
     return np.concatenate([numbers[first], numbers[~first]])
 
 
 def _without_repetition(curves: dict[str, Any]) -> dict[str, Any]:
-    """A loss with a single part is that part: one panel is enough."""
+    """Drop the single part of a loss, which equals the loss."""
     return {name: curve for name, curve in curves.items() if name == "loss" or curve != curves["loss"]}

@@ -1,4 +1,4 @@
-"""Measurements of a finished run beyond the evaluator's scores (`dml_core.measurements`), from the run's files."""
+"""Measure a finished run beyond the evaluator's scores (`dml_core.measurements`), from its files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,21 +33,21 @@ def measure_run(
     folder: Path,
     epoch: Epoch = "last",
 ) -> dict[str, float]:
-    """Every measurement of a run, each in a folder of its own below `folder/measurements`.
+    """Run every measurement, each in its own folder in `folder/measurements`, and return the scores.
 
     Args:
         measurements: name -> options.
-        training, seed, title: the run's.
+        training, seed, title: those of the run.
         dataset: the packed dataset's folder.
         trained, embeddings: folders of the run's checkpoint and of its embeddings.
-        facts: of the training.
-        folder: of the run's scores.
-        epoch: whose weights embedded and are loaded.
+        facts: those of the training.
+        folder: where the run's scores are stored.
+        epoch: epoch whose weights made the embeddings and are loaded.
 
     Raises:
-        ConfigError: no such measurement or option.
+        ConfigError: a measurement or option does not exist.
         EvaluationError: a measurement does not fit the run.
-        StoreError: the checkpoint is gone.
+        StoreError: the checkpoint is missing.
     """
     query_role, gallery_role = query_and_gallery(embeddings)
     gallery = Scored(gallery_role, *load_embeddings(embeddings, gallery_role))
@@ -65,10 +65,10 @@ def measure_run(
 
 
 def load_system(training: TrainingConfig, seed: int, dataset: Path, trained: Path, epoch: Epoch = "last") -> TrainingSystem:
-    """The model and loss of a run as they were after an epoch, on the CPU, in evaluation mode.
+    """Load the model and loss of a run with the weights of an epoch, on the CPU, in evaluation mode.
 
     Raises:
-        StoreError: there is no whole checkpoint in `trained`, or it has no such epoch.
+        StoreError: `trained` has no complete checkpoint, or the checkpoint does not have the epoch.
     """
     checkpoint = load_checkpoint(trained)
     if checkpoint is None:

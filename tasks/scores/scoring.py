@@ -1,7 +1,7 @@
-"""Scoring embeddings from files, outside of any run: what `dml evaluate` does.
+"""Score embeddings from files, outside any run (`dml evaluate`).
 
-Embeddings are a `.npy` file with one of labels, a folder as extraction and `dml embed` write it (`tasks.runs.embeddings`), or one file
-of the latter (`.npz`, `.parquet`).
+Embeddings are a `.npy` file with another one of labels, a folder written by the extraction or `dml embed` (`tasks.runs.embeddings`), or a
+single file written by `dml embed` (`.npz`, `.parquet`).
 """
 
 import json
@@ -24,7 +24,7 @@ INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
 
 
 class Files(NamedTuple):
-    """A gallery, and queries or none: two files each, or all in one folder (then only `embeddings` is given)."""
+    """A gallery and optional queries: two files each, or one folder or file (then only `embeddings` is given)."""
 
     embeddings: Path
     labels: Path | None
@@ -33,16 +33,16 @@ class Files(NamedTuple):
 
 
 def score_files(files: Files, config: EvaluationConfig, stream: bool, approximation: ApproximateConfig | None) -> dict[str, float | int]:
-    """Metrics of the embeddings in `files`.
+    """Return metrics of the embeddings in `files`.
 
     Args:
-        files: where they are.
-        config: what is measured.
-        stream: keep one shard of the gallery and one of the queries in memory; the retrieval metrics only.
-        approximation: search through this index, also shard by shard; Recall@K only, with the index's own recall. None: exactly.
+        files: paths of the embeddings and labels.
+        config: evaluation settings.
+        stream: keep only one shard of the gallery and one of the queries in memory; computes only the retrieval metrics.
+        approximation: index to search, also shard by shard; computes only Recall@K and the index's recall. None: exact search.
 
     Raises:
-        EvaluationError: files that are missing or do not fit, or embeddings that cannot be scored.
+        EvaluationError: files are missing or do not fit each other, or the embeddings cannot be scored.
     """
     if not files.embeddings.exists():
         raise EvaluationError(f"{files.embeddings}: no such file or folder")
@@ -55,10 +55,10 @@ def score_files(files: Files, config: EvaluationConfig, stream: bool, approximat
 
 
 def approximation_of(index: str, options: Sequence[str]) -> ApproximateConfig:
-    """The index by its short name, with options as `key=value`.
+    """Parse the short name of an index and options as `key=value`.
 
     Raises:
-        ConfigError: another name, or an option that it does not know.
+        ConfigError: the index or an option is unknown.
     """
     if index not in INDEXES:
         raise ConfigError(f"--approximate {index}: expected one of {', '.join(INDEXES)}")
@@ -83,7 +83,7 @@ def _open_arrays(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
 
 
 def _open_embedded(files: Files) -> list[EmbeddingShard]:
-    """A file as `dml embed` writes it: embeddings and classes together; of Parquet a shard is a row group."""
+    """Open a file of embeddings and classes written by `dml embed`; each row group of a Parquet file is a shard."""
     path = files.embeddings
     if any(other is not None for other in files[1:]):
         raise EvaluationError(f"{path}: has its own labels and no queries; leave --labels and --query-... out")
@@ -125,7 +125,7 @@ def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
 
 
 def _role_shards(folder: Path, entry: dict[str, object]) -> list[EmbeddingShard]:
-    """Shards of a role; their sizes are read from their headers."""
+    """Return the shards of a role; their sizes are read from the file headers."""
     if "labels" not in entry:
         raise EvaluationError(
             f"{folder}: the images were embedded without classes, and nothing can be scored without; embed a list with labels"

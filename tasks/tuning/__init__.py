@@ -1,1 +1,1 @@
-"""Searching a row's settings (`dml tune`): what may be tried, on which images, in which order, and what came of it."""
+"""Search the settings of a row (`dml tune`): search space, training images, order of the trials, result."""

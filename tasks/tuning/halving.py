@@ -1,9 +1,9 @@
-"""Successive halving with a confirmation: how the scores of a search are spent.
+"""Successive halving with a confirmation.
 
-Every setting is scored on one pair of fold and seed, the best third on two more, the best eighth on three more: noise between seeds is as
-large as most differences between settings, so the scores go where the choice is close. The winner is then compared with the row's own
-settings on pairs that the search has not seen; the own settings stay unless the 95 % interval of the gain is above 0.
-`benchmarks/tuning_allocation.py` compares this with other ways to spend as many scores.
+Every setting is scored on one pair of fold and seed, the best third on two more, the best eighth on three more: the variation between seeds
+is as large as most differences between settings, so close candidates get more scores. The winner is then compared with the row's own
+settings on pairs that the search has not used; it replaces them only if the 95 % interval of the gain is above 0.
+`benchmarks/tuning_allocation.py` compares this method with others at the same number of scores.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from dml_core.errors import TrainingError
 from tasks.tuning.proposals import ROUND_SIZE, SAMPLER, Trial, propose, widened
 from tasks.tuning.space import Params, Space
 
-RUNGS = ((3, 2), (8, 3))  # one setting in so many is scored on so many more pairs
+RUNGS = ((3, 2), (8, 3))  # (k, p): one setting in k is scored on p more pairs
 FEWEST_KEPT = 2
-MOST_EXTENSIONS = 2  # rounds in a space that was widened
+MOST_EXTENSIONS = 2  # rounds in a widened space
 CONFIRMATION_PAIRS = 5
 NUM_SEARCH_PAIRS = 1 + sum(pairs for _, pairs in RUNGS)
 METHOD = f"{SAMPLER}; successive halving {RUNGS}; confirmed on {CONFIRMATION_PAIRS} fresh pairs of fold and seed"
@@ -32,7 +32,7 @@ class Confirmation:
 
     Attributes:
         own, winner: scores, pair by pair.
-        reason: why the winner could not be scored there; None where it was.
+        reason: why the winner could not be scored; None if it was.
     """
 
     own: tuple[float, ...]
@@ -52,7 +52,7 @@ class Confirmation:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the interval of the gain is above 0. Equal gains on all pairs have no spread to judge by and confirm nothing."""
+        """True if the interval of the gain is above 0. Equal gains on all pairs have no spread and confirm nothing."""
         return self.reason is None and self.half_width > 0 and self.gain > self.half_width
 
 
@@ -62,9 +62,9 @@ class Found:
 
     Attributes:
         trials: all, by number.
-        winner: the best of those that were scored on most pairs.
-        confirmation: None where the row's own settings are the winner.
-        space: what was searched at the end, ranges extended.
+        winner: best of the trials that were scored on most pairs.
+        confirmation: None if the row's own settings are the winner.
+        space: final search space, with its ranges extended.
     """
 
     trials: tuple[Trial, ...]
@@ -74,7 +74,7 @@ class Found:
 
     @property
     def changes_settings(self) -> bool:
-        """Whether the winner replaces the row's own settings."""
+        """True if the winner replaces the row's own settings."""
         return self.confirmation is not None and self.confirmation.confirmed
 
 
@@ -82,12 +82,12 @@ def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, 
     """Search a space.
 
     Args:
-        space: what is searched.
-        guesses: settings to begin with; the first are the row's own.
-        num_trials: how many settings are tried, guesses included and extensions of ranges not.
+        space: search space.
+        guesses: settings to try first, beginning with the row's own.
+        num_trials: number of settings to try, including guesses but not extensions of ranges.
         draw: name and seed of the search.
-        fits: whether settings can be a run.
-        score: scores trials on a range of pairs and returns them with these scores added, or with the reason of their failure.
+        fits: returns whether settings can be run.
+        score: scores trials on a range of pairs and returns them with these scores added, or with the reason for their failure.
 
     Raises:
         TrainingError: the row's own settings cannot be trained.
@@ -108,7 +108,7 @@ def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, 
 def _first_rung(
     space: Space, guesses: Sequence[Params], num_trials: int, draw: str, fits: Callable[[Params], bool], score: Score
 ) -> tuple[list[Trial], Space]:
-    """Every setting on the first pair; while the best is near the end of a range, another round in a wider one."""
+    """Score every setting on the first pair; while the best is near the end of a range, add a round in a wider one."""
     trials: list[Trial] = []
     most = num_trials
     for round_number in range(-(-num_trials // ROUND_SIZE) + MOST_EXTENSIONS):
@@ -130,7 +130,7 @@ def _first_rung(
 
 
 def _best(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that can be trained, best first; of equals the earliest."""
+    """Return the trials that can be trained, best first, ties by number."""
     return sorted((trial for trial in trials if trial.reason is None), key=lambda trial: (-trial.mean, trial.number))
 
 

@@ -1,7 +1,7 @@
-"""Which settings a search tries: the row's own, its loss's published ones, then those that Optuna's sampler proposes.
+"""Propose the settings of a search: the row's own, the published ones of its loss, then those of Optuna's sampler.
 
-Proposals come in rounds of a fixed size. A round follows from the trials before it and from the search's name and seed, so that a search
-that was killed, or runs more trials at a time, proposes the same settings.
+Proposals come in rounds of a fixed size. A round depends only on the trials before it and on the search's name and seed, so that a resumed
+search, or one with more parallel trials, proposes the same settings.
 """
 
 import hashlib
@@ -19,10 +19,10 @@ from dml_core.search import Search
 from tasks.tuning.space import Params, Space
 
 ROUND_SIZE = 4
-STARTUP_TRIALS = 2 * ROUND_SIZE  # drawn at random before the sampler has enough scores to use
+STARTUP_TRIALS = 2 * ROUND_SIZE  # drawn at random until the sampler has enough scores
 SAMPLER = f"Optuna {optuna.__version__} TPE, multivariate, in rounds of {ROUND_SIZE}"
-MOST_DRAWS = 100  # for one proposal that fits
-NEAR_END = 0.1  # of a range's width
+MOST_DRAWS = 100  # draws to find one proposal that fits
+NEAR_END = 0.1  # share of a range's width
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -33,9 +33,9 @@ class Trial:
 
     Attributes:
         number: 0 has the row's own settings.
-        params: dotted path -> value, for every path that is searched.
-        scores: on pairs 0, 1, ... of fold and seed, in order.
-        reason: why the settings cannot be trained; None where they can.
+        params: dotted path -> value, for every searched path.
+        scores: on pairs 0, 1, ... of fold and seed.
+        reason: why the settings cannot be trained; None if they can.
     """
 
     number: int
@@ -45,22 +45,22 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """Mean over the pairs that were scored."""
+        """Mean over the scored pairs."""
         return fmean(self.scores)
 
 
 def propose(
     space: Space, past: Sequence[Trial], draw: str, round_number: int, fits: Callable[[Params], bool], count: int = ROUND_SIZE
 ) -> list[Params]:
-    """Settings for the next trials, each different from those of all trials before.
+    """Propose settings for the next trials, different from those of all earlier trials.
 
     Args:
-        space: what is searched.
-        past: every trial so far, with the same pairs scored.
-        draw: the search's name and seed, from which the random draws derive.
-        round_number: of the round.
-        fits: whether the settings can be a run; others are drawn again.
-        count: how many settings.
+        space: search space.
+        past: all earlier trials, scored on the same pairs.
+        draw: name and seed of the search, which seed the random draws.
+        round_number: the round, from 0.
+        fits: returns whether settings can be run; those that cannot are drawn again.
+        count: number of settings.
     """
     drawn = int.from_bytes(hashlib.sha256(f"{draw} {round_number}".encode()).digest()[:4], "big")
     sampler = optuna.samplers.TPESampler(seed=drawn, n_startup_trials=STARTUP_TRIALS, multivariate=True)
@@ -84,7 +84,7 @@ def propose(
 
 
 def widened(space: Space, best: Params, fits: Callable[[Params], bool]) -> Space:
-    """The space with every range extended by half of its width at an end that the best settings are near; as far as settings there fit."""
+    """Return the space with every range extended by half its width at an end near the best settings, if the settings at its ends fit."""
     wider = dict(space)
     for path, search in space.items():
         for candidate in _extended(search, best[path]):
@@ -95,7 +95,7 @@ def widened(space: Space, best: Params, fits: Callable[[Params], bool]) -> Space
 
 
 def distribution(search: Search) -> BaseDistribution:
-    """A range as Optuna has it."""
+    """Return a range as an Optuna distribution."""
     if search.choices is not None:
         return CategoricalDistribution(search.choices)
     assert search.low is not None
@@ -106,7 +106,7 @@ def distribution(search: Search) -> BaseDistribution:
 
 
 def rounded(value: Any, search: Search) -> Any:
-    """A number with four digits, which are enough to try and to read, within its range; any other value unchanged."""
+    """Round a number to four significant digits within its range; return other values unchanged."""
     if search.choices is not None or search.low is None or search.high is None:
         return value
     within = min(max(float(f"{value:.4g}"), search.low), search.high)
@@ -114,7 +114,7 @@ def rounded(value: Any, search: Search) -> Any:
 
 
 def _extended(search: Search, value: Any) -> list[Search]:
-    """The range with one end moved outwards, if the value is near that end."""
+    """Return the ranges with one end moved outwards, for each end that the value is near."""
     if search.choices is not None or search.low is None or search.high is None:
         return []
     scale, back = (math.log, math.exp) if search.log else (float, float)

@@ -1,7 +1,7 @@
-"""A search: a row of a table on a dataset, its space, its pairs of fold and seed, the run of a trial on a pair, the winner's file.
+"""A search on a row of a table and a dataset: its space, its pairs of fold and seed, the runs of its trials, the winner's file.
 
-A search reads no test classes. Its runs get only the training rows (`training_rows`), are scored on held-out training classes,
-and keep no weights but the last epoch's; no option and no file changes that.
+A search reads no test classes. Its runs get only the training rows (`training_rows`), are scored on held-out training classes, and keep
+only the weights of the last epoch; no option or file changes this.
 """
 
 import hashlib
@@ -32,25 +32,25 @@ from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, named_
 from tasks.tuning.halving import METHOD, Found
 from tasks.tuning.space import Params, Space, lay_over, nested, own_values, published_options, row_space
 
-METRICS = ("map@r", "r_precision")  # beside every recall@K
-ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # what they do decides which trials there are
-FIRST_SEED = 1_000_000  # of a search's runs: no comparison's seeds are so high
+METRICS = ("map@r", "r_precision")  # in addition to every recall@K
+ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials
+FIRST_SEED = 1_000_000  # first seed of a search's runs, higher than those of any comparison
 SEEDS_OF_A_SEARCH = 1_000
 
 
 @dataclass(frozen=True)
 class Search:
-    """One search.
+    """A search of the settings of one row on one dataset.
 
     Attributes:
-        table, row: whose settings; column: the dataset as the table names it.
-        dataset: the project's.
-        training: the row's own settings, without what says which classes train, which weights are kept and what is scored on the way.
-        space: what is searched of them.
+        table, row: those of the settings; column: the dataset's name in the table.
+        dataset: the dataset's name in the project.
+        training: the row's own settings, without those of validation, kept epochs and scores during training.
+        space: search space.
         evaluation: how a fold is scored.
-        metric: the higher, the better.
-        folds: disjoint parts of the training classes; seed: of the search.
-        num_classes: that train; None before the dataset is prepared.
+        metric: the score to maximise.
+        folds: number of disjoint parts of the training classes; seed: seed of the search.
+        num_classes: number of training classes; None before the dataset is prepared.
     """
 
     table: str
@@ -67,27 +67,27 @@ class Search:
 
     @property
     def title(self) -> str:
-        """Title of the comparison of its runs."""
+        """Title of the comparison that its runs form."""
         return tuning_comparison(f"{self.table}/{self.row}", self.dataset)
 
     @property
     def command(self) -> str:
-        """The command that makes its file."""
+        """Command that writes its file."""
         return tune_command(self.table, self.row, self.column)
 
     @property
     def own(self) -> Params:
-        """The row's own values of what is searched: trial 0."""
+        """The row's own values of the searched settings (trial 0)."""
         return own_values(self.training, self.space)
 
     @property
     def guesses(self) -> list[Params]:
-        """The settings that are tried first: the row's own, and with the loss's published values of the options that are searched."""
+        """Settings to try first: the row's own, and those with the loss's published values of the searched options."""
         published = self.own | published_options(self.training, self.space)
         return [self.own] if published == self.own or not self.fits(published) else [self.own, published]
 
     def fits(self, params: Params) -> bool:
-        """Whether these settings can be a run."""
+        """Return whether these settings can be run."""
         try:
             lay_over(self.training, params)
         except ConfigError:
@@ -95,13 +95,13 @@ class Search:
         return True
 
     def spec(self, number: int, params: Params, pair: int) -> RunSpec:
-        """The run of a trial on a pair of fold and seed.
+        """Return the run of a trial on a pair of fold and seed.
 
-        Pair 0 holds out the first fold, pair 1 the second, and after the last fold the classes are dealt to other folds. Every pair has a
-        seed of its own, which no comparison has.
+        Pair 0 holds out the first fold, pair 1 the second, and so on; after the last fold the classes are split into new folds. Every pair
+        has a different seed, which no comparison uses.
 
         Raises:
-            ConfigError: settings that do not fit each other.
+            ConfigError: the settings do not fit each other.
         """
         trial = Trial(row=self.row, number=number, pair=pair)
         training = lay_over(self.training, params) if number else self.training
@@ -119,17 +119,17 @@ class Search:
         )
 
     def identity(self, dataset: DatasetRecord) -> str:
-        """Hash of everything that decides the search's result on these training rows, except the number of trials."""
+        """Return a hash of everything that determines the search's result on these training rows, except the number of trials."""
         runs = [evaluate_identity(self.spec(0, self.own, pair), dataset) for pair in range(self.folds)]
         space = {path: search.model_dump(mode="json") for path, search in self.space.items()}
         parts = [self.table, self.row, self.training.model_dump(mode="json"), space, self.metric, runs, METHOD, source_digest(ENGINE)]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def on(self, packed: Path) -> "Search":
-        """The search on a prepared dataset, checked against it.
+        """Return the search on a prepared dataset, after checking that it fits.
 
         Raises:
-            ConfigError: more folds than its training classes have room for.
+            ConfigError: the dataset has too few training classes for the folds.
         """
         num_classes = read_info(packed).roles["train"].num_classes
         with located(f"{self.table}/{self.row} on {self.dataset}"):
@@ -138,11 +138,11 @@ class Search:
 
     @property
     def draw(self) -> str:
-        """The name and seed that the search's random draws derive from: other rows draw other settings."""
+        """Name and seed of the random draws, so that other rows draw other settings."""
         return f"{self.table}/{self.row} {self.column} {self.seed}"
 
     def _on_the_other_folds(self, training: TrainingConfig) -> TrainingConfig:
-        """As many steps as on all classes, and batches of k classes that the fewer classes of the other folds can fill."""
+        """Adapt a training to the classes without one fold: as many steps as on all classes, and batches that they can fill."""
         if self.num_classes is None:
             return training
         num_left = self.num_classes - num_held_out(ValidationConfig(folds=self.folds, fold=0), self.num_classes)
@@ -159,7 +159,7 @@ class Search:
 
 
 def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
-    """The schedule of a training with so many times as many epochs."""
+    """Return the schedule of a training with `longer` times as many epochs."""
     drops = {"milestones": tuple(round(epoch * longer) for epoch in schedule.milestones)}
     every = {"every_epochs": round(schedule.every_epochs * longer)} if schedule.every_epochs else {}
     return schedule.model_copy(update={**drops, **every, "warmup_epochs": schedule.warmup_epochs * longer})
@@ -168,10 +168,10 @@ def _stretched(schedule: ScheduleConfig, longer: float) -> ScheduleConfig:
 def planned(
     project: Project, rows: Sequence[str], datasets: Sequence[str], folds: int, seed: int, metric: str, parallel: int | None
 ) -> tuple[ProjectParams, list[Search]]:
-    """The searches of rows, checked as far as they can be before anything starts, and the parameters that they run with.
+    """Return the parameters and the searches of rows, checked as far as possible before anything starts.
 
     Raises:
-        ConfigError, DataError: the first thing that is wrong.
+        ConfigError, DataError: the first problem.
     """
     refuse_repeats("row", rows)
     refuse_repeats("--dataset", datasets)
@@ -186,16 +186,16 @@ def planned(
 
 
 def plan_searches(params: ProjectParams, name: str, datasets: Sequence[str], folds: int, seed: int, metric: str) -> list[Search]:
-    """The searches of a row, one for each of its datasets, or of those that are named. Imports torch and the row's loss.
+    """Plan the searches of a row, one for each of its datasets or of the named ones. Imports torch and the row's loss.
 
     Args:
-        params: the project's.
+        params: the project's parameters.
         name: `<paper>/<table>/<row>`.
-        datasets: as the table's columns or the project name them.
-        folds, seed, metric: of the search.
+        datasets: names in the table's columns or in the project.
+        folds, seed, metric: settings of the search.
 
     Raises:
-        ConfigError: no such table, row, dataset or metric; a row that is not run or has nothing to search.
+        ConfigError: unknown table, row, dataset or metric; a row that is not run or has nothing to search.
     """
     table_name, _, row = name.rpartition("/")
     table = load_table(table_name)
@@ -235,7 +235,7 @@ def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, co
 
 
 def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpec:
-    """The row as it is run without a search."""
+    """Return the row's run without a search."""
     if table == STANDING:
         variant = next(variant for variant in params.comparison.variants if row_name(variant) == row)
         return comparison_runs(params, column, (variant,), (0,), tuned=False)[0]
@@ -244,11 +244,11 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
 
 
 def check_search(project: Project, params: ProjectParams, search: Search) -> None:
-    """Refuse what can be known not to fit before anything is started.
+    """Check a search as far as possible before anything starts.
 
     Raises:
-        ConfigError: settings that do not fit each other or the folds.
-        DataError: the dataset is not prepared, and only a person can bring its raw files.
+        ConfigError: settings do not fit each other or the folds.
+        DataError: the dataset is not prepared, and the user has to provide its raw files.
     """
     packed = prepared_folder(project, params, search.dataset)
     if packed is not None:
@@ -256,10 +256,10 @@ def check_search(project: Project, params: ProjectParams, search: Search) -> Non
 
 
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
-    """Refuse a search whose runs would not fit a prepared dataset.
+    """Check that the runs of a search fit a prepared dataset.
 
     Raises:
-        ConfigError: the first setting that does not.
+        ConfigError: the first setting that does not fit.
     """
     runs = [search.spec(0, search.own, pair) for pair in range(search.folds)]
     check_settings(runs, params.scale, packed)
@@ -267,14 +267,14 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
 
 
 def found_file(search: Search, name: str, dataset: DatasetRecord, found: Found, tags: dict[str, str]) -> TunedFile:
-    """The file of a search: the winner's settings where they are confirmed, every trial, and how the search was made.
+    """Return the file of a search: the winner's settings if confirmed, every trial, and how the search was made.
 
     Args:
-        search: which.
+        search: the search.
         name: its identity.
         dataset: the training rows.
         found: its result.
-        tags: git's, of the code.
+        tags: git commit of the code, and whether it has uncommitted changes.
     """
     own, winner, confirmation = search.own, found.winner, found.confirmation
 

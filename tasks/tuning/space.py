@@ -1,7 +1,7 @@
-"""Which settings of a row are searched, and where: the ranges of its loss's own options, of its table, and of the row itself.
+"""The search space of a row: the ranges declared by its loss, by its table, and by the row itself.
 
-A path leads into `TrainingConfig`, as `optimiser.groups.loss.learning_rate`. What says which classes train, which are held out and which
-weights are kept is no setting of a search: those paths are refused.
+A path is one in `TrainingConfig`, for example `optimiser.groups.loss.learning_rate`. The paths of settings that decide which classes train,
+which are held out and which weights are kept are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,18 +23,18 @@ Params = dict[str, Any]
 def row_space(
     training: TrainingConfig, of_table: Mapping[str, Search], of_row: Mapping[str, Search], loss_learns: Callable[[], bool]
 ) -> Space:
-    """What is searched of a row: dotted path -> range, each wide enough for the row's own value, by path.
+    """Return the search space of a row, sorted: dotted path -> range, each wide enough to include the row's own value.
 
     Args:
         training: the row's own settings.
         of_table: ranges of the table's file; those of options that the row's loss does not have, and of settings without effect in the
-            row, are left out.
-        of_row: ranges of the row; they replace the table's and the loss's own.
-        loss_learns: whether the row's loss has parameters, for ranges of their learning rate; asked only where there is one.
+            row, are skipped.
+        of_row: ranges of the row; they replace those of the table and of the loss.
+        loss_learns: returns whether the row's loss has parameters; called only for ranges of their optimiser settings.
 
     Raises:
-        ConfigError: a path that may not be searched, that the row has no value at or that has no effect in it, or a range with an end that
-            no run could have.
+        ConfigError: a path must not be searched, has no value in the row or has no effect in it, or a run with the end of a range is
+            invalid.
     """
     if training.num_epochs == 0:
         raise ConfigError("it is not trained (num_epochs: 0), so there is nothing to search")
@@ -68,15 +68,15 @@ def row_space(
 
 
 def own_values(training: TrainingConfig, space: Space) -> Params:
-    """The row's own value of everything that is searched."""
+    """Return the row's own value of every searched setting."""
     return {path: own_value(training, path) for path in space}
 
 
 def own_value(training: TrainingConfig, path: str) -> Any:
-    """The row's own value at a path; a group's rate that is not given is the optimiser's.
+    """Return the row's own value at a path; a setting missing in an optimiser group is that of the optimiser.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the row has no value there.
     """
     values = flatten(training.model_dump(mode="json", exclude={"loss"})) | {
         f"{OPTIONS}{name}": value for name, value in loss_options(training).items()
@@ -89,7 +89,7 @@ def own_value(training: TrainingConfig, path: str) -> Any:
 
 
 def loss_options(training: TrainingConfig) -> dict[str, Any]:
-    """Every option of a row's loss with its value, by dotted name; of pytorch-metric-learning's those that are given."""
+    """Return the options of a row's loss by dotted name; for a loss of pytorch-metric-learning only those that are given."""
     loss = training.loss
     if loss.name.startswith(PML_PREFIX):
         return flatten(loss.options)
@@ -97,7 +97,7 @@ def loss_options(training: TrainingConfig) -> dict[str, Any]:
 
 
 def without_effect(training: TrainingConfig) -> set[str]:
-    """Dotted paths of the settings that change nothing while the row's others are as they are."""
+    """Return the dotted paths of the settings that have no effect with the row's other settings."""
     of_sampler = {f"sampler.{name}" for name in training.sampler.without_effect}
     if training.loss.name.startswith(PML_PREFIX):
         return of_sampler
@@ -105,7 +105,7 @@ def without_effect(training: TrainingConfig) -> set[str]:
 
 
 def published_options(training: TrainingConfig, space: Space) -> Params:
-    """The loss's published values (its options' defaults) of the options that are searched, as far as it has them."""
+    """Return the loss's published values (its defaults) of the searched options that have one."""
     if training.loss.name.startswith(PML_PREFIX):
         return {}
     config = type(parse_loss_options(training.loss.name, training.loss.options))
@@ -114,7 +114,7 @@ def published_options(training: TrainingConfig, space: Space) -> Params:
 
 
 def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
-    """A row's settings with the searched ones replaced.
+    """Return a row's settings with the searched ones replaced.
 
     Raises:
         ConfigError: they do not fit each other.
@@ -125,7 +125,7 @@ def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingCon
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted path as nested mappings, as a file has them."""
+    """Convert settings by dotted path to nested mappings, as in a file."""
     found: dict[str, Any] = {}
     for path, value in params.items():
         for key in reversed(path.split(".")):
@@ -144,7 +144,7 @@ def _check_path(path: str) -> None:
 
 
 def _holding(search: Search, own: Any) -> Search:
-    """The range with the row's own value in it."""
+    """Return the range, extended to the row's own value."""
     if search.choices is not None:
         return search if own in search.choices else search.model_copy(update={"choices": (own, *search.choices)})
     if isinstance(own, bool) or not isinstance(own, int | float):

@@ -1,4 +1,4 @@
-"""The training rows of a dataset, packed alone: all that a search's runs are given, so that there are no test images for them to read."""
+"""Pack the training rows of a dataset separately: a search's runs get only these and cannot read test images."""
 
 from pathlib import Path
 
@@ -17,27 +17,27 @@ ROLE: Role = "train"
 
 
 def training_rows(project: Project, name: str, packed: Path) -> DatasetRecord:
-    """A prepared dataset's training rows as a packed dataset of their own, below the project's state; made once for each content.
+    """Return a prepared dataset's training rows as a separate packed dataset in the project's state, packed once for each content.
 
     Args:
-        project: whose state keeps it.
-        name: of the dataset.
-        packed: its folder.
+        project: its state keeps the copy.
+        name: the dataset.
+        packed: folder of the prepared dataset.
 
     Raises:
-        DataError: it is not prepared, or damaged.
+        DataError: the dataset is not prepared, or is damaged.
         StoreError: the state cannot be written.
     """
     source = read_info(packed)
     folder = project.state / "tuning" / "datasets" / source.fingerprint
-    with alone(folder.parent / f".{source.fingerprint}.lock"):  # another shell's search may want the same
+    with alone(folder.parent / f".{source.fingerprint}.lock"):  # a search in another shell may need the same one
         info = _kept(folder) or pack(source.name, source.options, _manifest(packed), folder)
     counts = {role: entry.num_images for role, entry in info.roles.items()}
     return DatasetRecord(name=name, folder=str(folder), digest=info.fingerprint, counts=counts, source=info.name)
 
 
 def _kept(folder: Path) -> DatasetInfo | None:
-    """What was packed before, if it is whole and has no other rows than training ones, by the rows themselves."""
+    """Return the dataset packed earlier if it is complete and its rows are all training rows; otherwise None."""
     try:
         info = verify_files(folder)
         roles = set(pq.read_table(folder / MANIFEST_FILE, columns=["role"])["role"].to_pylist())

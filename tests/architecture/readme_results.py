@@ -1,4 +1,4 @@
-"""The README's results are the reports of `results/`, word for word.
+"""The README's results are exact copies of the reports in `results/`.
 
 python tests/architecture/readme_results.py    writes them into README.md
 """
@@ -11,13 +11,13 @@ PLACE = re.compile(r"(<!-- results: .*? -->\n)(.*?)(<!-- end of results -->)", r
 
 
 def results_text() -> str:
-    """Title and table of every report."""
+    """Return title and table of every report."""
     reports = [path.read_text().partition("![")[0].strip() for path in sorted((ROOT / "results").glob("*/report.md"))]
     return "".join(f"\n#{'#' * 2}{report.removeprefix('#')}\n\n" for report in reports)
 
 
 def readme_with(results: str) -> str:
-    """The README with the given results in their place."""
+    """Return the README with its results replaced by the given ones."""
     return PLACE.sub(lambda found: found[1] + results + found[3], (ROOT / "README.md").read_text())
 
 

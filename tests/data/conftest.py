@@ -28,7 +28,7 @@ def packed_synthetic(raw_synthetic: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def published() -> Path:
-    """The real files, wherever this machine has them or gets them from; without a network or the package one plain line says so."""
+    """Folder of the real files, found or downloaded; fails with a short message without a network or the package."""
     try:
         return FashionMnist().locate_raw()
     except DataError as error:

@@ -1,4 +1,4 @@
-"""A small project in a folder of its own, driven through the real `dml` and `dvc` commands."""
+"""A small project in a separate folder, driven through the real `dml` and `dvc` commands."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from dml_core.config import merge, read_yaml
 from tests.conftest import ROOT
 
 COPIED = ("dml_core", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore", ".dvcignore")
-UNUSUAL = "a b ü#%41"  # letters of a folder's name that have a meaning in addresses, or in none
+UNUSUAL = "a b ü#%41"  # characters of a folder's name that are special or not allowed in URLs
 SMALL: dict[str, Any] = {
     "datasets": {
         "synthetic": {"options": {"num_classes": 8, "images_per_class": 10, "image_size": 24, "num_modes": 2}},
@@ -41,13 +41,13 @@ SMALL: dict[str, Any] = {
 
 @dataclass
 class Project:
-    """A checkout with small parameters, and commands run in it as a person would."""
+    """A checkout with small parameters, in which commands run as for a user."""
 
     root: Path
     environment: dict[str, str]
 
     def run(self, *command: str, code: int = 0, timeout_seconds: float = 1200, **environment: str) -> str:
-        """Run a command to its end and return what it printed. Without a Prefect server, whose logs have them, it shows no traceback."""
+        """Run a command and return its output, which must show no traceback unless a Prefect server, which logs them, is used."""
         process = self.start(*command, **environment)
         printed, _ = process.communicate(timeout=timeout_seconds)
         assert process.returncode == code, printed
@@ -70,13 +70,13 @@ class Project:
         self.git("commit", "--quiet", "-m", message)
 
     def change(self, **changes: object) -> None:
-        """Lay changes over params.yaml."""
+        """Override settings in params.yaml."""
         path = self.root / "params.yaml"
         path.write_text(yaml.safe_dump(merge(read_yaml(path), changes), sort_keys=False))
 
 
 def steps_run(printed: str) -> dict[str, int]:
-    """How many times each step ran, from what `dml reproduce` printed (once a dataset)."""
+    """Return how many times each step ran, from the output of `dml reproduce` (one line per dataset)."""
     counts: dict[str, int] = {}
     for line in re.findall(r"steps run: (.*?); reused", printed):
         for step, count in re.findall(r"(\w+) (\d+)", line):
@@ -96,7 +96,7 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
     params = merge(read_yaml(root / "params.yaml"), SMALL)
     comparison = params["comparison"]
     comparison["variants"] = {name: merge(comparison["variants"][name], {"by_default": True}) for name in variants}
-    comparison |= {"reference": None, "num_default_seeds": None}  # the reference may not be among them
+    comparison |= {"reference": None, "num_default_seeds": None}  # the reference may not be among the variants
     params["datasets"] = {name: params["datasets"][name] for name in ("synthetic", "fashion-mnist")}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PREFECT_", "DML_", "RAY_", "DVC_"))}
@@ -109,7 +109,7 @@ def make_project(root: Path, variants: tuple[str, ...]) -> Project:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two variants, whose runs have one worker each: less to start. It is at a path of unusual letters."""
+    """A project with two variants, with one worker per run to start faster, at a path with unusual characters."""
     made = make_project(tmp_path_factory.mktemp(UNUSUAL), ("untrained", "softtriple"))
     made.change(scale={"num_workers": 1})
     return made

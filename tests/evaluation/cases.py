@@ -1,4 +1,4 @@
-"""Generated inputs of every kind that an evaluator meets."""
+"""Generated inputs of every kind that an evaluator gets."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +8,7 @@ KINDS = ("random", "tied", "duplicated", "single_class", "two_items", "singleton
 
 
 def make_inputs(kind: str, seed: int = 0) -> Arrays:
-    """Embeddings (N, D) and labels (N,) of the named kind."""
+    """Return embeddings (N, D) and labels (N,) of the named kind."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 7, 60)
     embeddings = generator.standard_normal((7, 5))[labels] + generator.standard_normal((60, 5))

@@ -1,4 +1,4 @@
-"""Slow loops written from the definitions, which the evaluator is held against."""
+"""Slow loops written from the definitions, as references for the evaluator."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ def slow_scores(
     query_labels: NDArray[np.generic] | None = None,
     metric: str = "cosine",
 ) -> list[tuple[int, int, float, float]]:
-    """(R, first rank, average precision at R, R-precision) of each query, from a fully sorted list of its neighbours."""
+    """Return (R, first rank, average precision at R, R-precision) of each query, from a fully sorted list of its neighbours."""
     exclude_self = queries is None
     queries, query_labels = (gallery, labels) if queries is None else (queries, query_labels)
     scores = []

@@ -1,6 +1,6 @@
-"""`python -m tests.faults.campaign --seed S --count 50`: cells drawn at random from all there are, taken down as the matrix's are.
+"""`python -m tests.faults.campaign --seed S --count 50`: run randomly drawn cells and record them like those of the matrix.
 
-The same command again goes on with the cells that the record does not have.
+The same command again runs the cells that are missing from the record.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from tests.faults.record import changed_facts, name, read_facts, run_cells
 
 
 def drawn(seed: int, count: int) -> list[Cell]:
-    """The cells of a seed: no two the same, in the order in which they are run."""
+    """Return the distinct cells of a seed, in the order in which they run."""
     return random.Random(seed).sample(every_cell(), count)
 
 
 def of_seed(facts: dict[str, Any], seed: int, count: int) -> dict[str, Any]:
-    """A record's campaign; put into it where it has none."""
+    """Return a campaign of the record, added to it if missing."""
     found = next((found for found in facts["campaigns"] if (found["seed"], found["count"]) == (seed, count)), None)
     if found is None:
         found = {"seed": seed, "count": count, "cells": []}

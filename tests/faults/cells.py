@@ -1,7 +1,7 @@
-"""One cell of the matrix: something dies while a run is at a certain place, and the run has to end as if nothing had been.
+"""One cell of the matrix: a fault occurs while a run is at a certain place, and the run must give the same results as without it.
 
-A run stops by itself at its place (`placed/sitecustomize.py`); whoever runs the cell strikes then, lets it go on, and starts the same
-command again where it ended. What comes of it is compared with a run that nobody disturbed.
+A run halts at its place (`placed/sitecustomize.py`); the test then injects the fault, lets the run continue, and starts the same command
+again if it failed. The results are compared with those of an undisturbed run.
 """
 
 import json
@@ -34,9 +34,9 @@ EPOCHS = 3
 PLACED = Path(__file__).parent / "placed"
 LONGEST_SECONDS = 400.0
 PAUSE_SECONDS = 5.0
-HOLD_SECONDS = 3.0  # of who stands at the place while others die: longer than the run takes to end it
+HOLD_SECONDS = 3.0  # halt at the place while other processes die: longer than the run takes to end the halted one
 WHEN = ("before-checkpoint", "in-checkpoint", "after-checkpoint", "embedding", "evaluating", "publishing")
-# Of the run's own processes: part of the command line, as the run's process tree has it.
+# The run's own processes: part of the command line in the run's process tree.
 PROCESSES = {
     "worker": "RayTrainWorker",
     "board": "ray::Board",
@@ -59,7 +59,7 @@ HOWS: dict[str, tuple[str, ...]] = {
 }
 
 
-# What the matrix has of each: how it dies in every row of it, and how else in some.
+# The fault of each victim that the matrix has at every place; it has others at some places.
 STANDING = {
     "driver": "SIGKILL",
     "worker": "SIGKILL",
@@ -77,7 +77,7 @@ STANDING = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What dies, how, when: at the pass `nth` of that place (a checkpoint's number, an embedding file's)."""
+    """A fault: what fails, how, and at which pass `nth` of which place (the number of a checkpoint or of an embedding file)."""
 
     victim: str
     how: str
@@ -90,12 +90,12 @@ class Cell:
 
     @property
     def is_after_training(self) -> bool:
-        """The last checkpoint is there: a command that is started again has nothing to train, and does not come to this place."""
+        """True if the last checkpoint exists: a repeated command has nothing to train and does not reach this place again."""
         return self.when == "after-checkpoint" and self.nth == EPOCHS
 
 
 def place(victim: str, how: str, when: str) -> Cell:
-    """The cell at the second checkpoint, so that there is one to go on from; elsewhere at the first pass."""
+    """Return the cell at the second checkpoint, so that the run can resume from the first; at other places, at the first pass."""
     return Cell(victim, how, when, 2 if "checkpoint" in when else 1)
 
 
@@ -105,11 +105,11 @@ MATRIX += [place(victim, "SIGSTOP 5 s", "in-checkpoint") for victim in ("driver"
 MATRIX += [place("MLflow", how, "publishing") for how in ("503", "503 for 5 s", "SIGSTOP")]
 MATRIX += [place("S3", how, when) for how in ("503", "503 for 5 s") for when in ("after-checkpoint", "embedding", "publishing")]
 MATRIX += [place("clock", "-1 h", when) for when in ("in-checkpoint", "publishing")]
-MATRIX += [Cell("worker", "SIGKILL", "before-checkpoint", 1)]  # before the first: it begins anew
+MATRIX += [Cell("worker", "SIGKILL", "before-checkpoint", 1)]  # before the first checkpoint: training starts again
 
 
 def every_cell() -> list[Cell]:
-    """All there are: what a campaign draws from."""
+    """Return all possible cells, from which a campaign draws."""
     passes = {"embedding": 2, "evaluating": 1, "publishing": 1}
     return [
         Cell(victim, how, when, nth)
@@ -125,14 +125,14 @@ class Outcome:
     """How a cell ended.
 
     Attributes:
-        ended: "by itself"; "the same command again" or "dml sync", which did; "" where nothing did.
-        exit_code: the first command's.
+        ended: what completed the run: "by itself", "the same command again" or "dml sync"; "" if nothing did.
+        exit_code: exit code of the first command.
         said: its last line.
-        seconds_to_recover: from the strike until the run was past the place where it was struck.
-        seconds_to_end: from the strike to the run's end.
-        epochs_lost: epochs that were trained to their end more than once; there is a checkpoint after each.
-        falls_short: what was not as it has to be; empty is green.
-        load: of the machine, processes that wanted its cores when the cell ended.
+        seconds_to_recover: time from the fault until the run was past the place of the fault.
+        seconds_to_end: time from the fault to the run's end.
+        epochs_lost: number of epochs that were trained completely more than once; there is a checkpoint after each.
+        falls_short: violations of the requirements; empty means green.
+        load: load average of the machine at the end of the cell.
     """
 
     cell: Cell
@@ -150,10 +150,10 @@ class Outcome:
 
 
 class Ground:
-    """What the cells of a session share: a small project, and what its run leaves when nobody disturbs it.
+    """The objects that the cells of a session share: a small project, and the files and MLflow entries of its undisturbed run.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -167,7 +167,7 @@ class Ground:
 
     @cached_property
     def undisturbed(self) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """Every file that a run leaves in its store, and what MLflow has of it."""
+        """Every file of an undisturbed run in its store, and its entries in MLflow."""
         state = self.folder / "undisturbed"
         self.project.run("dml", *COMMAND, DML_STATE=str(state))
         store, mlflow = contents(state / "store"), published(state / "mlflow.db", state / "mlartifacts")
@@ -179,7 +179,7 @@ class Ground:
 
     @cached_property
     def _empty_databases(self) -> Path:
-        """Prefect's and MLflow's databases with their tables and nothing in them: making them takes more time than a run."""
+        """Folder of Prefect's and MLflow's databases with empty tables: creating them takes more time than a run."""
         folder = self.folder / "empty"
         (folder / "prefect").mkdir(parents=True)
         make = "import sys; from mlflow import MlflowClient; MlflowClient(sys.argv[1]).search_experiments()"
@@ -191,7 +191,7 @@ class Ground:
         return folder
 
     def new_folder(self) -> Path:
-        """A cell's own."""
+        """Make a folder for a cell."""
         self._num_cells += 1
         folder = self.folder / f"cell-{self._num_cells}"
         folder.mkdir()
@@ -202,14 +202,14 @@ class Ground:
         shutil.copytree(self._empty_databases, state, dirs_exist_ok=True)
 
     def run(self, cell: Cell) -> Outcome:
-        """Run a cell, and say what came of it."""
-        expected = self.undisturbed  # made before anything is timed
+        """Run a cell and return its outcome."""
+        expected = self.undisturbed  # computed before anything is timed
         with ExitStack() as stack:
             return _Struck(self, cell, stack).run(expected)
 
 
 class _Struck:
-    """One run that is struck once."""
+    """One run with one fault."""
 
     def __init__(self, ground: Ground, cell: Cell, stack: ExitStack) -> None:
         self.cell, self.ground = cell, ground
@@ -239,7 +239,7 @@ class _Struck:
             self.environment |= self.clock.environment
         ground.fill_state(self.disk.seen_from_here if self.disk else self.state)
 
-    # ------------------------------------------------------------ the story
+    # ------------------------------------------------------------ the run
 
     def run(self, expected: tuple[dict[str, bytes], dict[str, Any]]) -> Outcome:
         outcome = self.outcome
@@ -295,7 +295,7 @@ class _Struck:
             time.sleep(0.05)
         return False
 
-    # ------------------------------------------------------------ striking
+    # ------------------------------------------------------------ the fault
 
     def _strike(self) -> None:
         how = self.cell.how.removesuffix(f" for {PAUSE_SECONDS:.0f} s").removesuffix(f" {PAUSE_SECONDS:.0f} s")
@@ -353,14 +353,14 @@ class _Struck:
         stack.callback(self.proxy.close)
         address = f"http://127.0.0.1:{self.proxy.port}"
         login = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-        self.bucket_name = f"faults-{self.folder.name}"  # moto's servers of one process have their buckets in common
+        self.bucket_name = f"faults-{self.folder.name}"  # moto's servers in one process share their buckets
         self.environment |= login | {"AWS_ENDPOINT_URL": address, "DML_STORE": f"s3://{self.bucket_name}/team"}
         self.bucket = boto3.client(
             "s3", endpoint_url=address, region_name="us-east-1", aws_access_key_id="test", aws_secret_access_key="test"
         )
         self.bucket.create_bucket(Bucket=self.bucket_name)
 
-    # ------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------ the outcome
 
     @property
     def _seen_state(self) -> Path:
@@ -372,9 +372,9 @@ class _Struck:
         return said.replace(str(self.folder), "CELL").replace(str(self.ground.folder), "GROUND")
 
     def _of_this_cell(self) -> list[psutil.Process]:
-        """Every process that was started below one of the cell's commands.
+        """Return every process that one of the cell's commands started, directly or not.
 
-        Each has inherited their environment, and their working folder, which Ray's agents still show: their title lies over the first.
+        Each has inherited their environment and working folder. Ray's agents only show the folder: their title overwrites the environment.
         """
         found, mark, root = [], f"DML_FAULT_FOLDER={self.folder}\0".encode(), self.ground.project.root
         for process in psutil.process_iter():
@@ -403,10 +403,10 @@ class _Struck:
             self.process.wait()
 
     def _read_trace(self, struck_at: float) -> None:
-        """When the run was past the place again, and which epochs it trained twice."""
+        """Read when the run was past the place again, and how many epochs it trained twice."""
         lines = [json.loads(line) for line in (self.folder / "trace.jsonl").read_text().splitlines()]
         past = [line for line in lines if line["event"] == "past" and line["at"] > struck_at]
-        if past:  # by the process whose work stayed: one that got on for a moment and then failed does not count
+        if past:  # of the process whose work was kept: one that continued and then failed does not count
             recovered = next(line["at"] for line in past if line["process"] == past[-1]["process"])
             self.outcome.seconds_to_recover = round(recovered - struck_at, 1)
         elif self.outcome.ended != "by itself" and not self.cell.is_after_training:
@@ -419,7 +419,7 @@ class _Struck:
 
     def _compare(self, store: dict[str, bytes], mlflow: dict[str, Any]) -> None:
         differ = self.outcome.falls_short.append
-        if self.disk:  # copied out: SQLite does not open what lies in another mount namespace
+        if self.disk:  # copied: SQLite does not open files in another mount namespace
             shutil.copytree(self.disk.seen_from_here, self.state, dirs_exist_ok=True, ignore=shutil.ignore_patterns("prefect", "ray"))
         found = self._store()
         if changed := sorted(name for name in found.keys() | store.keys() if found.get(name) != store.get(name)):

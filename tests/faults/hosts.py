@@ -1,7 +1,7 @@
-"""Several hosts on one: each has a network namespace with an address and a mount namespace with its own project, state and /tmp.
+"""Several simulated hosts on one: each has a network namespace with an address and a mount namespace with its own project, state and /tmp.
 
-They are joined by a bridge in a namespace of its own, and have nothing in common but what they say over it, the system's files and the
-installed packages. Needs root and iproute2. Ends with `close`, which leaves nothing.
+They are connected by a bridge in a separate namespace and share only that network, the system's files and the installed packages. Needs
+root and iproute2. `close` ends and removes all of them.
 """
 
 import os
@@ -18,16 +18,16 @@ import psutil
 from tests.e2e.conftest import Project
 from tests.faults.cells import PLACED
 
-PROJECT = Path("/srv")  # where each host has its own project, mounted over what the machine has there
+PROJECT = Path("/srv")  # each host mounts its own project over the machine's folder
 NETWORK = "10.77.0"
 HEAD, STORE = f"{NETWORK}.1", f"{NETWORK}.9"
 S3_PORT, RAY_PORT = 5555, 6379
-# What a cable that is out for half a minute takes: with the defaults Ray gives the node up, and boto3 the store (docs/hosts.md).
+# Settings to survive a network outage of half a minute: with the defaults Ray gives the node up, and boto3 the store (docs/hosts.md).
 PATIENCE = {"RAY_health_check_failure_threshold": "20", "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "15"}
 
 
 def _namespace(*kinds: str, setup: str = "true") -> subprocess.Popen[str]:
-    """A process that keeps new namespaces."""
+    """Start a process that keeps new namespaces."""
     command = ["unshare", *kinds, "sh", "-c", f"{setup} && echo ready && exec sleep infinity"]
     keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert keeper.stdout is not None
@@ -47,9 +47,9 @@ class Host:
 
     Args:
         name: at most eight letters.
-        number: the last of the address.
-        folder: what it has of its own: `project` and `tmp`.
-        switch: the process in whose network namespace the bridge is.
+        number: last number of the address.
+        folder: folder of the host's own `project` and `tmp`.
+        switch: process that keeps the network namespace of the bridge.
     """
 
     def __init__(self, name: str, number: int, folder: Path, switch: subprocess.Popen[str]) -> None:
@@ -78,7 +78,7 @@ class Host:
         return started
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that runs on it, but for what keeps it."""
+        """Return every process on the host, except the one that keeps its namespaces."""
         here, found = Path(f"/proc/{self.keeper.pid}/ns/net").readlink(), []
         for process in psutil.process_iter():
             with suppress(OSError):
@@ -87,15 +87,15 @@ class Host:
         return found
 
     def kill(self) -> None:
-        """kill -9 of everything on it, at once: the raylet, its agents and workers."""
-        for _ in range(3):  # what was being started meanwhile too
+        """Send SIGKILL to every process on the host at once: the raylet, its agents and workers."""
+        for _ in range(3):  # includes processes started meanwhile
             for process in self.processes():
                 with suppress(psutil.Error):
                     process.kill()
             time.sleep(0.1)
 
     def unplug(self) -> None:
-        """Take the cable out: packets are lost, nobody is told."""
+        """Disconnect the host: packets are lost without an error."""
         _ip(self._switch, "link", "set", f"to-{self.name}", "down")
 
     def plug(self) -> None:
@@ -113,12 +113,12 @@ def _ip(of: subprocess.Popen[str], *words: str) -> None:
 
 
 class Hosts:
-    """A head without CPUs, on which the flow runs; nodes of one CPU each; an S3 server on a host of its own.
+    """A head without CPUs, on which the flow runs; nodes of one CPU each; an S3 server on a separate host.
 
     Args:
-        folder: an empty one.
-        project: what each host gets a copy of.
-        patience: settings of every host for a network that is away for a while.
+        folder: an empty folder.
+        project: project that each host gets a copy of.
+        patience: settings of every host to survive a network outage.
     """
 
     def __init__(self, folder: Path, project: Project, patience: dict[str, str]) -> None:
@@ -155,7 +155,7 @@ class Hosts:
         self.nodes = [self.add_node("first", 2), self.add_node("second", 3)]
 
     def add(self, name: str, number: int) -> Host:
-        """A host with a copy of the project."""
+        """Add a host with a copy of the project."""
         host = Host(name, number, self._folder / name, self._switch)
         self._hosts.append(host)
         if name != "store":
@@ -171,7 +171,7 @@ class Hosts:
         return host
 
     def start_node(self, host: Host) -> None:
-        """Ray on a host, in the place of one that has ended: what supervises services on a machine does so."""
+        """Start Ray on a host, or restart it as a service supervisor does."""
         host.kill()
         self._ray(host, f"--address={HEAD}:{RAY_PORT}", "--num-cpus=1")
 
@@ -188,7 +188,7 @@ class Hosts:
         host.start(*start, *words, environment=self.environment)
 
     def wait(self, host: Host, address: str, port: int) -> None:
-        """Until a host can reach a port of another."""
+        """Wait until a host can reach a port of another."""
         knock = f"import socket; socket.create_connection(('{address}', {port}), timeout=2)"
         until = time.monotonic() + 90
         while host.start(sys.executable, "-c", knock, environment=self.environment, log=Path(os.devnull)).wait() != 0:
@@ -198,7 +198,7 @@ class Hosts:
     # ------------------------------------------------------------ runs
 
     def arm(self, nth: int = 2) -> None:
-        """Have a worker of the next run stand still after its n-th checkpoint."""
+        """Make a worker of the next run halt after its n-th checkpoint."""
         for host in self._hosts:
             if (host.project / "fault").exists():
                 (host.project / "fault" / "nth").write_text(str(nth))
@@ -210,24 +210,24 @@ class Hosts:
             (host.project / "fault" / name).touch()
 
     def run(self, name: str, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """Start `dml` on the head, with a state and a store of this name; the process and what it prints."""
+        """Start `dml` on the head, with a state and a store of this name; return the process and its output file."""
         printed = self._folder / f"{name}.txt"
         places = {"DML_STATE": str(PROJECT / "state" / name), "DML_STORE": f"s3://hosts/{name}", "RAY_ADDRESS": f"{HEAD}:{RAY_PORT}"}
         command = [sys.executable, "-m", "flows.cli", *(words or ("run", "synthetic", "softtriple"))]
         return self.head.start(*command, environment=self.environment | places, log=printed), printed
 
     def standing(self) -> Host | None:
-        """The host whose worker has come to the place and stands there."""
+        """Return the host whose worker has halted, or None."""
         return next((host for host in self._hosts if (host.project / "fault" / "hit").exists()), None)
 
     def go(self) -> None:
         for host in self._hosts:
             if (host.project / "fault").exists():
                 (host.project / "fault" / "go").touch()
-                (host.project / "fault" / "hit").touch()  # nobody stands still once more
+                (host.project / "fault" / "hit").touch()  # no other worker halts
 
     def left(self, name: str) -> dict[str, bytes]:
-        """Every file that a run has put into the store."""
+        """Return every file of a run in the store."""
         folder = self._folder / "left" / name
         fetch = (
             "import boto3, pathlib, sys\n"

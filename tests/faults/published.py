@@ -1,4 +1,4 @@
-"""What MLflow has, read from its database and its artifacts: the same for runs that ended the same, whatever happened on their way."""
+"""The contents of MLflow, read from its database and artifacts: equal for runs with equal results, even if they were disturbed."""
 
 import hashlib
 import sqlite3
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def published(database: Path, artifacts: Path) -> dict[str, Any]:
-    """Every run by its name: how it stands, settings, every point of every curve, files; and every model, with its files.
+    """Return every run by name, with status, settings, every point of every curve and files; and every model, with its files.
 
-    A list has twice what was published twice: runs of one name, points of one step, files, models.
+    Duplicates appear twice in a list: runs of one name, points of one step, files, models.
     """
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as data:
 
@@ -33,7 +33,7 @@ def published(database: Path, artifacts: Path) -> dict[str, Any]:
 
 
 def _files(artifacts: Path, run: str) -> list[tuple[str, str]]:
-    """Name below the run's artifacts and SHA-256 of each; figures carry no date and are compared too."""
+    """Return path in the run's artifacts and SHA-256 of each file; figures contain no date and are compared too."""
     return [
         (path.as_posix().partition(f"{run}/artifacts/")[2], hashlib.sha256(path.read_bytes()).hexdigest())
         for path in sorted(artifacts.glob(f"*/{run}/artifacts/**/*"))
@@ -42,7 +42,7 @@ def _files(artifacts: Path, run: str) -> list[tuple[str, str]]:
 
 
 def _models(artifacts: Path) -> list[tuple[str, str]]:
-    """Name and SHA-256 of every file of every model, but for what has the model's own id and time in it, which is empty."""
+    """Return name and SHA-256 of every file of every model; the hash is empty for the file with the model's id and time."""
     return sorted(
         (name.partition("/artifacts/")[2], "" if path.name == "MLmodel" else hashlib.sha256(path.read_bytes()).hexdigest())
         for path in artifacts.glob("*/models/*/artifacts/**/*")

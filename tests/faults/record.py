@@ -1,6 +1,6 @@
-"""`python -m tests.faults.record`: run the cells of the matrix, or some, and write docs/reliability.json and docs/reliability.md.
+"""`python -m tests.faults.record`: run all or some cells of the matrix and write docs/reliability.json and docs/reliability.md.
 
-What was run before stays in the record until it is run again; a cell that was not run is said to be so.
+Earlier outcomes stay in the record until the cell runs again; cells that never ran are marked.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def read_facts() -> dict[str, Any]:
 
 @contextmanager
 def changed_facts() -> Iterator[dict[str, Any]]:
-    """The record, to be changed; written at the end, and its page. One process at a time: several may run cells."""
+    """Yield the record for changes, then write it and its page; a lock lets several processes run cells."""
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         facts = read_facts()
@@ -70,23 +70,23 @@ def changed_facts() -> Iterator[dict[str, Any]]:
 
 
 def taken_down(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as the record has it."""
+    """Return an outcome as the record's entry."""
     return outcome.as_json() | {"on": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), "machine": platform.processor() or platform.machine()}
 
 
 def keep_cell(cell: Cell, fact: dict[str, Any]) -> None:
-    """Take a cell of the matrix down."""
+    """Record a cell of the matrix."""
     with changed_facts() as facts:
         facts["cells"][cell.name] = fact
 
 
 def keep_host_fact(name: str, found: str) -> None:
-    """Take down what the tests with several hosts saw, where `DML_RECORD=1` asks for it."""
+    """Record an observation of the tests with several hosts if `DML_RECORD` is set."""
     _keep_fact("hosts", name, found)
 
 
 def keep_stack_fact(name: str, found: str) -> None:
-    """Take down what the tests of the local stack saw, where `DML_RECORD=1` asks for it."""
+    """Record an observation of the tests of the local stack if `DML_RECORD` is set."""
     _keep_fact("stack", name, found)
 
 
@@ -98,7 +98,7 @@ def _keep_fact(section: str, name: str, found: str) -> None:
 
 
 def page(facts: dict[str, Any]) -> str:
-    """docs/reliability.md."""
+    """Return the text of docs/reliability.md."""
     cells = facts["cells"]
     asked = [cell for cell in MATRIX if cell.name in cells]
     green = [cell for cell in asked if not cells[cell.name]["falls_short"]]
@@ -124,7 +124,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def short(cells: dict[str, Any], cell: Cell) -> str:
-    """A cell as the table has it."""
+    """Return a cell's entry in the table."""
     fact = cells.get(cell.name)
     if fact is None:
         return "*not run*"
@@ -147,13 +147,13 @@ def name(fact: dict[str, Any]) -> str:
 
 
 def diagonal(cell: Cell) -> int:
-    """An order in which a part of the matrix has some of every row and of every column."""
+    """Return a sort key by which any part of the matrix has cells of every row and column."""
     rows = list(dict.fromkeys((other.victim, other.how) for other in MATRIX))
     return (WHEN.index(cell.when) - rows.index((cell.victim, cell.how))) % len(WHEN)
 
 
 def run_cells(cells: Iterable[Cell], minutes: float, keep: Callable[[Cell, dict[str, Any]], None]) -> None:
-    """Run them one after another until the time is over, each told as it ends."""
+    """Run cells one after another until the time is over, and print each outcome."""
     until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="dml-faults-") as folder:
         (Path(folder) / "project").mkdir()
@@ -165,7 +165,7 @@ def run_cells(cells: Iterable[Cell], minutes: float, keep: Callable[[Cell, dict[
             began = time.monotonic()
             try:
                 outcome = ground.run(cell)
-            except Exception as error:  # noqa: BLE001 - taken down, and the others are run
+            except Exception as error:  # noqa: BLE001 - recorded, and the other cells run
                 outcome = Outcome(cell, falls_short=[f"the test itself failed: {type(error).__name__}: {error}"])
             fact = taken_down(outcome)
             keep(cell, fact)

@@ -1,4 +1,4 @@
-"""What can go wrong outside of a run: a proxy that answers errors or nobody, an MLflow server, a disk that fills, a clock that jumps."""
+"""Faults outside a run: a proxy that returns errors or drops connections, an MLflow server, a disk that fills, a clock that jumps."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ Mode = Literal["pass", "503", "away"]
 
 
 class Proxy:
-    """A TCP proxy before an HTTP service of this machine: passes everything, answers 503 to every request, or hangs up on every caller."""
+    """A TCP proxy for an HTTP service of this machine: it passes everything, answers 503 to every request, or drops every connection."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -27,7 +27,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set(self, mode: Mode) -> None:
-        """Behave so from now on, also to who is connected."""
+        """Set the mode, and drop the open connections."""
         self._mode = mode
         for connection in list(self._open):
             with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 class MlflowServer:
-    """MLflow's server on a database and artifacts in a folder; `start` after an end finds what was there."""
+    """MLflow's server with database and artifacts in a folder, which a restart finds again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,7 +95,7 @@ class MlflowServer:
         wait_for_port(self.port, 120)
 
     def signal(self, number: int) -> None:
-        """To the server and its worker processes."""
+        """Send a signal to the server and its worker processes."""
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
@@ -111,7 +111,7 @@ def wait_for_port(port: int, seconds: float, host: str = "127.0.0.1") -> None:
 
 
 class SmallDisk:
-    """A file system of so many megabytes, mounted at `folder` for those alone that `inside` starts: in a mount namespace of its own."""
+    """A file system of limited size, mounted at `folder` in a separate mount namespace: only commands started with `inside` see it."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class SmallDisk:
         assert self._keeper.stdout.readline() == "mounted\n", "a tmpfs cannot be mounted here"
 
     def inside(self, working_folder: Path) -> list[str]:
-        """What a command begins with to see it."""
+        """Return the prefix of a command that sees the file system."""
         return ["nsenter", f"--target={self._keeper.pid}", "--mount", f"--wd={working_folder}"]
 
     @property
@@ -130,7 +130,7 @@ class SmallDisk:
         return Path(f"/proc/{self._keeper.pid}/root{self._folder}")
 
     def fill(self) -> None:
-        """To the last byte."""
+        """Fill the disk to the last byte."""
         with contextlib.suppress(OSError), (self.seen_from_here / ".filler").open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12):
                 with contextlib.suppress(OSError):
@@ -146,9 +146,9 @@ class SmallDisk:
 
 
 class Clock:
-    """The time of day of those that are started with `environment`; the monotonic clock is left as it is.
+    """The time of day of processes started with `environment`; their monotonic clock is unchanged.
 
-    Debian's libfaketime was tried first: told to leave the monotonic clock, 0.9.10 has Python's `time.sleep` fail with EINVAL.
+    Debian's libfaketime 0.9.10 is not used: with the monotonic clock unchanged, Python's `time.sleep` fails with EINVAL.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -161,7 +161,7 @@ class Clock:
         return {"LD_PRELOAD": str(self._library), "DML_FAULT_CLOCK": str(self._file)}
 
     def jump(self, seconds: int) -> None:
-        """By so much from the true time."""
+        """Set the clock to `seconds` after the true time."""
         beside = self._file.with_suffix(".new")
         beside.write_text(str(seconds))
         beside.replace(self._file)

@@ -1,7 +1,7 @@
-"""`dml` several times at once, each in a process that is forked from one that has imported what verbs need: little time, true overlap.
+"""Run several `dml` commands at once, in processes forked from one that has imported what verbs need, so that they start fast and overlap.
 
 Two processes wait for each other before they begin and before each of the first files that either renames or removes, so that both have
-read before either writes. Nothing heavy is imported here: each process imports this module.
+read before either writes. This module imports nothing heavy because each process imports it.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import BrokenBarrierError
 from typing import Any
 
-MEETINGS, MEETING_SECONDS = 6, 0.3  # of two processes; who is alone there goes on after a while
+MEETINGS, MEETING_SECONDS = 6, 0.3  # meetings of two processes; one that waits alone continues after this time
 PRELOADED = [
     "flows.cli", "torch", "faiss", "plotly", "pyarrow.parquet", "dml_core.data.prepare", "dml_core.index.writing", "tasks.data", "tasks.gc",
     "tasks.plans.plan", "tasks.reports.look.pages", "tasks.reports.site.pages", "tasks.scores.scoring", "tasks.use.embed",
@@ -24,14 +24,14 @@ PRELOADED = [
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and all that it printed."""
+    """Exit code and output of a command."""
 
     code: int
     printed: str
 
 
 def call(words: list[str], root: Path, log: Path, barrier: Any) -> None:
-    """`dml` in this process, forked from one that has imported everything; with a barrier it meets another one on its way."""
+    """Run `dml` in this forked process; with a barrier, synchronised with another process."""
     import torch
 
     from flows.cli import main
@@ -51,7 +51,7 @@ def call(words: list[str], root: Path, log: Path, barrier: Any) -> None:
 
 
 def meet(barrier: Any, root: str, left: list[int], event: str, arguments: tuple[Any, ...]) -> None:
-    """Wait for the other process before a file of the project is renamed or removed, a few times."""
+    """Wait for the other process before a file of the project is renamed or removed, up to `left` times."""
     if event in ("os.rename", "os.remove", "shutil.rmtree") and left[0] and str(arguments[0]).startswith(root):
         left[0] -= 1
         try:
@@ -61,7 +61,7 @@ def meet(barrier: Any, root: str, left: list[int], event: str, arguments: tuple[
 
 
 class Processes:
-    """Starts commands in processes that are forked from one that has imported everything."""
+    """Commands in processes forked from one that has imported everything."""
 
     def __init__(self, folder: Path) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -69,7 +69,7 @@ class Processes:
         self._folder, self._number = folder, 0
 
     def at_once(self, root: Path, *commands: list[str]) -> list[Ended]:
-        """How commands end that are begun together."""
+        """Run commands at the same time and return how they ended."""
         barrier = self._context.Barrier(len(commands)) if len(commands) > 1 else None
         logs = [self._folder / f"{self._number + number}.log" for number in range(len(commands))]
         self._number += len(commands)
@@ -81,7 +81,7 @@ class Processes:
         return [Ended(int(process.exitcode or 0), log.read_text()) for process, log in zip(started, logs, strict=True)]
 
     def one_by_one(self, root: Path, *commands: list[str]) -> list[Ended]:
-        """How commands end that are begun one after the other."""
+        """Run commands one after the other and return how they ended."""
         return [self.at_once(root, words)[0] for words in commands]
 
     def close(self) -> None:

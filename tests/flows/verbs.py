@@ -1,4 +1,4 @@
-"""Every verb of `dml`, walked from the command tree, so that a new verb is tested or refused by the tests."""
+"""Every verb of `dml`, from the command tree, so that the tests cover a new verb or fail."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from typer.main import get_command
 from flows.cli import app
 from tests.conftest import ROOT
 
-# What each verb is called with by the tests that run all of them: arguments with which it gets past its usage.
+# Valid arguments of each verb, for the tests that run all verbs.
 ARGUMENTS = {
     "compare": [],
     "data add": ["own", "images"],
@@ -55,7 +55,7 @@ DML = get_command(app)
 
 
 def leaves(group: Any = DML, before: str = "") -> Iterator[tuple[str, Any]]:
-    """(words, command) of every verb below a group of click's."""
+    """Yield (words, command) of every verb in a click group."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from leaves(command, f"{before}{name} ")
@@ -64,7 +64,7 @@ def leaves(group: Any = DML, before: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def dml(words: list[str], cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """`dml` in a process of its own; `shell` redirects it, as `>&-`."""
+    """Run `dml` in a separate process; `shell` adds redirections such as `>&-`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DML_", "RAY_", "PREFECT_", "MLFLOW_"))}
     return subprocess.run(
         ["bash", "-c", f'"$@" {shell}', "bash", sys.executable, "-m", "flows.cli", *words],

@@ -1,13 +1,13 @@
-"""A curve of 100 training steps for each registered loss, as it was accepted by hand: `<loss>.json` beside this file.
+"""A curve of 100 training steps for each registered loss, accepted by hand: `<loss>.json` next to this file.
 
-    python -m tests.golden.curves                 # what is different from the accepted curves
-    python -m tests.golden.curves --accept LOSS   # take the curves of the named losses as they are now; one has to be named
+    python -m tests.golden.curves                 # print differences from the accepted curves
+    python -m tests.golden.curves --accept LOSS   # accept the current curves of the named losses, at least one
 
-Everything is real but the precision: the training loop, a packed dataset, the loss with its published options. The images are drawn with
-whole numbers alone, and networks are trained in float64, so that only the order in which a CPU adds up can make a difference. With another
-memory layout, which is another order, all curves but one stayed within 3e-14 of their values; that of triplet_semi_hard, which passes a
-corner of its loss at step 43, was 1e-5 off in the end. So the first steps have to agree to the float32 in which a history is written, which
-tells any change of a loss's formula, and what a hundred steps have made of a difference is allowed more.
+Everything except the precision is real: the training loop, a packed dataset, the loss with its published options. Images are drawn with
+integers only, and networks are trained in float64, so that only the summation order of a CPU can make a difference. With another memory
+layout, and so another order, all curves but one stayed within 3e-14 of their values; that of triplet_semi_hard, which passes a
+non-differentiable point of its loss at step 43, differed by 1e-5 in the end. So the first steps must agree to the float32 precision of a
+history, which detects any change of a loss's formula; later steps have a larger tolerance.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from dml_core.training.validation import HeldOutRecall
 
 FOLDER = Path(__file__).parent
 CPU = torch.device("cpu")
-EARLY_STEPS, EARLY, LATE = 20, 1e-6, 1e-3  # tolerances are shares of a value, or of a tenth where that is more
+EARLY_STEPS, EARLY, LATE = 20, 1e-6, 1e-3  # tolerances are fractions of a value, or of 0.1 if that is more
 RECALL = 0.02  # two queries
 SHOWN_STEPS = (0, 1, 2, 5, 10, 20, 40, 60, 80, 99)
 NUM_CLASSES, NUM_PER_CLASS, SIDE = 8, 16, 16
@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
     "transform": {"crop": "padded", "crop_size": SIDE, "padding": 2, "flip": True, "scaling": "minus-one-one"},
     "optimiser": {"name": "adam", "learning_rate": 2e-3},
     "schedule": {"kind": "cosine"},
-    "num_epochs": 13,  # of 8 steps
+    "num_epochs": 13,  # 8 steps each
     "checkpoint_every_epochs": 13,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -58,7 +58,7 @@ Curve = dict[str, Any]
 
 
 def draw(folder: Path) -> Path:
-    """A packed dataset of coarse patterns with noise, one pattern a class."""
+    """Make a packed dataset of coarse patterns with noise, one pattern per class."""
     random = np.random.default_rng(0)
     for label in range(2 * NUM_CLASSES):
         pattern = random.integers(60, 196, (4, 4, 3)).repeat(SIDE // 4, 0).repeat(SIDE // 4, 1)
@@ -72,7 +72,7 @@ def draw(folder: Path) -> Path:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Networks, losses and images in double precision."""
+    """Use double precision for networks, losses and images."""
     batches, dtype = Loader.batches, torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     Loader.batches = lambda *arguments: ((images.double(), indices) for images, indices in batches(*arguments))
@@ -84,7 +84,7 @@ def in_float64() -> Iterator[None]:
 
 
 def curve(loss: str, packed: Path) -> Curve:
-    """What a loss's training comes to: its values at some steps, how long the learned vectors are, Recall@1 on classes it has not seen."""
+    """Train with a loss; return its values at some steps, the norms of the learned parameters, and Recall@1 on unseen classes."""
     choice = {"loss": {"name": loss, "options": OPTIONS.get(loss, {})}}
     config = parse(TrainingConfig, merge(SETTINGS, CHANGES.get(loss, {})) | choice, f"golden {loss}")
     with in_float64(), tempfile.TemporaryDirectory() as folder:
@@ -98,7 +98,7 @@ def curve(loss: str, packed: Path) -> Curve:
 
 
 def differences(found: Curve, accepted: Curve) -> list[str]:
-    """A line for each value that is not the accepted one's."""
+    """Return one line for each value that differs from the accepted one."""
     lines = []
     for part in ("loss", "norm"):
         for name in sorted(found[part].keys() | accepted[part].keys(), key=lambda name: (len(name), name)):
@@ -117,7 +117,7 @@ def accepted_curve(loss: str) -> Curve:
 
 
 def parsed(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The losses whose curves are computed, and those of them whose curves are accepted; ends the program where a name is wrong."""
+    """Return the losses whose curves are computed, and those whose curves are accepted; exit if a name is invalid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--accept", nargs="+", metavar="LOSS", choices=LOSSES)
     parser.add_argument("losses", nargs="*", metavar="LOSS", choices=[[], *LOSSES])

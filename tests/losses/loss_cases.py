@@ -1,4 +1,4 @@
-"""What the tests of the losses walk over: every registered loss with small options, and the batches that go wrong most easily."""
+"""Cases for the tests of the losses: every registered loss with small options, and the batches that fail most easily."""
 
 import torch
 
@@ -40,7 +40,7 @@ def case_id(case):
 
 
 def build(case, seed=0, num_classes=NUM_CLASSES, dim=DIM):
-    """The case's loss in float64, its parameters drawn from `seed`."""
+    """Build the case's loss in float64, with parameters drawn from `seed`."""
     name, options = case
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -48,14 +48,14 @@ def build(case, seed=0, num_classes=NUM_CLASSES, dim=DIM):
 
 
 def random_batch(num_samples=10, seed=0, dim=DIM):
-    """Embeddings of ordinary length with labels of two or more samples a class."""
+    """Embeddings of ordinary length, with two or more samples per class."""
     random = torch.Generator().manual_seed(seed)
     embeddings_ND = torch.randn(num_samples, dim, generator=random, dtype=torch.float64)
     return embeddings_ND, torch.arange(num_samples) % NUM_CLASSES
 
 
 def duplicate_batch():
-    """Every image twice, the copies of one class beside each other, and one copy under another label."""
+    """Every image twice, the copies of one class adjacent, and one copy with another label."""
     embeddings_ND, _ = random_batch(5)
     return embeddings_ND.repeat_interleave(2, 0), torch.tensor([0, 0, 1, 1, 2, 2, 0, 0, 3, 4])
 
@@ -84,7 +84,7 @@ def wide_class_batch():
 
 
 def single_negative_batch():
-    """One class but for one image, which lies between the others."""
+    """One class except for one image, which is between the others."""
     return wide_class_batch()[0], torch.tensor([2, 2, 2, 4])
 
 

@@ -1,4 +1,4 @@
-"""Slow references: each loss written a second time from its paper's equation, in plain Python over lists of floats.
+"""Slow references: each loss reimplemented from its paper's equation, in plain Python with lists of floats.
 
 A reference takes the loss (for its options and centres only), the embeddings and the labels, and returns the total.
 """
@@ -94,7 +94,7 @@ def distance(u, v):
 
 
 def angle(u, v):
-    """Between 0 and pi, accurate also for equal and opposite vectors (Kahan)."""
+    """Return the angle between 0 and pi, also accurate for equal and opposite vectors (Kahan)."""
     u, v = unit(u), unit(v)
     return 2 * atan2(distance(u, v), norm([a + b for a, b in zip(u, v, strict=True)]))
 
@@ -108,7 +108,7 @@ def relu(a):
 
 
 def pairs(labels, same):
-    """Ordered pairs of two different samples, of one class or of two."""
+    """Return ordered pairs of two different samples, of the same class or of different ones."""
     everyone = range(len(labels))
     return [(i, j) for i in everyone for j in everyone if i != j and (labels[i] == labels[j]) == same]
 
@@ -161,7 +161,7 @@ def tuplet_margin(loss, embeddings, labels):
 
 
 def drawn_negatives(labels, positive):
-    """What `random_negatives` draws from a generator seeded with 0: column g of row p is the place within class g."""
+    """Return the draw of `random_negatives` from a generator seeded with 0: column g of row p is the position within class g."""
     classes = sorted(set(labels))
     draws = torch.rand(len(positive), len(classes), generator=torch.Generator().manual_seed(0)).tolist()
     chosen = []
@@ -258,7 +258,7 @@ def combined(loss, embeddings, labels):
 
 
 def reference(name, loss, embeddings_ND, labels_N):
-    """The named reference's total as a float64 tensor."""
+    """Return the named reference's total as a float64 tensor."""
     return torch.tensor(REFERENCES[name](loss, embeddings_ND.tolist(), labels_N.tolist()), dtype=torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""A finished run made by hand: the embeddings, the loss and the facts that a test gives it."""
+"""A finished run made from the embeddings, the loss and the facts that a test gives."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ MakeRun = Callable[..., FinishedRun]
 
 @pytest.fixture
 def finished(packed: Path) -> MakeRun:
-    """A function that makes one, of the loss `loss` with `options` over `num_classes` classes; `change` lays hands on the loss."""
+    """Return a function that makes a run, with the loss `loss` with `options` for `num_classes` classes; `change` modifies the loss."""
 
     def make(
         loss: str = "softtriple",

@@ -1,10 +1,10 @@
-"""Breakpoints in the processes of a run: Python imports this module by itself where its folder is on PYTHONPATH.
+"""Breakpoints in the processes of a run: Python imports this module automatically if its folder is on PYTHONPATH.
 
-With `DML_FAULT_AT=<point>:<n>` and `DML_FAULT_FOLDER` set, the first process of the run that comes to the n-th pass of the point stands
-still there: it makes `hit` in the folder and waits for `go`. Who strikes is the test, which sees the file. What a run does again
-afterwards passes the point without a halt. `trace.jsonl` in the folder takes down every epoch that was trained, and who got past the point.
+With `DML_FAULT_AT=<point>:<n>` and `DML_FAULT_FOLDER` set, the first process of the run that reaches the n-th pass of the point halts: it
+makes `hit` in the folder and waits for `go`. The test sees the file and injects the fault. Later passes do not halt. `trace.jsonl` in the
+folder records every trained epoch, and every process that passed the point.
 
-Nothing of torch or of the project is loaded here: functions are wrapped when their module has been imported by those who need it.
+This module imports neither torch nor the project: functions are wrapped when the run imports their module.
 """
 
 import contextlib
@@ -22,32 +22,32 @@ FOLDER = Path(os.environ.get("DML_FAULT_FOLDER", ""))
 # point -> module, function in it, and whether the halt is before or after the call
 POINTS = {
     "before-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "before"),
-    "in-checkpoint": ("dml_core.training.checkpoint", "_prove", "before"),  # the state is in a file beside, without its proof
+    "in-checkpoint": ("dml_core.training.checkpoint", "_prove", "before"),  # the state is in a temporary file, without its proof
     "after-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "after"),
-    "embedding": ("tasks.workers.embedding", "_save_array", "after"),  # a shard is written beside, and not renamed
-    "evaluating": ("tasks.scores.evaluation", "draw_figures", "before"),  # scored, nothing of it written
-    "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are there, scores and files are not
+    "embedding": ("tasks.workers.embedding", "_save_array", "after"),  # a shard is written to a temporary file, not renamed yet
+    "evaluating": ("tasks.scores.evaluation", "draw_figures", "before"),  # scored, nothing written
+    "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are published, scores and files are not
 }
 LONGEST_WAIT_SECONDS = 120.0
 num_passed = 0
 
 
 def note(event, **facts):
-    """Append a line to the trace; one write, so that lines of several processes do not mix."""
+    """Append a line to the trace, in one write so that lines of several processes do not mix."""
     line = json.dumps({"at": time.monotonic(), "event": event, "process": os.getpid(), **facts}) + "\n"
     with (FOLDER / "trace.jsonl").open("a") as file:
         file.write(line)
 
 
 def nth():
-    """The pass at which to stand still; a file has it where workers are there before the test knows."""
+    """Return the pass to halt at, from a file if there is one, for workers that start before the test sets it."""
     with contextlib.suppress(FileNotFoundError):
         return int((FOLDER / "nth").read_text())
     return int(NTH or 1)
 
 
 def halt():
-    """Stand still until the test says `go`, where this is the n-th pass and nobody has stood here before."""
+    """Wait for `go` if this is the n-th pass and no process has halted yet."""
     global num_passed
     num_passed += 1
     if num_passed != nth():
@@ -74,7 +74,7 @@ def halting(function, when):
 
 
 def tracing(record_epoch):
-    """Around what notes an epoch's curves: its steps are done, its checkpoint is not."""
+    """Trace an epoch when its curves are recorded: its steps are done, its checkpoint is not."""
 
     @functools.wraps(record_epoch)
     def wrapped(run, epoch, done):
@@ -87,7 +87,7 @@ def tracing(record_epoch):
 
 
 def waiting(train_step):
-    """No step begins while a checkpoint is on its way: they are written by a thread, and an epoch here takes less time than that."""
+    """Delay each step until the last checkpoint is written: a thread writes it, which takes longer than an epoch here."""
 
     @functools.wraps(train_step)
     def wrapped(run, *arguments):
@@ -100,14 +100,14 @@ def waiting(train_step):
 
 
 def wrap(module, name, wrapper):
-    """Put a wrapper around a function of a module, or around a method of a class in it."""
+    """Wrap a function of a module, or a method of a class in it."""
     *owners, last = name.split(".")
     owner = functools.reduce(getattr, owners, module)
     setattr(owner, last, wrapper(getattr(owner, last)))
 
 
 def changes():
-    """Module -> what is wrapped in it, in order."""
+    """Return module -> functions to wrap and their wrappers, in order."""
     found = {"dml_core.training.loop": [("_record_epoch", tracing), ("_train_step", waiting)]}
     if AT:
         module, name, when = POINTS[AT]
@@ -116,7 +116,7 @@ def changes():
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules that are wrapped as they would be found without it, and wraps their functions when they have been run."""
+    """Import hook that finds modules in the usual way and wraps their functions after they have been executed."""
 
     def __init__(self, wrapped):
         self.wrapped = wrapped

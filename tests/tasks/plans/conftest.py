@@ -1,4 +1,4 @@
-"""A project that has CUB-200-2011, drawn and prepared, and the real catalogue."""
+"""A project with the real catalogue and a drawn, prepared CUB-200-2011."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ def look(project: Project) -> Here:
 
 
 def finish_step(here: Here, step: str, spec: RunSpec) -> None:
-    """Leave what a finished step leaves: Prefect's record, and a folder in the store."""
+    """Write the traces of a finished step: Prefect's record, and a folder in the store."""
     identity = IDENTITIES[step](spec, here.dataset("cub200", load_table("softtriple/table1")))
     records = here.project.state / "prefect" / "storage"
     records.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """The same with a state of its own, and nothing in torch's hub folder."""
+    """A copy of the prepared project, with an empty torch hub folder."""
     root = tmp_path / "project"
     shutil.copytree(prepared, root)
     monkeypatch.chdir(root)

@@ -1,4 +1,4 @@
-"""A small network, images, and an index of them; and the real service on them: `dml serve` as a person starts it, spoken to over HTTP."""
+"""A small network, images and an index of them, and the real service on them: `dml serve` as a user starts it, queried over HTTP."""
 
 import os
 import re
@@ -33,7 +33,7 @@ START_SECONDS = 120
 
 @dataclass(frozen=True)
 class Made:
-    """A network's folder, an index's, and the files of its images, in the index's order."""
+    """Folders of a network and of an index, and the image files in the index's order."""
 
     model: Path
     index: Path
@@ -46,7 +46,7 @@ class Made:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A network with drawn weights, and photographs of noise, each of its own brightness and colours so that no two are alike."""
+    """A network with random weights, and noise images of different brightness and colours so that no two are alike."""
     folder = tmp_path_factory.mktemp("served")
     torch.manual_seed(7)
     network = Embedder(parse(ModelConfig, MODEL, "test"), 4)
@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 class Service:
-    """`dml serve`, started."""
+    """A running `dml serve`."""
 
     def __init__(self, made: Made, *arguments: str, token: str | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_", "DML_"))}
@@ -118,7 +118,7 @@ class Service:
         return found
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Its exit code and what it said last."""
+        """Stop the service; return its exit code and last output."""
         self.client.close()
         self.process.send_signal(number)
         _, said = self.process.communicate(timeout=60)
@@ -126,14 +126,14 @@ class Service:
 
 
 def _answer_signals() -> None:
-    """As in a terminal, also where the tests themselves run in the background, which leaves these ignored."""
+    """Reset signal handlers to those of a terminal: tests in the background ignore these signals."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
 def start(made: Made) -> Iterator[Callable[..., Service]]:
-    """Starts services that end with the tests."""
+    """Return a function that starts services, which end with the tests."""
     started: list[Service] = []
 
     def start_one(*arguments: str, token: str | None = None) -> Service:
@@ -153,7 +153,7 @@ def service(made: Made, start: Callable[..., Service]) -> Service:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether something came true in time."""
+    """Return whether a condition became true in time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if condition():

@@ -1,4 +1,4 @@
-"""A small project with trained runs in its store, made by the real steps and without Ray or servers."""
+"""A small project with trained runs in its store, made by the real steps without Ray or servers."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """Two variants of two seeds; `untrained/1` is not run."""
+    """A project with two variants of two seeds; `untrained/1` has not run."""
     root = tmp_path_factory.mktemp("project")
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     state = root / "state"
@@ -61,7 +61,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def make_run(project: Project, spec: RunSpec) -> RunReport:
-    """Train, embed and score a run into the store, and say what would be published of it."""
+    """Train, embed and score a run into the store, and return what would be published."""
     record = read_dataset(project, spec.dataset)
     packed, store = Path(record.folder), Store(project.store, project.state / "cache")
     trained = train_step(spec, record).identity

@@ -1,4 +1,4 @@
-"""What tests with real Ray workers share: jobs long enough to be disturbed in the middle, and Ray's settings while a module runs."""
+"""Fixtures of tests with real Ray workers: jobs long enough to be disturbed midway, and Ray's settings during a module."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from tasks.workers.jobs import Job
 from tests.conftest import small_training
 
 OPTIONS = {"num_classes": 8, "images_per_class": 320, "image_size": 24, "num_modes": 2}
-EPOCHS, STEPS = 3, 320  # of 1,280 training images in batches of 4: more than a second an epoch, so that its middle is told
+EPOCHS, STEPS = 3, 320  # 1,280 training images in batches of 4: over a second per epoch, so that its middle can be detected
 TRAINING = parse(
     TrainingConfig,
     merge(
@@ -33,7 +33,7 @@ TRAINING = parse(
 
 @dataclass
 class Disturbance:
-    """Does something once, when a run is in the middle of an epoch."""
+    """An action that is performed once, in the middle of an epoch."""
 
     deed: Callable[[], None]
     at: Progress | None = None
@@ -54,7 +54,7 @@ def many_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ray_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """The environment that a flow gives Ray, without its token: this process may have loaded Ray before, which reads that once."""
+    """The environment that a flow gives Ray, without its token: Ray reads it only once, and may be loaded already."""
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -73,7 +73,7 @@ def job(packed: Path, state: Path, name: str, num_epochs: int = EPOCHS, **change
 
 
 def processes(part: str) -> list[psutil.Process]:
-    """This process's descendants that are called so."""
+    """Return this process's descendants whose name contains `part`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:

@@ -1,4 +1,4 @@
-"""Caffe's model files written byte by byte as the protocol buffers' wire format says, and the text of BVLC GoogLeNet's definition."""
+"""Write Caffe's model files byte by byte in the wire format of protocol buffers, and the text of BVLC GoogLeNet's definition."""
 
 import struct
 
@@ -6,7 +6,7 @@ from tests.models.conversion.references.drawn import CAFFE_MODULES, caffe_layers
 
 
 def varint(number):
-    """A number in groups of seven bits, the lowest first."""
+    """Encode a number in groups of seven bits, lowest first."""
     groups = bytearray()
     while number > 127:
         groups.append(number & 127 | 128)
@@ -23,7 +23,7 @@ def block(field, content):
 
 
 def blob(values, is_old):
-    """BlobProto: data (5, packed), diff (6); four axes (1 to 4), or shape (7) with dim (1, packed)."""
+    """Encode a BlobProto: data (5, packed), diff (6); four axes (1 to 4), or shape (7) with dim (1, packed)."""
     data = block(5, values.astype("<f4").tobytes()) + block(6, struct.pack("<2f", 0.0, 0.0))
     if is_old:
         axes = (1,) * (4 - values.ndim) + values.shape
@@ -32,7 +32,7 @@ def blob(values, is_old):
 
 
 def caffemodel(layers=None, is_old=True):
-    """A NetParameter: name (1), then `layers` (2; name 4, type 5, blobs 6) or `layer` (100; name 1, type 2, blobs 7)."""
+    """Encode a NetParameter: name (1), then `layers` (2; name 4, type 5, blobs 6) or `layer` (100; name 1, type 2, blobs 7)."""
     content = block(1, b"GoogleNet")
     for name, blobs in (caffe_layers() if layers is None else layers).items():
         encoded = [blob(values, is_old) for values in blobs]
@@ -62,7 +62,7 @@ def normalisation(name, below):
 
 
 def prototxt(height, width):
-    """The network up to inception_5b/output."""
+    """Return the definition of the network up to inception_5b/output."""
     text = f'name: "GoogleNet"\ninput: "data"\ninput_shape {{ dim: 1 dim: 3 dim: {height} dim: {width} }}\n'
     text += convolution("conv1/7x7_s2", "data", 64, 7, 2, 3) + pooling("pool1/3x3_s2", "conv1/7x7_s2", 2, 0)
     text += normalisation("pool1/norm1", "pool1/3x3_s2") + convolution("conv2/3x3_reduce", "pool1/norm1", 64, 1)

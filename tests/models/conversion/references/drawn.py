@@ -1,6 +1,6 @@
-"""Weights and images drawn for the published networks, in their files' names, shapes and layouts; nothing but NumPy, for every environment.
+"""Random weights and images for the published networks, with their files' names, shapes and layouts; needs only NumPy.
 
-The tables are written out from the published definitions, not from the project's:
+The tables are copied from the published definitions, not from the project's:
 tensorflow/models, research/slim/nets/inception_v1.py, and
 BVLC/caffe, models/bvlc_googlenet/deploy.prototxt.
 """
@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
-# Scope below InceptionV1/: channels in, channels out, side of the window.
+# Scope in InceptionV1/: input channels, output channels, kernel size.
 SLIM = {
     "Conv2d_1a_7x7": (3, 64, 7),
     "Conv2d_2b_1x1": (64, 64, 1),
     "Conv2d_2c_3x3": (64, 192, 3),
 }
-# Entering channels, then those of Branch_0/Conv2d_0a_1x1, Branch_1/Conv2d_0a_1x1 and 0b_3x3, Branch_2's two, Branch_3/Conv2d_0b_1x1.
+# Input channels, then those of Branch_0/Conv2d_0a_1x1, Branch_1/Conv2d_0a_1x1 and 0b_3x3, Branch_2's two, Branch_3/Conv2d_0b_1x1.
 SLIM_MODULES = {
     "Mixed_3b": (192, 64, 96, 128, 16, 32, 32),
     "Mixed_3c": (256, 128, 128, 192, 32, 96, 64),
@@ -48,13 +48,13 @@ for _name, (_in, _one, _reduce3, _three, _reduce5, _five, _projection) in CAFFE_
 
 
 def normal(name, shape, deviation):
-    """Normal numbers that depend on the name alone."""
+    """Return normal random numbers that depend only on the name."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
 def slim_variables():
-    """The variables of slim's network without its classifier, by the checkpoint's names; convolutions are HWIO."""
+    """Return the variables of slim's network without its classifier, by the checkpoint's names; convolutions are HWIO."""
     variables = {}
     for scope, (entering, leaving, size) in SLIM.items():
         name = f"InceptionV1/{scope}"
@@ -66,7 +66,7 @@ def slim_variables():
 
 
 def beside_the_features():
-    """What else lies in such a checkpoint: the classifier, an optimiser's slots and the step."""
+    """Return the other variables of such a checkpoint: the classifier, an optimiser's slots and the step."""
     return {
         "InceptionV1/Logits/Conv2d_0c_1x1/weights": np.zeros((1, 1, 1024, 1001), np.float32),
         "InceptionV1/Logits/Conv2d_0c_1x1/biases": np.zeros(1001, np.float32),
@@ -76,9 +76,9 @@ def beside_the_features():
 
 
 def caffe_layers():
-    """Weights (OIHW) and biases of Caffe's GoogLeNet without its classifiers, by layer.
+    """Return weights (OIHW) and biases of Caffe's GoogLeNet without its classifiers, by layer.
 
-    Weights are larger than usual, so that local response normalisation divides by clearly more than 1.
+    Weights are larger than usual, so that local response normalisation divides by much more than 1.
     """
     return {
         layer: (
@@ -90,7 +90,7 @@ def caffe_layers():
 
 
 def image(height, width, scale):
-    """One image (3, height, width) of normal numbers with some structure."""
+    """Return one image (3, height, width) of normal random numbers with some structure."""
     noise = normal(f"image {height} {width}", (3, height, width), scale)
     rows, columns = np.mgrid[:height, :width]
     return (noise + scale * np.sin(rows / 5 + columns / 9)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Caffe's GoogLeNet by OpenCV, which reads Caffe's files and has layers of its own: what the project's network is compared with.
+"""Caffe's GoogLeNet in OpenCV, which reads Caffe's files and has its own layers: the reference for the project's network.
 
 It runs in an environment with OpenCV (`python -m venv cv && cv/bin/pip install "opencv-python-headless<5"`), from the
 repository's root. The committed file was written by OpenCV 4.14 and

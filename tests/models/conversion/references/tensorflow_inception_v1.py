@@ -1,4 +1,4 @@
-"""TF-slim's Inception v1 in TensorFlow's own operations, over drawn weights: what the project's network is compared with.
+"""TF-slim's Inception v1 in TensorFlow's own operations, with random weights: the reference for the project's network.
 
 It runs in an environment with TensorFlow (`python -m venv tf && tf/bin/pip install tensorflow-cpu`), from the repository's root. The
 committed file was written by TensorFlow 2.21 and
@@ -50,7 +50,7 @@ def features(images):
 
 
 def trained(images):
-    """Output and moving statistics of the first convolution's BatchNorm in training, decay 0.95."""
+    """Return output and moving statistics of the first convolution's BatchNorm in training, decay 0.95."""
     name = "InceptionV1/Conv2d_1a_7x7"
     out = tf.nn.conv2d(images, VARIABLES[f"{name}/weights"], strides=2, padding="SAME")
     normed, mean, variance = tf.compat.v1.nn.fused_batch_norm(

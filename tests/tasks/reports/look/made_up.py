@@ -1,5 +1,5 @@
-"""A project with runs that were never trained: embeddings drawn around class centres, scored by the real evaluator, and laid where a run's
-are. Made up, and nowhere taken for results."""
+"""A project with untrained runs: embeddings drawn around class centres, scored by the real evaluator, and stored like those of a run.
+They are invented and never used as results."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ NUM_CLASSES, PER_CLASS, NUM_DIMENSIONS = 9, 12, 6
 
 
 def make_project(root: Path, roles: tuple[str, ...] = ("test",)) -> tuple[Project, Params]:
-    """A project with the dataset `photos`, whose images have these roles, and a finished run for each variant and seed."""
+    """Make a project with the dataset `photos`, whose images have these roles, and a finished run for each variant and seed."""
     raw = root / "raw"
     raw.mkdir(parents=True)
     _draw_images(raw, roles)
@@ -53,7 +53,7 @@ def make_project(root: Path, roles: tuple[str, ...] = ("test",)) -> tuple[Projec
 
 
 def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test",)) -> None:
-    """Lay embeddings and scores of a run in the store; one has its figures."""
+    """Write embeddings and scores of a run into the store; one run has its figures."""
     record = read_dataset(project, spec.dataset)
     embedded = Path(project.store) / "embed" / embed_identity(spec, record)
     scored = Path(project.store) / "evaluate" / evaluate_identity(spec, record)
@@ -65,7 +65,7 @@ def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test"
         labels = PackedDataset(Path(record.folder), role).labels
         noise = NOISE[spec.variant] * generator.standard_normal((len(labels), NUM_DIMENSIONS))
         rows = (centres[labels] + noise).astype(np.float32)
-        rows[5], rows[20] = rows[60], rows[60]  # equally near, of different classes
+        rows[5], rows[20] = rows[60], rows[60]  # ties of different classes
         np.save(embedded / f"{role}.npy", rows)
         np.save(embedded / f"{role}-labels.npy", labels)
         manifest[role] = {"rows": len(rows), "dimensions": NUM_DIMENSIONS, "shards": [f"{role}.npy"], "labels": f"{role}-labels.npy"}
@@ -76,7 +76,7 @@ def finish_run(project: Project, spec: RunSpec, roles: tuple[str, ...] = ("test"
 
 
 def _draw_images(raw: Path, roles: tuple[str, ...]) -> None:
-    """Images of another colour for each class and another shade for each image; the classes of `train` are others."""
+    """Draw images with one colour per class and one shade per image; `train` has other classes."""
     rows = []
     for role in ("train", *roles):
         for label in range(NUM_CLASSES):

@@ -1,4 +1,4 @@
-"""A project with one made-up table, and its page as a browser would read it."""
+"""A project with one invented table, and its page as a browser would parse it."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,11 +25,11 @@ class Element:
 
     @property
     def text(self) -> str:
-        """All text below it, in one line."""
+        """All text in the element, in one line."""
         return " ".join(" ".join(child if isinstance(child, str) else child.text for child in self.children).split())
 
     def all(self, tag: str | None = None, css: str | None = None) -> "list[Element]":
-        """Elements below it by tag and by class, in order."""
+        """Return descendants by tag and class, in order."""
         found = []
         for child in self.children:
             if isinstance(child, Element):
@@ -40,7 +40,7 @@ class Element:
 
 
 class Reader(HTMLParser):
-    """Reads a page; an end tag that does not fit the element that is open is an error."""
+    """Parser of a page; an end tag that does not match the open element is an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Reader(HTMLParser):
 
 
 def read(text: str) -> Element:
-    """The page's elements; every one that was opened is closed."""
+    """Return the page's elements; each must be closed."""
     reader = Reader()
     reader.feed(text)
     reader.close()
@@ -75,7 +75,7 @@ def read(text: str) -> Element:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Project, Params]":
-    """A project with the made-up table, its runs and their pictures."""
+    """A project with the invented table, its runs and their images."""
     root = tmp_path_factory.mktemp("project")
     tables = root / "tables" / NAME
     tables.parent.mkdir(parents=True)
@@ -90,11 +90,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Project, Params]":
 
 @pytest.fixture(scope="module")
 def page(made: "tuple[Project, Params]") -> TablePage:
-    """Its page, written into the project's site."""
+    """Page of the table, written into the project's site."""
     return write_site(*made, [NAME])[0]
 
 
 @pytest.fixture(scope="module")
 def html(page: TablePage) -> Element:
-    """The page, parsed."""
+    """The parsed page."""
     return read(Path(page.html).read_text())

@@ -1,4 +1,4 @@
-"""A table with everything that a page can show, its runs and their pictures: made up, and nowhere taken for results."""
+"""A table with everything that a page can show, its runs and their images: invented and never used as results."""
 
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,12 @@ SPREADS = (0.004, 0.003, 0.003, 0.012, 0.006)
 
 
 def made_up_table() -> TableFile:
-    """The file."""
+    """Return the table's file."""
     return parse(TableFile, TABLE, "table1.yaml")
 
 
 def make_result(project: Project) -> TableResult:
-    """Runs over five seeds, in which every verdict occurs, with one of one seed; their pictures are put into the store."""
+    """Make runs over five seeds in which every verdict occurs, and one with a single seed; write their images into the store."""
     runs = [
         _run(
             project,
@@ -112,7 +112,7 @@ def make_result(project: Project) -> TableResult:
 
 
 def _noise(row: str, seed: int) -> list[float]:
-    """-1 to 1 for each metric: the same five values, in an order that differs between rows."""
+    """Return noise from -1 to 1 for each metric: the same five values, in a different order for each row."""
     return [((seed * step + len(row)) % 5 - 2) / 2 for step in ((1, 2, 3, 4, 1) if row == "softtriple" else (3, 4, 1, 2, 2))]
 
 
@@ -143,7 +143,7 @@ def _run(project: Project, row: str, variant: str, epoch: Any, seed: int, values
 
 
 def draw_pictures(folder: Path, num_epochs: int) -> None:
-    """Pictures as a run leaves them: a curve, a gallery's size of noise, and one of a measurement."""
+    """Draw the images of a run: a curve, noise of a gallery's size, and one of a measurement."""
     epochs = np.linspace(0.1, num_epochs, 60)
     plot_training_curves({"loss": (epochs, 3 * np.exp(-epochs / 4) + 0.3)}, folder / "figures/curve.png", "a run that nobody made")
     pixels = np.random.default_rng(0).integers(0, 255, (30, 60, 3), dtype=np.uint8)
