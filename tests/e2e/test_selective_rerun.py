@@ -104,7 +104,8 @@ def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project
     """A story of its own."""
     project.run("dml", "reproduce", "--variant", "untrained")
     of_test = project.run("dml", "compare", "synthetic")
-    project.change(comparison={"datasets": {"synthetic": {"validation": {"share": 0.5}}}}, evaluation={"role": "validation"})
+    held_out = {"validation": {"share": 0.5}}
+    project.change(comparison={"datasets": {"synthetic": held_out, "fashion-mnist": held_out}}, evaluation={"role": "validation"})
     assert steps_run(project.run("dml", "reproduce", "--variant", "untrained")) == {"train": 1, "embed": 1, "evaluate": 1}
     assert "comparison on synthetic, validation classes" in project.run("dml", "compare", "synthetic")
     project.change(evaluation={"role": "test"})
