@@ -103,13 +103,13 @@ def _outline(state: Any) -> Any:
 
 def _tensor_from_rank_zero(outline: Tensor, own: Tensor | None, device: torch.device) -> Tensor:
     """Return rank 0's tensor, sent as bytes, so that any data type works with any backend."""
-    received = torch.empty_like(outline, device="cpu") if own is None else own
-    travelling = received.to(device).contiguous().reshape(-1).view(torch.uint8)
+    travelling = torch.empty(outline.shape, dtype=outline.dtype, device=device) if own is None else own.to(device).contiguous()
     if travelling.numel():
-        dist.broadcast(travelling, src=0)
-    if own is None:
-        received.copy_(travelling.view(outline.dtype).view(outline.shape))
-    return received
+        dist.broadcast(travelling.reshape(-1).view(torch.uint8), src=0)
+    if own is not None:
+        return own
+    # A copy even on the CPU: a contiguous tensor may have other strides than rank 0's, as a 1x1 convolution's weight in channels_last.
+    return torch.empty_like(outline, device="cpu").copy_(travelling)
 
 
 def _portable(error: Exception | None) -> Exception | None:
