@@ -34,7 +34,7 @@ mutants: .venv/.done ## mutation testing of losses, metrics, samplers and identi
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 mutmut run --max-children 2
 	@mutmut results
 
-mutants-sample: .venv/.done ## mutation testing of a fixed sample, slow tests too: make mutants-sample FILES=tasks/use/card.py
+mutants-sample: .venv/.done ## mutation testing of a fixed sample, slow tests too: make mutants-sample FILES=tasks/models/card.py
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 nice -n 10 python tests/mutants.py $(FILES)
 
 check: .venv/.done ## lint, format, types and import rules

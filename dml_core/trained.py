@@ -1,7 +1,7 @@
 """A trained network outside of any run: images in, embeddings out, as in the run's own evaluation.
 
 A folder holds the description `network.json` and the weights `network.pt`, a plain state dict. MLflow's models contain such a folder,
-`tasks.use` makes one from a run's checkpoint, and `dml models export` writes one whose network is a graph that does not need this package
+`tasks.models` makes one from a run's checkpoint, and `dml models export` writes one whose network is a graph independent of this package
 (`dml_core.exported`). Reading a folder never executes code from it.
 
 Shapes: N images, D embedding dimensions, H and W in pixels.
@@ -171,7 +171,7 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     """Open a trained network.
 
     Args:
-        source: folder of a network, as in an MLflow model, or made from a run by `tasks.use`, or written by `dml models export`.
+        source: folder of a network, as in an MLflow model, or made from a run by `tasks.models`, or written by `dml models export`.
         device: where to run; by default the GPU if there is one. Exported networks run on the CPU.
 
     Raises:

@@ -19,11 +19,11 @@ from prefect import flow, runtime
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.choices import DatasetName, VariantName
-from flows.kept import forget_failure
 from flows.outcomes import Failure, Outcome, RunsFailedError, measured_run
 from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
+from flows.step_cache import forget_failure
 from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, open_project, shown
@@ -33,11 +33,11 @@ from tasks.plans.results import add_runs
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
-from tasks.runs.made import Code
+from tasks.runs.provenance import Code
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params, RunSpec, changes_results, is_whole, load_params, row_name, standing_runs
 from tasks.runs.tuned import STANDING
-from tasks.tables.enough import checked_resolve
+from tasks.tables.seeds_auto import checked_resolve
 from tasks.tables.standing import VARIANT
 
 logger = logging.getLogger(__name__)

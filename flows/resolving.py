@@ -6,7 +6,7 @@ from dml_core.evaluation.comparing import is_share_of_queries, tested_on
 from flows.outcomes import Failure, Outcome
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
-from tasks.tables.enough import FIRST_SEEDS, Resolve, next_seeds, widest
+from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, next_seeds, widest
 
 Looked = Callable[[RunSpec], tuple[str, str | None] | None]
 Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]

@@ -2,7 +2,7 @@
 
 A step's identity (`tasks.runs.identity`) is its cache key. A finished step is reused if the files of its record are still in the store with
 the recorded bytes; otherwise, or with `force`, it runs again. A step shared by several chains runs once: chains of one flow wait for the
-same task, and flows of several processes for its lock (`flows.once`).
+same task, and flows of several processes for its lock (`flows.step_lock`).
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_k
 from dml_core.training.checkpoint import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
-from flows.kept import SealedJSON, forget_failure, is_finished
-from flows.once import StepLock
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
+from flows.step_cache import SealedJSON, forget_failure, is_finished
+from flows.step_lock import StepLock
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
 from tasks.environment import Project, finished_records, open_project, shown
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
-from tasks.runs.made import Code, find_older, made_by_older_code, note_made
+from tasks.runs.provenance import Code, find_older, made_by_older_code, record_provenance
 from tasks.runs.rates import note_rate, num_images
 from tasks.runs.records import (
     CheckpointRecord,
@@ -101,7 +101,7 @@ class Chain:
         if self._force or of.identity in self._services.submitted:
             return _Chosen(of, usable=False)
         if is_finished(step, of.identity, store, self.spec.title):
-            note_made(state, of)
+            record_provenance(state, of)
             return _Chosen(of, usable=True)
         older = find_older(state, of) if self._code == "keep" else None
         if older is not None and is_finished(step, older.identity, store, self.spec.title):
@@ -321,7 +321,7 @@ def train(
             note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
         return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
-    return lock.once(work, _worker_slots)
+    return lock.run_once(work, _worker_slots)
 
 
 def _watch(spec: RunSpec, services: Services, live: Watch, rates: list[float], message: Progress) -> None:
@@ -352,7 +352,7 @@ def embed(
         note_rate(services.project.state, "embed", spec, dataset, facts, images_per_second)
         return EmbeddingRecord(step="embed", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
-    return lock.once(work, _worker_slots)
+    return lock.run_once(work, _worker_slots)
 
 
 @task(**_STEP_OPTIONS)
@@ -367,7 +367,7 @@ def evaluate(
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
-    return lock.once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _scoring_slot)
+    return lock.run_once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _scoring_slot)
 
 
 def _evaluate(

@@ -13,23 +13,23 @@ from prefect import flow, runtime
 
 from flows.choices import TableName
 from flows.concluding import TableOutcome, conclude
-from flows.kept import forget_failure
 from flows.outcomes import RunsFailedError
 from flows.resolving import run_until_resolved
 from flows.run import STEPS_AT_ONCE, prepare_checked, run_chains
 from flows.services import Services
 from flows.smoke import run_smoke
+from flows.step_cache import forget_failure
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
 from tasks.plans.needs import check_tables
-from tasks.runs.made import Code
+from tasks.runs.provenance import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
 from tasks.tables.comparing import compared_columns
-from tasks.tables.enough import checked_resolve
 from tasks.tables.file import label_parts, load_table, paper_tables, run_label
 from tasks.tables.runs import at_scale, chosen_runs, column_dataset
+from tasks.tables.seeds_auto import checked_resolve
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of
 
 

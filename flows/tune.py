@@ -19,9 +19,9 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.kept import finished_record, forget_failure
 from flows.run import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
 from flows.services import Services
+from flows.step_cache import finished_record, forget_failure
 from tasks.environment import open_project
 from tasks.locks import alone
 from tasks.runs.identity import embed_identity, evaluate_identity, train_identity

@@ -19,10 +19,10 @@ from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
-from tasks.plans.here import Here
+from tasks.plans.local_state import LocalState
 from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.runs.identity import identity_in
-from tasks.runs.made import forget_made, steps_before
+from tasks.runs.provenance import forget_provenance, steps_before
 from tasks.runs.records import DatasetRecord, RunReport
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
@@ -116,7 +116,7 @@ def delete(project: Project, found: Found) -> int:
             lock.release()
         gone.add(step.identity)
         num_bytes += step.num_bytes
-    forget_made(project.state, gone)
+    forget_provenance(project.state, gone)
     return num_bytes
 
 
@@ -198,7 +198,7 @@ def _of_outbox(project: Project) -> set[str]:
 def _of_today(project: Project) -> set[str]:
     """Return every step of the standing comparison and of all tables, for the current code, settings and datasets."""
     params = load_params(project.params_file)
-    here = Here(project, params)
+    local = LocalState(project, params)
     found: set[str] = set()
     for dataset in params.comparison.datasets:
         try:
@@ -207,10 +207,10 @@ def _of_today(project: Project) -> set[str]:
             continue  # not prepared: its steps have no identity
         for spec in comparison_runs(params, dataset):
             found |= _steps(spec, record)
-    for plan in plan_tables(here, [name for name in table_names() if name != STANDING], Choice(), alone=True):
+    for plan in plan_tables(local, [name for name in table_names() if name != STANDING], Choice(), alone=True):
         table = load_table(plan.name)
         for run in plan.runs:
-            found |= _steps(run.spec, here.dataset(run.dataset, table))
+            found |= _steps(run.spec, local.dataset(run.dataset, table))
     return found
 
 

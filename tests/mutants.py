@@ -33,8 +33,8 @@ import pytest
 TESTS = {
     "dml_core/training": ("tests/training",),
     "tasks/tables": ("tests/tasks/tables", "tests/tasks/plans"),
-    "tasks/tracking": ("tests/tasks/tracking", "tests/tasks/use"),
-    "tasks/use": ("tests/tasks/use",),
+    "tasks/tracking": ("tests/tasks/tracking", "tests/tasks/models"),
+    "tasks/models": ("tests/tasks/models",),
 }
 _PAIRS = (
     *((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)),
@@ -267,7 +267,7 @@ def replace_code(module: types.CodeType) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", help="modules to change, as tasks/use/card.py")
+    parser.add_argument("files", nargs="+", help="modules to change, as tasks/models/card.py")
     parser.add_argument("--list", action="store_true", help="name the mutants and run none")
     parser.add_argument("--seconds", type=float, default=25.0, help="of processors, that the tests of a mutant are expected to take")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a mutant counts as killed by the clock")

@@ -24,8 +24,8 @@ def list_(
     from rich.table import Table
 
     from dml_core.errors import ConfigError
+    from tasks.models.listing import list_models
     from tasks.runs.best import VALIDATION
-    from tasks.use.listing import list_models
 
     listing = list_models(project, dataset, every_seed)
     if not listing.models:
@@ -71,7 +71,7 @@ def promote(
     """
     project = open_project()
     from dml_core.errors import ConfigError
-    from tasks.use.promotion import promote as promote_run
+    from tasks.models.promotion import promote as promote_run
 
     if force != (reason is not None):
         raise ConfigError("--force and --reason go together: what is forced has a reason, and a reason is of what is forced")
@@ -91,8 +91,8 @@ def export(
     Other programs can run it. Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
     """
     project = open_project()
-    from tasks.use.export import MEASURED_FILE
-    from tasks.use.export import export as export_run
+    from tasks.models.export import MEASURED_FILE
+    from tasks.models.export import export as export_run
 
     found = export_run(project, run, graph_format, precision, out)
     print(
@@ -124,9 +124,9 @@ def embed(
 
     project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs no project
     from dml_core.trained import load_model
-    from tasks.use.embed import OnCluster, embed_to
-    from tasks.use.models import resolve_model
-    from tasks.use.sources import find_images
+    from tasks.models.embed import OnCluster, embed_to
+    from tasks.models.lookup import resolve_model
+    from tasks.models.sources import find_images
 
     images = find_images(source)
     folder = resolve_model(model, project)

@@ -35,7 +35,7 @@ def plan(
     missing, with what to do about it.
     """
     project = open_project()
-    from tasks.plans.here import Here
+    from tasks.plans.local_state import LocalState
     from tasks.plans.plan import plan_tables, together
     from tasks.plans.resources import resources_of
     from tasks.runs.specs import load_params
@@ -43,12 +43,12 @@ def plan(
     from tasks.tables.runs import at_scale
 
     names = chosen_tables(tables)
-    here = Here(project, at_scale(load_params(project.params_file), map(load_table, names)))
-    plans = plan_tables(here, names, choice_of(row, dataset, variant, track, seed, seeds))
+    local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
+    plans = plan_tables(local, names, choice_of(row, dataset, variant, track, seed, seeds))
     runs = [run for plan in plans for run in plan.runs]
-    estimate = together(here, [run.estimate for run in runs])
+    estimate = together(local, [run.estimate for run in runs])
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
-    resources = resources_of(here, plans)
+    resources = resources_of(local, plans)
     if as_json:
         summary = _summary(needs, estimate, len(runs), plans) | _resources_entry(resources)
         print(json.dumps({"tables": [_entry(plan) for plan in plans], **summary}, indent=1))

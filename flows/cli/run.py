@@ -61,7 +61,7 @@ def reproduce(
     Finished work is reused. Settings given with --set form a separate comparison, reported below state/reports.
     """
     from dml_core.errors import ConfigError
-    from tasks.tables.enough import FIRST_SEEDS
+    from tasks.tables.seeds_auto import FIRST_SEEDS
 
     until = resolving(seeds, resolve, max_seeds, smoke)
     if tables and tables != [STANDING]:
@@ -112,7 +112,7 @@ def run(
     _check(project, [dataset], [variant], [seed], set_)
     with prefect_starting():
         from flows.run import run as flow
-        from tasks.runs.made import made_by_older_code
+        from tasks.runs.provenance import made_by_older_code
 
     outcome = flow(dataset, variant, seed, force, set_, code)
     for step, did_run in outcome.ran.items():

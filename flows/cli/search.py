@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dml_core.index.index import Index
     from dml_core.index.writing import Batch
     from dml_core.trained import TrainedModel
-    from tasks.use.searching import Answer
+    from tasks.models.searching import Answer
 
 
 class BuildByDefault(TyperGroup):
@@ -129,7 +129,7 @@ def search(
     Prints a table; --html writes a page.
     """
     from dml_core.index.index import Index
-    from tasks.use.searching import search_images
+    from tasks.models.searching import search_images
 
     index = Index.open(folder)
     answers = search_images(index, _model_of(index, model), images, k)
@@ -149,8 +149,8 @@ def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
 ) -> "tuple[str, Iterator[Batch]]":
     """Return a source's batches with their model's identity; `model` is called only if the source holds images."""
-    from tasks.use.indexing import Embeddings, batches_of_images, is_embeddings
-    from tasks.use.sources import find_images
+    from tasks.models.indexing import Embeddings, batches_of_images, is_embeddings
+    from tasks.models.sources import find_images
 
     if is_embeddings(Path(source)):
         embeddings = Embeddings(Path(source), images, pixels)
@@ -170,7 +170,7 @@ def _tell_bad(bad: list[str] | None) -> None:
 def _open_model(text: str) -> "TrainedModel":
     from dml_core.trained import DESCRIPTION_FILE, load_model
     from flows.cli.app import open_project
-    from tasks.use.models import resolve_model
+    from tasks.models.lookup import resolve_model
 
     project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()  # a network's own folder needs no project
     return load_model(resolve_model(text, project))
@@ -198,7 +198,7 @@ def _model_of(index: "Index", named: str | None) -> "TrainedModel":
 
 
 def _print_index(index: "Index") -> None:
-    from tasks.use.searching import describe
+    from tasks.models.searching import describe
 
     print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
     for line in describe(index):
@@ -208,7 +208,7 @@ def _print_index(index: "Index") -> None:
 def _write_page(path: Path, index: "Index", answers: "list[Answer]") -> None:
     from dml_core.errors import StoreError
     from tasks.files import write_whole
-    from tasks.use.searching import search_page
+    from tasks.models.searching import search_page
 
     try:
         write_whole(path, search_page(index, answers))
@@ -221,7 +221,7 @@ def _print_answers(index: "Index", answers: "list[Answer]") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from tasks.use.searching import kind_line
+    from tasks.models.searching import kind_line
 
     for answer in answers:
         print(f"{answer.name}:")

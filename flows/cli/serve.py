@@ -46,7 +46,7 @@ def _run(
         DmlError: it is missing, or cannot be served with these settings.
     """
     from dml_core.trained import read_description
-    from tasks.serving.front import Served
+    from tasks.serving.application import Served
     from tasks.serving.service import Setting, run_service
 
     index = _open_index(Path(what))
@@ -87,7 +87,7 @@ def _find_model(project: "Project", what: str, model: str | None, index: "Index 
 
     from dml_core.errors import ConfigError
     from dml_core.trained import load_model
-    from tasks.use.models import resolve_model
+    from tasks.models.lookup import resolve_model
 
     if index is None:
         return resolve_model(model or what, project)

@@ -77,7 +77,7 @@ def up(
 ) -> None:
     """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
     from tasks.environment import find_project
-    from tasks.stack.life import up as start
+    from tasks.stack.lifecycle import up as start
 
     begun = time.monotonic()
     stack = start(find_project(), lambda line: print(line, flush=True), s3)
@@ -94,8 +94,8 @@ def status() -> None:
 
     from dml_core.errors import ConfigError
     from tasks.environment import find_project
-    from tasks.stack.life import is_up
-    from tasks.stack.life import status as look
+    from tasks.stack.lifecycle import is_up
+    from tasks.stack.lifecycle import status as look
 
     project = find_project()
     if not is_up(project):
@@ -131,7 +131,7 @@ def logs(
 def down() -> None:
     """End all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     from tasks.environment import find_project
-    from tasks.stack.life import down as end
+    from tasks.stack.lifecycle import down as end
 
     num_killed = end(find_project())
     beside = f"; {num_killed} processes were killed" if num_killed else ""

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flows.concluding import TableOutcome
-    from tasks.plans.state import TableState
-    from tasks.runs.made import Code
+    from tasks.plans.progress import TableState
+    from tasks.runs.provenance import Code
     from tasks.tables.choice import Choice, Track
-    from tasks.tables.enough import Resolve
+    from tasks.tables.seeds_auto import Resolve
 
 Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
 
@@ -44,11 +44,11 @@ def list_tables(
     For each table: how many of its rows are run, which requirements are missing here, and how long one seed would take.
     """
     project = open_project()
-    from tasks.plans.here import Here
-    from tasks.plans.state import table_states
+    from tasks.plans.local_state import LocalState
+    from tasks.plans.progress import table_states
     from tasks.runs.specs import load_params
 
-    states = table_states(Here(project, load_params(project.params_file)), _of_paper(paper))
+    states = table_states(LocalState(project, load_params(project.params_file)), _of_paper(paper))
     if as_json:
         print(json.dumps([_entry(state) for state in states], indent=1))
     else:
@@ -152,7 +152,7 @@ def show(
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
     from tasks.tables.report import RICH, STAND_IN, UNRESOLVED, claim_lines, count_lines, lines, told_lines
-    from tasks.tables.shown import shown_table
+    from tasks.tables.view import shown_table
 
     table, result = load_table(name), load_result(project, name)
     found = shown_table(name, table, result, today=table_today(project, load_params(project.params_file), name, table, result))
@@ -219,7 +219,7 @@ def number_of_seeds(num_seeds: str | None) -> int:
         ConfigError: the number is invalid.
     """
     from dml_core.errors import ConfigError
-    from tasks.tables.enough import FIRST_SEEDS
+    from tasks.tables.seeds_auto import FIRST_SEEDS
 
     if num_seeds is None:
         return 1
@@ -237,7 +237,7 @@ def resolving(num_seeds: str | None, points: float | None, most: int | None, smo
         ConfigError: the options conflict, or the width or cap is invalid.
     """
     from dml_core.errors import ConfigError
-    from tasks.tables.enough import checked_resolve
+    from tasks.tables.seeds_auto import checked_resolve
 
     if num_seeds != AUTO:
         if points is not None or most is not None:

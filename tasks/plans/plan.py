@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.plans.cost import Estimate, step_estimate, total
-from tasks.plans.here import Here
+from tasks.plans.local_state import LocalState
 from tasks.plans.needs import Need, needs_of
 from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
 from tasks.runs.rates import Step
@@ -56,7 +56,7 @@ class TablePlan:
     estimate: Estimate
 
 
-def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = False) -> list[TablePlan]:
+def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: bool = False) -> list[TablePlan]:
     """Plan tables that are requested together; with `alone`, each as if it were the only one.
 
     Raises:
@@ -69,34 +69,34 @@ def plan_tables(here: Here, names: Sequence[str], choice: Choice, alone: bool = 
         seen = set() if alone else seen
         found = {dataset: runs for (table, dataset), runs in asked.runs.items() if table == name}
         table = load_table(name)
-        runs = [_planned(here, table, dataset, spec, seen) for dataset, specs in found.items() for spec in specs]
+        runs = [_planned(local, table, dataset, spec, seen) for dataset, specs in found.items() for spec in specs]
         options = {dataset: table.dataset_options(dataset) for dataset in found}
-        needs = needs_of(here.project, here.params, options, [run.spec for run in runs if run.trains])
+        needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])
         plans.append(
-            TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), together(here, [run.estimate for run in runs]))
+            TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), together(local, [run.estimate for run in runs]))
         )
     return plans
 
 
-def together(here: Here, estimates: Sequence[Estimate]) -> Estimate:
+def together(local: LocalState, estimates: Sequence[Estimate]) -> Estimate:
     """Estimate how long several runs take that train in parallel: never less than the longest of them."""
     summed = total(estimates)
     if summed.seconds is None:
         return summed
     longest = max((estimate.seconds or 0.0 for estimate in estimates), default=0.0)
-    return Estimate(max(summed.seconds / here.placement.num_groups, longest), summed.basis)
+    return Estimate(max(summed.seconds / local.placement.num_groups, longest), summed.basis)
 
 
-def _planned(here: Here, table: TableFile, dataset: str, spec: RunSpec, seen: set[str]) -> PlannedRun:
-    record = here.dataset(dataset, table)
+def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, seen: set[str]) -> PlannedRun:
+    record = local.dataset(dataset, table)
     spec = spec.model_copy(update={"dataset": record.name})
     identities = {
         step: of(spec, record) for step, of in (("train", train_identity), ("embed", embed_identity), ("evaluate", evaluate_identity))
     }
     steps: dict[str, Will] = {
-        step: "reused" if here.is_finished(step, one) else "shared" if one in seen else "run" for step, one in identities.items()
+        step: "reused" if local.is_finished(step, one) else "shared" if one in seen else "run" for step, one in identities.items()
     }
     seen.update(identities.values())
     timed: tuple[Step, ...] = ("train", "embed")
-    parts = [step_estimate(step, spec, record.counts, here.rates, here.placement) for step in timed if steps[step] == "run"]
+    parts = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]
     return PlannedRun(spec, dataset, steps, total(parts))

@@ -9,10 +9,10 @@ from dml_core.errors import DataError, DmlError
 from dml_core.training.epochs import EPOCHS
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
-from tasks.plans.here import Here
+from tasks.plans.local_state import LocalState
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
-from tasks.runs.made import find_older
+from tasks.runs.provenance import find_older
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING, TUNED
@@ -64,7 +64,7 @@ def _standing(project: Project, params: Params, seeds: list[int]) -> Iterator[Na
 
 
 def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> Iterator[Named]:
-    here, table = Here(project, params), load_table(name)
+    local, table = LocalState(project, params), load_table(name)
     seen: set[tuple[str, str, int]] = set()
     for choice in _choices(table, tuple(seeds)):
         try:
@@ -72,7 +72,7 @@ def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> 
         except DmlError:
             continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
         for (_, dataset), specs in asked.runs.items():
-            record = here.dataset(dataset, table)
+            record = local.dataset(dataset, table)
             for spec in specs:
                 if (dataset, spec.variant, spec.seed) not in seen:
                     seen.add((dataset, spec.variant, spec.seed))

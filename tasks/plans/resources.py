@@ -12,7 +12,7 @@ from dml_core.data.registry import dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.errors import DataError
 from tasks.plans.disk import DiskNeed, dataset_disk, total_bytes
-from tasks.plans.here import NOT_PREPARED, Here
+from tasks.plans.local_state import NOT_PREPARED, LocalState
 from tasks.plans.plan import PlannedRun, TablePlan
 from tasks.runs.rates import input_size, num_images
 from tasks.runs.records import DatasetRecord
@@ -79,22 +79,22 @@ class Resources:
         return lines
 
 
-def resources_of(here: Here, plans: Sequence[TablePlan]) -> Resources:
+def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     """Return the resources of the runs in plans that still have to be trained, and of their datasets."""
     to_train = [(plan.name, run) for plan in plans for run in plan.runs if run.trains]
-    disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(here, name, run)) is not None))
-    memories = _memories(here, to_train)
+    disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(local, name, run)) is not None))
+    memories = _memories(local, to_train)
     if memories:
-        num_bytes = sum(memory.trained + _embedding_bytes(here, table, run) for memory, table, run in memories)
+        num_bytes = sum(memory.trained + _embedding_bytes(local, table, run) for memory, table, run in memories)
         disk.append(DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes))
     largest = max(memories, key=lambda found: found[0].total, default=None)
-    device = here.placement.device
+    device = local.placement.device
     return Resources(
         tuple(disk),
-        shutil.disk_usage(here.project.root).free,
+        shutil.disk_usage(local.project.root).free,
         None if largest is None else largest[0],
         "" if largest is None else _in_words(largest[0], largest[2]),
-        None if largest is None else _memory_here(device, here.placement.num_groups * here.placement.num_workers),
+        None if largest is None else _memory_here(device, local.placement.num_groups * local.placement.num_workers),
         device,
     )
 
@@ -104,45 +104,45 @@ def shown_bytes(num_bytes: int) -> str:
     return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"
 
 
-def _dataset_need(here: Here, table: str, run: PlannedRun) -> DiskNeed | None:
+def _dataset_need(local: LocalState, table: str, run: PlannedRun) -> DiskNeed | None:
     file = load_table(table)
-    if here.is_prepared(run.dataset, file):
+    if local.is_prepared(run.dataset, file):
         return None
-    own = named_dataset(here.params, run.dataset, file.dataset_options(run.dataset))
-    return dataset_disk(run.dataset, None if own is None else here.project.root / here.params.datasets[own].raw)
+    own = named_dataset(local.params, run.dataset, file.dataset_options(run.dataset))
+    return dataset_disk(run.dataset, None if own is None else local.project.root / local.params.datasets[own].raw)
 
 
-def _memories(here: Here, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", str, PlannedRun]]:
+def _memories(local: LocalState, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", str, PlannedRun]]:
     """Return each run's memory if it can be computed; runs that differ only in their seed are computed once."""
     known: dict[tuple[str, str], Memory | None] = {}
     found = []
     for table, run in to_train:
         of = (run.dataset, run.spec.training.model_dump_json())
         if of not in known:
-            known[of] = _memory(here, table, run)
+            known[of] = _memory(local, table, run)
         memory = known[of]
         if memory is not None:
             found.append((memory, table, run))
     return found
 
 
-def _memory(here: Here, table: str, run: PlannedRun) -> "Memory | None":
+def _memory(local: LocalState, table: str, run: PlannedRun) -> "Memory | None":
     from tasks.plans.memory import training_memory
 
-    record = here.dataset(run.dataset, load_table(table))
+    record = local.dataset(run.dataset, load_table(table))
     if not record.counts or not run.spec.training.num_epochs:
         return None
     num_classes = _num_classes(run.dataset, record)
-    placement = here.placement
+    placement = local.placement
     spec = run.spec
     return training_memory(spec.training, input_size(spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
 
 
-def _embedding_bytes(here: Here, table: str, run: PlannedRun) -> int:
+def _embedding_bytes(local: LocalState, table: str, run: PlannedRun) -> int:
     """Return the bytes of the test images' embeddings in the store and of their copy in MLflow."""
     from tasks.plans.memory import embedding_bytes
 
-    record = here.dataset(run.dataset, load_table(table))
+    record = local.dataset(run.dataset, load_table(table))
     return 2 * embedding_bytes(run.spec.training, num_images("embed", record.counts), _num_classes(run.dataset, record))
 
 

@@ -5,7 +5,7 @@ files do (`tasks.runs.source`: edited comments do not count), and the step's ver
 locations. It is Prefect's cache key.
 
 A step has a second hash, its *settings*: the same without the source files. Steps that differ only in code share it, so that `--code keep`
-finds what older code made (`tasks.runs.made`).
+finds what older code made (`tasks.runs.provenance`).
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
 are not followed or counted: a run depends on the file of its own entry, not on the other choices.

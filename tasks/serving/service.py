@@ -25,7 +25,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
 from dml_core.errors import ConfigError, DmlError
-from tasks.serving.front import Served, make_app
+from tasks.serving.application import Served, make_app
 from tasks.serving.guard import Guard, Measures, PatientProtocol
 from tasks.serving.limits import Limits, RefusedError
 from tasks.serving.replica import Answer, Hit, Replica

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tasks.tables.claims import JudgedClaim
 from tasks.tables.counts import Counted
-from tasks.tables.shown import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
+from tasks.tables.view import ShownCell, ShownColumn, ShownLine, ShownRow, ShownTable
 
 MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
 STAND_IN = "stand-in for"

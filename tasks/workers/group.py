@@ -219,7 +219,7 @@ class WorkerGroup:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from tasks.workers.board import Board
-        from tasks.workers.meeting import Meeting
+        from tasks.workers.rendezvous import Rendezvous
 
         # Ray detects a process that does not answer at all, whatever the other workers do.
         os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(60 * self._scale.hang_minutes)
@@ -237,7 +237,7 @@ class WorkerGroup:
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            torch_config=Meeting(
+            torch_config=Rendezvous(
                 timeout_s=COLLECTIVE_TIMEOUT_SECONDS, board=self._board, folder=None if _is_on_a_cluster() else str(folder)
             ),
             run_config=RunConfig(

@@ -16,7 +16,7 @@ from tasks.tables.comparing import compare_lines, rank_lines
 from tasks.tables.file import load_table, table_names
 from tasks.tables.report import as_markdown
 from tasks.tables.result import TableResult
-from tasks.tables.shown import ShownTable, shown_table
+from tasks.tables.view import ShownTable, shown_table
 from tests.conftest import ROOT
 from tests.tasks.reports.site.conftest import read
 

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from tasks.environment import stack_environment
-from tasks.stack.life import processes_of
+from tasks.stack.lifecycle import processes_of
 from tasks.stack.settings import run_folder
 from tests.conftest import ROOT
 from tests.e2e.conftest import Project, make_project

@@ -14,7 +14,7 @@ from dml_core.data.registry import materialise
 from tasks.environment import Project
 from tasks.runs.specs import comparison_runs, load_params
 from tests.conftest import ROOT
-from tests.tasks.use.conftest import OPTIONS, PARAMS, make_run
+from tests.tasks.models.conftest import OPTIONS, PARAMS, make_run
 
 pytestmark = pytest.mark.slow
 

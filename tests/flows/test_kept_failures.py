@@ -10,7 +10,7 @@ from prefect.testing.utilities import prefect_test_harness
 
 from dml_core.errors import DataError
 from flows import reproduce, run, table, tune
-from flows.kept import SealedJSON, forget_failure
+from flows.step_cache import SealedJSON, forget_failure
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.training.checkpoint import load_checkpoint
 from flows import run
-from flows.kept import SealedJSON
-from flows.once import StepLock
 from flows.outcomes import Outcome
+from flows.step_cache import SealedJSON
+from flows.step_lock import StepLock
 from tasks import gc
 from tasks.environment import STACK_ENV, Project, stack_environment, stack_text
 from tasks.files import files_set_aside, write_whole
@@ -33,7 +33,7 @@ from tasks.runs import identity
 from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
 from tasks.runs.finished import finished_scores, read_finished
 from tasks.runs.identity import train_step
-from tasks.runs.made import find_older, finished_identities, forget_made, note_made, steps_before
+from tasks.runs.provenance import find_older, finished_identities, forget_provenance, record_provenance, steps_before
 from tasks.runs.rates import note_rate, read_rates
 from tasks.runs.records import CheckpointRecord, ComparisonReport, EmbeddingRecord, MetricRecord, RunReport, StepRecord
 from tasks.runs.tuned import STANDING
@@ -154,7 +154,7 @@ class Reader:
     def note(self) -> dict[Any, Any]:
         """The end of a step."""
         note_rate(self.state, "embed", SPEC, dataset(self.place), {"device": "cpu", "num_workers": 9}, 9.0)
-        note_made(self.state, self.step)
+        record_provenance(self.state, self.step)
         found = self.plan()
         assert [found.pop(rate) for rate in list(found) if rate[-1] == 9] == [9.0]
         assert finished_identities(self.state, self.step) == (self.step.identity,)
@@ -167,7 +167,7 @@ class Reader:
 
     def forget(self) -> dict[Any, Any]:
         """The end of `dml gc --delete`."""
-        forget_made(self.state, {"nothing"})
+        forget_provenance(self.state, {"nothing"})
         return dict(steps_before(self.state))
 
     def sync(self) -> dict[Any, Any]:

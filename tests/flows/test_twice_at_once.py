@@ -27,9 +27,9 @@ from dml_core.index.index import Index
 from dml_core.trained import load_model
 from dml_core.training.history import Progress
 from flows import run
-from flows.kept import SealedJSON
-from flows.once import StepLock
 from flows.services import Services
+from flows.step_cache import SealedJSON
+from flows.step_lock import StepLock
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.files import write_whole
@@ -46,7 +46,7 @@ from tests.damage import contents
 from tests.flows.at_once import Processes
 from tests.flows.test_damaged_runs import InProcess
 from tests.flows.verbs import ARGUMENTS
-from tests.tasks.use.conftest import make_run
+from tests.tasks.models.conftest import make_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 OPTIONS = {"num_classes": 8, "images_per_class": 6, "image_size": 24, "num_modes": 1}

@@ -14,11 +14,11 @@ from dml_core.files import set_aside
 from tasks.environment import Project, find_project, finished_records
 from tasks.gc import Found, delete, find_unused
 from tasks.locks import FileLock, running
-from tasks.plans.here import Here
+from tasks.plans.local_state import LocalState
 from tasks.plans.plan import IDENTITIES, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.identity import StepIdentity, identity_in
-from tasks.runs.made import note_made, steps_before
+from tasks.runs.provenance import record_provenance, steps_before
 from tasks.runs.specs import load_params
 from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
@@ -55,7 +55,7 @@ def make_run(project: Project, run: str, when: float, is_noted: bool = True) -> 
         for path in (folder / "file", folder):
             os.utime(path, (when, when))
         if is_noted:
-            note_made(project.state, StepIdentity(identity, f"settings-of-{identity}", (), before))
+            record_provenance(project.state, StepIdentity(identity, f"settings-of-{identity}", (), before))
         before = identity
 
 
@@ -106,9 +106,9 @@ def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is
 
 
 def test_what_a_table_would_run_today_stays(project: Project) -> None:
-    here = Here(project, load_params(project.params_file))
-    table, (plan,) = load_table("softtriple/table1"), plan_tables(here, ["softtriple/table1"], Choice())
-    spec, dataset = plan.runs[-1].spec, here.dataset(plan.runs[-1].dataset, table)
+    local = LocalState(project, load_params(project.params_file))
+    table, (plan,) = load_table("softtriple/table1"), plan_tables(local, ["softtriple/table1"], Choice())
+    spec, dataset = plan.runs[-1].spec, local.dataset(plan.runs[-1].dataset, table)
     today = {f"{step}/{identity_of(spec, dataset)}" for step, identity_of in IDENTITIES.items()}
     for key in today:
         folder = Path(project.store) / key

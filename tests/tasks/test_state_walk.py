@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from dml_core.errors import StoreError
-from flows.kept import SealedJSON
+from flows.step_cache import SealedJSON
 from tasks import gc
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside, write_whole
@@ -29,7 +29,7 @@ from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
 from tasks.runs.finished import read_finished
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
-from tasks.runs.made import note_made
+from tasks.runs.provenance import record_provenance
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -48,8 +48,8 @@ from tasks.storage import Store
 from tasks.tables import present
 from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, result_path
-from tasks.tables.shown import comparable
 from tasks.tables.standing import VARIANT, standing_table
+from tasks.tables.view import comparable
 from tasks.tracking.outbox import keep_report, read_report
 from tests.conftest import small_training
 from tests.damage import contents, cut, empty, flip, folder
@@ -144,7 +144,7 @@ class Walk(RuleBasedStateMachine):
             write_whole(self.store.folder(key) / ("metrics.json" if name == "evaluate" else "file"), text)
             record = KINDS[name](step=name, identity=of.identity, key=key, files=describe_folder(self.store.folder(key)))
             write_whole(path, json.dumps({"metadata": {}, "result": SealedJSON().dumps(record).decode()}))
-        note_made(self.project.state, of)
+        record_provenance(self.project.state, of)
         return record
 
     def entry(self, spec: RunSpec, scored: str, scores: MetricRecord) -> MeasuredRun:

@@ -25,10 +25,10 @@ from dml_core.evaluation.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.outcomes import sample_queries
 from dml_core.files import replace_folder
 from tasks.environment import Project
-from tasks.reports.look import seen
+from tasks.reports.look import run_evaluation
 from tasks.reports.look.album import CELLS, COLUMNS, Album
+from tasks.reports.look.run_evaluation import NUM_NEIGHBOURS, EvaluatedRun, Method
 from tasks.reports.look.runs import Chosen, open_sides
-from tasks.reports.look.seen import NUM_NEIGHBOURS, Method, SeenRun
 from tasks.reports.site.pages import environment as site_environment
 from tasks.reports.site.pictures import Picture, load_picture, picture_files
 from tasks.runs.specs import row_name
@@ -47,17 +47,17 @@ class Shown:
     """A run with the names of its page and its data.
 
     Attributes:
-        seen: the run's scores, outcomes and map.
+        evaluated: the run's scores, outcomes and map.
         stem: prefix of its file names.
     """
 
-    seen: SeenRun
+    evaluated: EvaluatedRun
     stem: str
 
     @property
     def variant(self) -> str:
         """Name of the variant in the comparison."""
-        return self.seen.run.spec.variant
+        return self.evaluated.run.spec.variant
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ def _see_all(project: Project, chosen: Chosen, method: Method, say: Say) -> tupl
     runs: list[Shown] = []
     for number, run in enumerate(chosen.shown):
         say(f"looking at {run.spec.title}")
-        found = seen.see(run, *open_sides(project, run, chosen.dataset), images.looked, method)
+        found = run_evaluation.evaluate_run(run, *open_sides(project, run, chosen.dataset), images.looked, method)
         runs.append(Shown(found, f"run-{number:02}-{row_name(run.spec.variant)}" if chosen.is_comparison else "run"))
     for shown in runs:
-        for index in np.unique(shown.seen.outcomes.neighbours[images.looked]).tolist() if not images.is_whole else ():
+        for index in np.unique(shown.evaluated.outcomes.neighbours[images.looked]).tolist() if not images.is_whole else ():
             images.album.place(images.gallery, index)
     return runs, images
 
@@ -164,16 +164,16 @@ def _write_all(
 
 
 def _write_run(chosen: Chosen, shown: Shown, images: Images, method: Method, folder: Path) -> None:
-    own = Album(shown.stem, seen.ALBUM_BYTES)
-    found, run = shown.seen, shown.seen.run
+    own = Album(shown.stem, run_evaluation.ALBUM_BYTES)
+    found, run = shown.evaluated, shown.evaluated.run
     page = _environment().get_template("run.html")
-    worst, confusions = seen.worst(found, own), seen.confusions(found, own)
+    worst, confusions = run_evaluation.worst(found, own), run_evaluation.confusions(found, own)
     html = page.render(
         chosen=chosen,
         shown=shown,
         run=run,
         images=images,
-        scores=seen.scores_of(found, chosen.over_seeds(run.spec.variant)),
+        scores=run_evaluation.scores_of(found, chosen.over_seeds(run.spec.variant)),
         worst=worst,
         confusions=confusions,
         num_pairs=_num_pairs(found),
@@ -192,7 +192,7 @@ def _write_run(chosen: Chosen, shown: Shown, images: Images, method: Method, fol
 def _write_comparison(chosen: Chosen, reference: str | None, runs: Sequence[Shown], images: Images, folder: Path) -> None:
     found = _differences(chosen, reference)
     summaries = {shown.variant: chosen.over_seeds(shown.variant) for shown in runs}
-    is_found = {shown.variant: shown.seen.outcomes.is_found for shown in runs}
+    is_found = {shown.variant: shown.evaluated.outcomes.is_found for shown in runs}
     order = [shown.variant for shown in runs] if found is None else list(found.means)
     html = (
         _environment()
@@ -213,7 +213,7 @@ def _write_comparison(chosen: Chosen, reference: str | None, runs: Sequence[Show
     )
     (folder / INDEX).write_text(html, encoding="utf-8")
     data = [
-        {"name": shown.variant, "page": f"{shown.stem}.html", **_run_data(shown.seen, images, 1)}
+        {"name": shown.variant, "page": f"{shown.stem}.html", **_run_data(shown.evaluated, images, 1)}
         for variant in order
         for shown in runs
         if shown.variant == variant
@@ -249,7 +249,7 @@ def _items(images: Images) -> dict[str, Any]:
     }
 
 
-def _run_data(found: SeenRun, images: Images, num_neighbours: int = NUM_NEIGHBOURS) -> dict[str, Any]:
+def _run_data(found: EvaluatedRun, images: Images, num_neighbours: int = NUM_NEIGHBOURS) -> dict[str, Any]:
     """Return each selectable query's neighbours (places), their similarities in thousandths and the rank of the first correct one.
 
     A query with nothing to find has rank 0. The map is included if all neighbours are.
@@ -265,7 +265,7 @@ def _run_data(found: SeenRun, images: Images, num_neighbours: int = NUM_NEIGHBOU
     return data if num_neighbours == 1 else data | {"map": _map(found, images)}
 
 
-def _map(found: SeenRun, images: Images) -> dict[str, Any] | None:
+def _map(found: EvaluatedRun, images: Images) -> dict[str, Any] | None:
     """Return the map for Plotly: found queries as dots, missed ones as crosses, a hue for each class."""
     if found.points is None:
         return None
@@ -314,7 +314,7 @@ def _plain(name: str) -> str:
     return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _num_pairs(found: SeenRun) -> int:
+def _num_pairs(found: EvaluatedRun) -> int:
     """Return the number of different pairs of confused classes, of which the page lists the first."""
     missed = found.outcomes.is_missed & ~found.outcomes.is_right[:, 0]
     nearest = found.gallery.labels[found.outcomes.neighbours[missed, 0]]

@@ -16,7 +16,7 @@ from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
 from tasks.runs.finished import finished_scores
 from tasks.runs.identity import embed_step, evaluate_step, train_step
-from tasks.runs.made import finished_identities
+from tasks.runs.provenance import finished_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
 from tasks.scores.figures import Side

@@ -6,7 +6,7 @@ A cell with a published figure is centred on it; without one, the measured value
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
+from tasks.tables.view import ShownCell, ShownColumn, ShownTable
 
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0
 SPAN = 2.5  # half of the minimum span of a drawing, in tolerances

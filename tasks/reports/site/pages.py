@@ -26,7 +26,7 @@ from tasks.tables.counts import Counted
 from tasks.tables.file import PROJECT, load_table, run_label, table_names
 from tasks.tables.present import table_today
 from tasks.tables.report import as_markdown, as_note
-from tasks.tables.shown import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, comparable, shown_table
+from tasks.tables.view import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, comparable, shown_table
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project

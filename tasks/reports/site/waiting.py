@@ -7,7 +7,7 @@ from tasks.runs.specs import Params, RunSpec
 from tasks.tables.file import TableFile
 from tasks.tables.result import TableResult
 from tasks.tables.runs import is_run, project_dataset, row_training, scoring_of
-from tasks.tables.shown import unmeasured
+from tasks.tables.view import unmeasured
 
 
 def waits(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:

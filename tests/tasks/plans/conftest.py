@@ -10,7 +10,7 @@ from dml_core.config import merge, read_yaml
 from dml_core.data.registry import materialise
 from tasks.data import prepare_dataset
 from tasks.environment import Project, find_project
-from tasks.plans.here import Here
+from tasks.plans.local_state import LocalState
 from tasks.plans.plan import IDENTITIES
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.file import load_table
@@ -19,17 +19,17 @@ from tests.conftest import ROOT
 DRAWN = {"num_classes": 4, "images_per_class": 6, "image_size": 24, "num_modes": 1}
 
 
-def look(project: Project) -> Here:
-    return Here(project, load_params(project.params_file))
+def look(project: Project) -> LocalState:
+    return LocalState(project, load_params(project.params_file))
 
 
-def finish_step(here: Here, step: str, spec: RunSpec) -> None:
+def finish_step(local: LocalState, step: str, spec: RunSpec) -> None:
     """Write the traces of a finished step: Prefect's record, and a folder in the store."""
-    identity = IDENTITIES[step](spec, here.dataset("cub200", load_table("softtriple/table1")))
-    records = here.project.state / "prefect" / "storage"
+    identity = IDENTITIES[step](spec, local.dataset("cub200", load_table("softtriple/table1")))
+    records = local.project.state / "prefect" / "storage"
     records.mkdir(parents=True, exist_ok=True)
     (records / identity).write_text("{}")
-    (Path(here.project.store) / step / identity).mkdir(parents=True, exist_ok=True)
+    (Path(local.project.store) / step / identity).mkdir(parents=True, exist_ok=True)
 
 
 @pytest.fixture(scope="module")

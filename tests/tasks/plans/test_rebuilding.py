@@ -8,15 +8,15 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
-from flows.kept import SealedJSON
 from flows.outcomes import Outcome, measured_run
+from flows.step_cache import SealedJSON
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
+from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, load_result
-from tasks.plans.state import table_states
 from tasks.runs import identity
 from tasks.runs.identity import embed_step, evaluate_step, train_step
-from tasks.runs.made import note_made
+from tasks.runs.provenance import record_provenance
 from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
 from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING
@@ -50,7 +50,7 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
     embedded = embed_step(spec, trained.identity)
     scored = evaluate_step(spec, embedded.identity)
     for step in (trained, embedded, scored):
-        note_made(project.state, step)
+        record_provenance(project.state, step)
     folder = Path(project.store) / "evaluate" / scored.identity
     folder.mkdir(parents=True)
     (folder / "metrics.json").write_text(json.dumps({"recall@1": spec.seed / 2**21}))

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from dml_core.index.index import Index
-from tasks.serving.front import read_page
+from tasks.serving.application import read_page
 from tests.tasks.serving.conftest import Made, Service
 
 CHROMIUM = "/usr/bin/chromium"

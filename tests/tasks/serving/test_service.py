@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from tasks.serving.front import Served
+from tasks.serving.application import Served
 from tasks.serving.service import Replicas, ServiceError, Setting, _answer, listen
 from tests.conftest import ROOT
 from tests.tasks.serving.conftest import Made, Service, wait_until

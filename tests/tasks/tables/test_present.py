@@ -13,8 +13,8 @@ from tasks.tables.file import label_parts, load_table
 from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import runs_of
-from tasks.tables.shown import comparable
 from tasks.tables.standing import VARIANT, standing_table
+from tasks.tables.view import comparable
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")

@@ -23,7 +23,7 @@ from tasks.tables.claims import judge_claims
 from tasks.tables.file import TableFile, chosen_tables
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import asked_runs
-from tasks.tables.shown import shown_table
+from tasks.tables.view import shown_table
 from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import comparable_runs, compare_published, summarise_published
 from tasks.tuning.search import planned

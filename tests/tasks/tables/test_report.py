@@ -6,7 +6,7 @@ from dml_core.config import parse
 from tasks.tables.file import TableFile
 from tasks.tables.report import as_markdown, as_note, lines, told_lines
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.shown import ShownTable, shown_table
+from tasks.tables.view import ShownTable, shown_table
 from tests.tasks.tables.test_claims import run
 
 SIDES = ("above", "below")

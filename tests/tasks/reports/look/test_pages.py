@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dml_core.errors import ConfigError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project
-from tasks.reports.look import pages, seen
+from tasks.reports.look import pages, run_evaluation
 from tasks.reports.look.pages import write_look
 from tasks.reports.look.runs import choose
 from tasks.runs.embeddings import load_embeddings
@@ -78,16 +78,16 @@ def test_counts_of_a_run_s_page_are_those_of_numpy(made: Made, comparison: Path,
     assert counted_pairs(html) == {(names[one], names[other]): count for (one, other), count in brute.pairs.items()}
     assert sum(counted_pairs(html).values()) == (~brute.found).sum()
     cards = html.all("article", "card")
-    assert [numbers(card.all("p")[0].text)[0] for card in cards] == sorted(brute.pairs.values(), reverse=True)[: seen.NUM_PAIRS]
+    assert [numbers(card.all("p")[0].text)[0] for card in cards] == sorted(brute.pairs.values(), reverse=True)[: run_evaluation.NUM_PAIRS]
     ranks = [numbers(row.all("h3")[0].text.partition("rank")[2])[0] for row in html.all("article", "row")]
-    assert ranks == sorted(brute.first_rank, reverse=True)[: seen.NUM_WORST]
+    assert ranks == sorted(brute.first_rank, reverse=True)[: run_evaluation.NUM_WORST]
     for row in html.all("article", "row"):
         shots = row.all("figure", "shot")
         query = numbers(shots[0].all("span", "pic")[0].attributes["aria-label"] or "")[-1]
         shown = [numbers(one.all("span", "pic")[0].attributes["aria-label"] or "")[-1] for one in shots[1:]]
-        assert shown == brute.order[query, : seen.NUM_NEIGHBOURS].tolist()
+        assert shown == brute.order[query, : run_evaluation.NUM_NEIGHBOURS].tolist()
         marks = ["right" in (one.attributes["class"] or "") for one in shots[1:]]
-        assert marks == (brute.labels[brute.order[query, : seen.NUM_NEIGHBOURS]] == brute.query_labels[query]).tolist()
+        assert marks == (brute.labels[brute.order[query, : run_evaluation.NUM_NEIGHBOURS]] == brute.query_labels[query]).tolist()
         assert [("✓" in one.text, "✗" in one.text) for one in shots[1:]] == [(mark, not mark) for mark in marks]
 
 

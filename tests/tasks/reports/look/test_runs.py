@@ -13,7 +13,7 @@ from tasks.reports.look.runs import NotRunError, choose, open_sides
 from tasks.runs import identity
 from tasks.runs.best import VALIDATION
 from tasks.runs.identity import embed_identity, evaluate_identity
-from tasks.runs.made import note_made
+from tasks.runs.provenance import record_provenance
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tests.tasks.reports.look.made_up import SEEDS, TRIPLET, make_project
 
@@ -89,7 +89,7 @@ def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest
     trained = identity.train_step(spec, record)
     embedded = identity.embed_step(spec, trained.identity)
     for step in (trained, embedded, identity.evaluate_step(spec, embedded.identity)):
-        note_made(own[0].state, step)
+        record_provenance(own[0].state, step)
     assert choose(*own, "photos/softmax").shown[0].is_current
     monkeypatch.setitem(identity.STEP_MODULES, "evaluate", ("tasks.scores.evaluation", "tasks.processes"))  # as if scoring used other code
     found = choose(*own, "photos/softmax").shown[0]

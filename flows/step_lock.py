@@ -1,0 +1,95 @@
+"""Run each step once across processes: a lock on its identity is held from before its first file until its record is stored.
+
+Other processes wait without occupying workers and then find the step finished; if the holder was killed or failed, they resume from its
+files. The lock's file is in the store, or in this machine's cache of a remote one: two hosts that share only S3 may both run a step, and
+write the same files.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from flows.services import Services
+from flows.step_cache import finished_record
+from tasks.locks import FileLock
+from tasks.runs.identity import StepIdentity
+from tasks.runs.provenance import record_provenance
+from tasks.runs.records import StepRecord
+from tasks.storage import LOCKS
+
+POLL_SECONDS = 0.2
+DOING = {"train": "training", "embed": "embedding", "evaluate": "evaluating"}
+AnyRecord = TypeVar("AnyRecord", bound=StepRecord)
+Slots = Callable[[Services], AbstractContextManager[None]]
+
+
+class StepLock:
+    """The lock of one submitted step.
+
+    Args:
+        step: the step's Prefect task; its result is stored under the identity.
+        of: identity of the step.
+        title: title of the run, for messages.
+        services: services of the flow.
+        anew: run the step even if it is finished.
+
+    Attributes:
+        taken_over: whether another process had finished the step before this one got the lock.
+    """
+
+    def __init__(self, step: Any, of: StepIdentity, title: str, services: Services, anew: bool) -> None:
+        self._step, self._of, self._title, self._services, self._anew = step, of, title, services, anew
+        self._path = services.store.folder(LOCKS) / f".{step.name}-{of.identity}"
+        self._lock = FileLock(self._path)
+        self._has_said = False
+        self.taken_over = False
+
+    def run_once(self, work: Callable[[], AnyRecord], slots: Slots) -> AnyRecord:
+        """Return the record of `work`, or that of another process which did the same meanwhile.
+
+        The lock is still held on return: `release` it when the record is stored.
+
+        Args:
+            work: the step; called with the lock and the slots held.
+            slots: the step's share of the machine's workers; not held while waiting for another process.
+
+        Raises:
+            TrainingError: the flow is stopping.
+        """
+        while True:
+            with slots(self._services):
+                if self._lock.acquire(wait=False):
+                    return self._turn(work)
+            self._wait()
+
+    def release(self, *_: object) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def _turn(self, work: Callable[[], AnyRecord]) -> AnyRecord:
+        try:
+            found: Any = None if self._anew else self._finished()
+            self.taken_over = found is not None
+            record = found if found is not None else work()
+            record_provenance(self._services.project.state, self._of)
+            return record
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _finished(self) -> StepRecord | None:
+        """Return the finished record, or None. Damage is not reported again, only when the step was submitted."""
+        return finished_record(self._step, self._of.identity, self._services.store, self._title, warn=False)
+
+    def _wait(self) -> None:
+        """Wait until the lock is free; print this once."""
+        if not self._has_said:
+            what = f"another dml ({self._lock.holder()}) is {DOING[self._step.name]} {self._title}"
+            self._services.display.say(f"{what}; waiting for it")
+            self._has_said = True
+        probe = FileLock(self._path)
+        while not probe.acquire(wait=False):
+            self._services.check_going_on()
+            time.sleep(POLL_SECONDS)
+        probe.release()

@@ -1,0 +1,153 @@
+"""Export networks as graphs for other programs; measure the losses on the run's own test images and store them with the graph."""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dml_core.data.store.info import read_info
+from dml_core.data.store.packed import PackedDataset
+from dml_core.data.store.splits import open_role
+from dml_core.errors import ConfigError, EvaluationError
+from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
+from dml_core.exported import FILES, write_graph
+from dml_core.trained import (
+    GraphFile,
+    TrainedModel,
+    load_model,
+    load_network,
+    read_description,
+    write_description,
+    write_folder,
+)
+from tasks.environment import Project
+from tasks.models.lookup import TrainedRun, resolve_model, run_of
+
+MEASURED_FILE = "measured.json"
+LARGEST_DIFFERENCE = 1e-4  # of an fp32 graph's embeddings from the network's
+NUM_CALIBRATION = 256
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An exported network compared with the run's own, on the run's test images.
+
+    Attributes:
+        run, format, precision: what was exported.
+        num_images: number of test images, queries and gallery together.
+        recall_at_1, recall_at_1_of_run: of the exported network and of the run's.
+        largest_difference: maximum over all components of all embeddings.
+        num_bytes, num_bytes_of_run: size of the graph and of the network's weights.
+        milliseconds, milliseconds_of_run: per image in batches of 64, on this machine's CPU, without decoding.
+    """
+
+    run: str
+    format: str
+    precision: str
+    num_images: int
+    recall_at_1: float
+    recall_at_1_of_run: float
+    largest_difference: float
+    num_bytes: int
+    num_bytes_of_run: int
+    milliseconds: float
+    milliseconds_of_run: float
+
+
+def export(project: Project, text: str, graph_format: str, precision: str, out: Path) -> Measured:
+    """Export a run's network to a folder that `load_model` and other programs can read, and measure it.
+
+    Args:
+        project: project of the run; its test images must be here.
+        text: the network, as `resolve_model` takes it.
+        graph_format: "onnx" or "torch-export".
+        precision: "fp32", "fp16" or "int8".
+        out: output folder; an existing export there is replaced.
+
+    Raises:
+        ConfigError: the format or precision is unknown, or the folder has other contents.
+        EvaluationError: an fp32 graph gives other embeddings than the network.
+    """
+    if graph_format not in FILES or precision not in ("fp32", "fp16", "int8"):
+        raise ConfigError(f"--format {graph_format} --precision {precision}: expected onnx or torch-export, and fp32, fp16 or int8")
+    if out.exists() and not (out / MEASURED_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: there already, and no exported network; name a new folder")
+    kept = resolve_model(text, project)
+    run = run_of(project, load_model(kept, "cpu").identity)
+    if run is None:
+        raise ConfigError(f"{text}: the run and its test images are not here, so what the export costs cannot be measured")
+    description = read_description(kept)
+    graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
+    measured: list[Measured] = []
+
+    def write(folder: Path) -> None:
+        images = _calibration(run, load_model(kept, "cpu")) if precision == "int8" else None
+        write_graph(folder, load_network(kept, description), description.transform, graph, images)
+        write_description(folder, description.model_copy(update={"graph": graph}))
+        measured.append(_measure(run, load_model(kept, "cpu"), load_model(folder), folder / graph.name, kept / "network.pt", precision))
+        (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured[0]), indent=1) + "\n")
+
+    write_folder(out.absolute(), write)
+    return measured[0]
+
+
+def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
+    """Return test views of training images from the whole dataset; test images must not influence the graph."""
+    dataset = open_role(Path(run.dataset.folder), "train", run.spec.training.validation)
+    chosen = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
+    return [model.view(dataset.image(index), dataset.box(index)) for index in chosen]
+
+
+def _measure(run: TrainedRun, own: TrainedModel, exported: TrainedModel, file: Path, weights: Path, precision: str) -> Measured:
+    folder, validation = Path(run.dataset.folder), run.spec.training.validation
+    role = run.spec.evaluation.role
+    roles: list[str] = [role] if role != "test" else [name for name in read_info(folder).roles if name != "train"]
+    datasets = [open_role(folder, name, validation) for name in roles]
+    found = [_embedded(exported, dataset) for dataset in datasets]
+    expected = [_embedded(own, dataset) for dataset in datasets]
+    difference = max(float(np.abs(rows - other).max()) for (rows, _), (other, _) in zip(found, expected, strict=True))
+    if precision == "fp32" and not difference <= LARGEST_DIFFERENCE:
+        raise EvaluationError(f"the exported network's embeddings differ from the run's by up to {difference:.1e}; it was not kept")
+    num_images = sum(len(dataset) for dataset in datasets)
+    kind = exported.description.graph
+    assert kind is not None
+    return Measured(
+        run.spec.title,
+        kind.format,
+        precision,
+        num_images,
+        _recall(run, roles, datasets, [rows for rows, _ in found]),
+        _recall(run, roles, datasets, [rows for rows, _ in expected]),
+        difference,
+        file.stat().st_size,
+        weights.stat().st_size,
+        1000 * sum(seconds for _, seconds in found) / num_images,
+        1000 * sum(seconds for _, seconds in expected) / num_images,
+    )
+
+
+def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.float32], float]:
+    """Return the embeddings of a role's images, and the seconds spent in the network."""
+    rows, seconds = [], 0.0
+    for start in range(0, len(dataset), BATCH_SIZE):
+        views = [model.view(dataset.image(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
+        if not start:
+            model.embed_views(views)  # warm-up
+        began = time.perf_counter()
+        rows.append(model.embed_views(views))
+        seconds += time.perf_counter() - began
+    return np.concatenate(rows), seconds
+
+
+def _recall(run: TrainedRun, roles: list[str], datasets: list[PackedDataset], rows: list[NDArray[np.float32]]) -> float:
+    """Return Recall@1 as the run's evaluation computes it."""
+    shards = {role: EmbeddingShard(lambda found=found: found, data.labels) for role, data, found in zip(roles, datasets, rows, strict=True)}  # type: ignore[misc]
+    config = run.spec.evaluation.model_copy(update={"recall_at": (1,), "intervals": None, "device": "cpu"})
+    if "query" in shards:
+        return float(evaluate_shards([shards["gallery"]], config, [shards["query"]])["recall@1"])
+    return float(evaluate_shards([shards[roles[0]]], config)["recall@1"])

@@ -1,0 +1,201 @@
+"""Choose the champion of MLflow's registry: a network becomes champion by beating the current one on the same test images.
+
+The comparison is of Recall@1 per class: both networks get the same queries, and the results of each class are paired. The test is a
+one-sided Student's t test over these differences, because the test classes represent all classes the network will meet, and images of one
+class succeed and fail together. It compares these two networks; whether other seeds of the systems differ is a separate question (`dml
+compare` answers it).
+
+Repeated attempts would eventually succeed by chance. So attempt k at a place is tested at LEVEL * 6 / (pi k)^2, and these levels add up to
+LEVEL over all future attempts: without a true gain, the champion is replaced at all in at most 5 of 100 such histories. This is alpha
+spending (Foster and Stine, JRSS B 2008) without earning any back.
+"""
+
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.special import stdtrit
+
+from dml_core.config import parse
+from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.evaluator import ClassRecall, EmbeddingShard, recall_by_class
+from dml_core.evaluation.statistics import MIN_CLASSES, least_deviation
+from tasks.data import read_dataset
+from tasks.environment import Project
+from tasks.models.card import model_card
+from tasks.models.lookup import IDENTITY, find_run
+from tasks.runs.embeddings import load_embeddings, query_and_gallery
+from tasks.runs.specs import load_params
+from tasks.tracking.models import registered_name
+from tasks.tracking.published import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.registered import LoggedNetwork, Registry, Version
+
+CHAMPION = "champion"
+LEVEL = 0.05  # over all attempts at one place
+ClassRecalls = dict[int, ClassRecall]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Gain of a network's Recall@1 over another's, by class.
+
+    Attributes:
+        mean: mean of the classes' differences.
+        deviation: their standard deviation, or its floor if that is larger.
+        num_classes: number of classes.
+    """
+
+    mean: float
+    deviation: float
+    num_classes: int
+
+    def at_least(self, level: float) -> float:
+        """Return the lower end of the one-sided interval at confidence 1 - level."""
+        return self.mean - float(stdtrit(self.num_classes - 1, 1 - level)) * self.deviation / math.sqrt(self.num_classes)
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Result of a promotion.
+
+    Attributes:
+        version: version the alias points to now.
+        said: the reason, as one line.
+    """
+
+    version: Version
+    said: str
+
+
+def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: str | None = None) -> Promotion:
+    """Point an alias of the registry to a run's network, if it is better than the current one.
+
+    Args:
+        project: project of the run, which must be published in MLflow.
+        text: the run, as `tasks.models.lookup.find_run` takes it, or the identity of its training.
+        alias: name of the alias.
+        forced_because: promote without a comparison, for this reason, which is stored with the version.
+
+    Raises:
+        ConfigError: MLflow has no such run, or the current network is not known to be worse; the message gives the interval.
+        TrackingError: MLflow cannot be used.
+    """
+    registry = Registry(project.tracking_uri)
+    network = _published(project, registry, text)
+    name = registered_name(network.data["name"], str(network.parameters["evaluation"]["role"]))
+    with tempfile.TemporaryDirectory() as folder, registry.promoting(name):
+        recalls = class_recalls(registry, network, Path(folder) / "new")
+        holder = registry.holder(name, alias)
+        if holder is not None and holder.model_id == network.model_id:
+            return Promotion(holder, f"{text} is the {alias} of {name} already (version {holder.number})")
+        if forced_because is not None:
+            said = f"forced, without comparison: {forced_because}"
+        else:
+            min_gain = load_params(project.params_file).promotion.min_gain
+            said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old")
+        card = model_card(network, {label: found.recall for label, found in recalls.items()}, said, _reader(project, network))
+        return Promotion(registry.promote(name, alias, network, said, card), said)
+
+
+def level_of(attempt: int) -> float:
+    """Return the level of the test of an attempt, counted from 1."""
+    return LEVEL * 6 / (math.pi * attempt) ** 2
+
+
+def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
+    """Compare the Recall@1 of two networks class by class.
+
+    Differences over few queries are often equal by accident, so their spread has a floor: the binomial variance that the classes' own
+    differences imply (`statistics.least_deviation`), averaged over the classes.
+
+    Raises:
+        ConfigError: the classes or queries differ, or there are fewer than MIN_CLASSES classes.
+    """
+    if recalls.keys() != references.keys():
+        raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason goes without")
+    if len(recalls) < MIN_CLASSES:
+        raise ConfigError(
+            f"{len(recalls)} test classes decide nothing, {MIN_CLASSES} are the least; --force with --reason goes without a comparison"
+        )
+    differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
+    floors = [least_deviation(d, found.num_queries) for d, found in zip(differences.tolist(), recalls.values(), strict=True)]
+    deviation = max(float(differences.std(ddof=1)), float(np.mean(np.square(floors))) ** 0.5)
+    return Gain(float(differences.mean()), deviation, len(differences))
+
+
+def class_recalls(registry: Registry, network: LoggedNetwork, folder: Path) -> ClassRecalls:
+    """Return Recall@1 of each test class that has a query with a positive, by label, from the run's embeddings."""
+    folder.mkdir()
+    embeddings = registry.embeddings(network, folder)
+    query_role, gallery_role = query_and_gallery(embeddings)
+    config = parse(EvaluationConfig, network.parameters["evaluation"], "the published run").model_copy(update={"device": "cpu"})
+
+    def shard(role: str) -> EmbeddingShard:
+        rows, labels = load_embeddings(embeddings, role)
+        return EmbeddingShard(lambda: rows, np.asarray(labels))
+
+    try:
+        return recall_by_class(shard(gallery_role), config, None if query_role == gallery_role else shard(query_role))
+    except EvaluationError as error:
+        raise ConfigError(f"the run's embeddings cannot be compared: {error}") from None
+
+
+def _compared(
+    registry: Registry,
+    network: LoggedNetwork,
+    recalls: ClassRecalls,
+    holder: Version | None,
+    alias: str,
+    min_gain: float,
+    folder: Path,
+) -> str:
+    """Return why the network may replace the current one.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if holder is None:
+        return "the first; there was nothing to compare with"
+    there = registry.of_version(holder)
+    what = f"version {holder.number} of {holder.name}"
+    if there is None:
+        raise ConfigError(f"{what}: its run is no longer in MLflow, so nothing can be compared; --force with --reason goes without")
+    if there.data["digest"] != network.data["digest"]:
+        raise ConfigError(
+            f"{what} was tested on other images ({there.data['digest']}, this one {network.data['digest']}); "
+            "run its variant on these, or --force with --reason"
+        )
+    gain = gain_by_class(recalls, class_recalls(registry, there, folder))
+    attempt = registry.count_attempt(holder.name, alias)
+    level = level_of(attempt)
+    said = (
+        f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(level):+.1f} by a one-sided test at level {level:.2g} "
+        f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({_label(there)})"
+    )
+    if 100 * gain.at_least(level) <= min_gain:
+        raise ConfigError(f"not known to be better by {min_gain:g} points: {said}; --force with --reason promotes it all the same")
+    return f"better by {min_gain:g} points or more: {said}"
+
+
+def _published(project: Project, registry: Registry, text: str) -> LoggedNetwork:
+    tag, value = (TRAINED_TAG, text) if IDENTITY.fullmatch(text) else (IDENTITY_TAG, find_run(project, text).scored)
+    network = registry.logged(tag, value) if value is not None else None
+    if network is None:
+        raise ConfigError(f"{text}: MLflow at {registry.uri} has no such run with a network; dml reproduce publishes it, or dml sync")
+    return network
+
+
+def _reader(project: Project, network: LoggedNetwork) -> str | None:
+    """Return the reader of the dataset, or None if the dataset is not prepared here as the run used it."""
+    try:
+        record = read_dataset(project, network.data["name"])
+    except DataError:
+        return None
+    return record.source if record.digest == network.tags.get("dml.dataset_digest") else None
+
+
+def _label(network: LoggedNetwork) -> str:
+    return f"{network.tags[VARIANT_TAG]}, seed {network.tags['dml.seed']}"

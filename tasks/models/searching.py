@@ -1,0 +1,174 @@
+"""Search an index for images; return the results as plain values or as a page.
+
+The page is one file that loads nothing: pictures, style and script are embedded. All output of templates is escaped, file names included.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from dml_core.data.readers.shared.own import LIST_SUFFIXES
+from dml_core.data.store.rows import Box
+from dml_core.errors import DataError
+from dml_core.files import read_regular
+from dml_core.index.index import Index
+from dml_core.index.items import Item
+from dml_core.index.thumbnails import picture_size, thumbnail
+from dml_core.trained import TrainedModel
+from tasks.models.sources import find_images
+
+QUERY_PIXELS = 320
+SHARP_PIXELS = 64  # smaller pictures are shown with sharp pixels, not smoothed
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image that was found.
+
+    Attributes:
+        rank: from 1.
+        score: cosine, or negative distance.
+        item: its entry in the index.
+    """
+
+    rank: int
+    score: float
+    item: Item
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The search results for one image.
+
+    Attributes:
+        name: name of the image, as given.
+        picture: a small WebP of it.
+        hits: nearest first.
+    """
+
+    name: str
+    picture: bytes
+    hits: list[Hit]
+
+    def as_values(self) -> dict[str, Any]:
+        """Return the results as plain values for programs."""
+        found = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
+        return {"image": self.name, "found": found}
+
+
+def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: int) -> list[Answer]:
+    """Find the nearest items of each image; a folder or list means all of its images.
+
+    Raises:
+        ConfigError: the model is not the index's, or k is below 1.
+        DataError: a file is missing or not an image.
+    """
+    index.check_model(model.identity)
+    images = [image for path in paths for image in _images_of(path)]
+    data = [_read(image) for image in images]
+    views = [model.view(content, image.box, image.name) for content, image in zip(data, images, strict=True)]
+    pictures = [thumbnail(content, image.name, QUERY_PIXELS) for content, image in zip(data, images, strict=True)]
+    scores_Qk, positions_Qk = index.search(model.embed_views(views), k)
+    return [
+        Answer(
+            image.name,
+            picture,
+            [
+                Hit(rank, float(score), index.item(position))
+                for rank, (score, position) in enumerate(zip(scores, positions, strict=True), start=1)
+            ],
+        )
+        for image, picture, scores, positions in zip(images, pictures, scores_Qk, positions_Qk.tolist(), strict=True)
+    ]
+
+
+class _Query(NamedTuple):
+    name: str
+    read: Callable[[], bytes]
+    box: Box | None = None
+
+
+def _images_of(path: Path) -> list[_Query]:
+    if not path.is_dir() and path.suffix not in LIST_SUFFIXES:
+        return [_Query(str(path), partial(read_regular, path))]
+    found = find_images(str(path))
+    inside = path if path.is_dir() else path.parent
+    boxes = found.boxes or [None] * len(found)
+    return [_Query(str(inside / name), partial(found.read, place), boxes[place]) for place, name in enumerate(found.names)]
+
+
+def _read(query: _Query) -> bytes:
+    try:
+        return query.read()
+    except OSError as error:
+        raise DataError(f"{query.name}: cannot be read ({error.strerror or error})") from None
+
+
+def describe(index: Index) -> list[str]:
+    """Describe an index in a few lines."""
+    info = index.info
+    called = f" ({info.model_source})" if info.model_source else ""
+    lines = [
+        f"{info.num_items:,} item{'s' if info.num_items > 1 else ''} of {info.num_dimensions} dimensions, by {info.metric}",
+        f"model {info.model_identity}{called}",
+    ]
+    if info.reason:
+        lines.append(f"chosen by size: {info.reason}")
+    return [*lines, kind_line(index)]
+
+
+def kind_line(index: Index) -> str:
+    """Return the index's kind and, if it is approximate, what it misses."""
+    if index.kind == "exact":
+        return "exact: nothing is missed"
+    return f"approximate ({index.kind})" + (f": {index.info.found}" if index.info.found is not None else "")
+
+
+# ---------------------------------------------------------------- the page
+
+
+def search_page(index: Index, answers: Sequence[Answer]) -> str:
+    """Return the search results as HTML."""
+    return _environment().get_template("search.html").render(index=index, answers=answers, kind=kind_line(index))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader("tasks.models"), PackageLoader("tasks")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"data_uri": _data_uri, "is_sharp": _is_sharp, "base": _base}
+    environment.globals |= {"said": _said, "share": _share}
+    return environment
+
+
+def _data_uri(picture: bytes) -> str:
+    return f"data:image/webp;base64,{base64.b64encode(picture).decode()}"
+
+
+def _is_sharp(picture: bytes) -> bool:
+    return max(picture_size(picture)) <= SHARP_PIXELS
+
+
+def _base(name: str) -> str:
+    """Return a name without its folders."""
+    return name.rpartition("/")[2]
+
+
+def _said(score: float, metric: str) -> str:
+    return f"cosine {score:.3f}" if metric == "cosine" else f"distance {-score:.3g}"
+
+
+def _share(score: float, best: float, metric: str) -> int:
+    """Return the filled share of a score's bar, in per cent: of cosine 1, or the best distance divided by this one."""
+    filled = score if metric == "cosine" else (best / score if score < 0 else 1.0)
+    return round(100 * min(1.0, max(0.0, filled)))

@@ -1,0 +1,91 @@
+"""Progress of each table: the runs measured so far, and whether the current code, settings and data would give the same runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dml_core.errors import ConfigError
+from tasks.plans.local_state import LocalState
+from tasks.plans.plan import TablePlan, plan_tables
+from tasks.plans.results import load_result
+from tasks.runs.identity import evaluate_identity
+from tasks.runs.protocols import COMMON
+from tasks.tables.choice import Choice
+from tasks.tables.file import TableFile, label_parts, load_table
+from tasks.tables.result import MeasuredRun
+from tasks.tables.runs import runs_of
+
+How = Literal["not run", "partly", "done", "stale"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Progress on one kind of data.
+
+    Attributes:
+        runs: number of pairs of a row to be run and a dataset.
+        done, stale: number of pairs that have an up-to-date run, and number that only have outdated ones.
+        seeds: smallest number of up-to-date seeds among the pairs that are done.
+    """
+
+    runs: int
+    done: int
+    stale: int
+    seeds: int
+
+
+@dataclass(frozen=True)
+class TableState:
+    """Progress of a table.
+
+    Attributes:
+        how: "done" if every row to be run has an up-to-date run with at least one seed on each of the paper's own datasets; "stale" if a
+            row and dataset were only measured with other code, settings or data.
+        own_data: progress on the paper's own datasets; stand_in: on datasets used instead of them.
+        plan: plan of the table with one seed.
+    """
+
+    name: str
+    table: TableFile
+    how: How
+    own_data: Measured
+    stand_in: Measured
+    plan: TablePlan
+
+
+def table_states(local: LocalState, names: Sequence[str]) -> list[TableState]:
+    """Return the progress of each table."""
+    return [_state(local, plan) for plan in plan_tables(local, names, Choice(), alone=True)]
+
+
+def _state(local: LocalState, plan: TablePlan) -> TableState:
+    table = load_table(plan.name)
+    measured: dict[tuple[str, str], list[MeasuredRun]] = {}
+    for run in load_result(local.project, plan.name).runs:
+        measured.setdefault((run.row, run.dataset), []).append(run)
+    places = list(dict.fromkeys((label_parts(run.spec.variant)[0], run.dataset) for run in plan.runs))
+    today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
+
+    def counted(is_stand_in: bool) -> Measured:
+        here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
+        seeds = [len({run.seed for run in today[place]}) for place in here_places if today[place]]
+        stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
+        return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
+
+    own = counted(is_stand_in=False)
+    how: How = "stale" if own.stale else "not run" if not own.done else "done" if own.done == own.runs else "partly"
+    return TableState(plan.name, table, how, own, counted(is_stand_in=True), plan)
+
+
+def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
+    """Return whether the current code and settings, on the dataset on this machine, would give the measured run."""
+    choice = Choice((run.row,), (), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
+    if run.variant == COMMON:
+        choice = Choice((run.row,), track="common", seeds=(run.seed,))
+    try:
+        found = runs_of(name, table, choice, (run.row,), (run.dataset,))[run.dataset]
+    except (ConfigError, KeyError):
+        return False  # the row, its variant or its dataset is no longer in the file
+    record = local.dataset(run.dataset, table)
+    specs = [spec.model_copy(update={"dataset": record.name}) for spec in found]
+    return any(evaluate_identity(spec, record) == run.identity for spec in specs)

@@ -1,0 +1,81 @@
+"""A model card says what MLflow has of the run, and calls what it has not "not known"."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tasks.models.card import model_card
+from tasks.tracking.published import SEED_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.registered import LoggedNetwork
+from tests.conftest import small_training
+
+TRAINING = small_training().model_dump(mode="json")
+NETWORK = LoggedNetwork(
+    run_id="r",
+    model_id="m",
+    parameters={"training": TRAINING, "evaluation": {"role": "test", "metric": "cosine"}},
+    tags={VARIANT_TAG: "good", SEED_TAG: "3", TRAINED_TAG: "abc", "dml.git_commit": "c0ffee"},
+    metrics={"recall_at_1": 0.625, "nmi": 0.5},
+    data={"name": "own", "digest": "d1", "counts": {"train": 36, "test": 30}},
+)
+RECALLS = {4: 0.5, 5: 0.75}  # mean 0.625; half of the 95 % interval: 12.706 * 0.1768 / sqrt(2) = 1.5883
+
+
+def card(network: LoggedNetwork = NETWORK, reader: str | None = "synthetic") -> str:
+    return model_card(network, RECALLS, "better: by 3 points", reader)
+
+
+def with_training(**changes: Any) -> LoggedNetwork:
+    return replace(NETWORK, parameters={**NETWORK.parameters, "training": {**TRAINING, **changes}})
+
+
+def test_every_fact_stands_in_the_card() -> None:
+    text = card()
+    for line in (
+        "# own / good / seed 3",
+        "An image in, 8 numbers out: images of one class lie close together by the cosine metric.",
+        "- network: small_cnn, head linear, 8 dimensions",
+        "- trained with: normalised_softmax, 3 epochs, from random weights",
+        "- licence of the weights that it started from: none were taken",
+        "- identity of the training: `abc`; code at git commit c0ffee",
+        "- weights of the last epoch",
+        "- dataset: own, content d1; images: 36 train, 30 test",
+        "- licence of the images: drawn by this package, Apache-2.0",
+        "- held out of training to choose settings: nothing",
+        "On 2 classes that it was not trained on, role `test`.",
+        "| recall@1 | 0.6250 |",
+        "| nmi | 0.5000 |",
+        "| recall@1, mean of the classes | 0.6250, 95 % interval [-0.9633, 2.2133] |",
+        "| worst class's recall@1 | 0.5000 |",
+        "better: by 3 points",
+    ):
+        assert f"\n{line}\n" in f"\n{text}", line
+
+
+def test_scores_on_other_classes_and_kept_epochs_are_called_so() -> None:
+    parameters = {"training": TRAINING, "evaluation": {"role": "validation", "metric": "cosine", "epoch": "best_validation"}}
+    text = card(replace(NETWORK, parameters=parameters))
+    assert "On 2 validation classes, role `validation`." in text
+    assert "- weights of the best_validation epoch\n" in text
+
+
+@pytest.mark.parametrize(("weights", "start"), [("imagenet", "the published ImageNet weights"), ("bird.pt", "`bird.pt`")])
+def test_weights_that_it_started_from_have_no_known_licence(weights: str, start: str) -> None:
+    backbone, transform = {"name": "resnet50", "weights": weights}, {**TRAINING["transform"], "scaling": "rgb-imagenet"}
+    text = card(with_training(model={**TRAINING["model"], "backbone": backbone}, transform=transform))
+    assert f"3 epochs, from {start}\n" in text
+    assert "- licence of the weights that it started from: not known\n" in text
+
+
+def test_what_is_not_known_is_called_so() -> None:
+    text = card(replace(NETWORK, tags={VARIANT_TAG: "good", SEED_TAG: "3"}), reader=None)
+    assert "- identity of the training: `not known`; code at git commit not known\n" in text
+    assert "- licence of the images: not known\n" in text
+
+
+def test_held_out_classes_and_a_network_without_a_head_are_named() -> None:
+    head = {"kind": "bn_neck", "embedding_dim": None}
+    text = card(with_training(validation={"share": 0.25}, model={**TRAINING["model"], "head": head}))
+    assert "- held out of training to choose settings: share 0.25" in text
+    assert "An image in, as many as the backbone has features numbers out" in text

@@ -1,0 +1,321 @@
+"""`dml embed`: rows in order, whatever the source; what is bad is told; an interrupted run goes on and ends with the same bytes."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import boto3
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dml_core import load_model
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.index.writing import build_index
+from dml_core.trained import TrainedModel
+from tasks.environment import Project
+from tasks.models.embed import embed_images, embed_to
+from tasks.models.indexing import Embeddings, batches_of_images
+from tasks.models.lookup import find_run, resolve_model
+from tasks.models.searching import search_images
+from tasks.models.sources import find_images
+from tasks.runs.embeddings import load_embeddings
+from tasks.scores.scoring import Files, score_files
+from tasks.storage import Store
+
+CONFIG = EvaluationConfig(recall_at=(1,), clustering=False)
+
+
+@pytest.fixture(scope="module")
+def model(project: Project) -> TrainedModel:
+    return load_model(resolve_model("own/good/0", project), "cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test images as files, a folder a class."""
+    dataset = PackedDataset(project.packed("own"), "test")
+    root = tmp_path_factory.mktemp("images")
+    for index, label in enumerate(dataset.labels):
+        path = root / f"class {label:02d}" / f"{index:03d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(dataset.raw_bytes(index))
+    (root / "class 00" / "notes.txt").write_text("no image by its name")
+    return root
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".npy"}
+
+
+def test_a_folder_is_embedded_as_the_run_was_and_scores_as_it_did(
+    project: Project, model: TrainedModel, folder: Path, tmp_path: Path
+) -> None:
+    found = embed_images(model, find_images(str(folder)), tmp_path / "out", batch_size=7, shard_rows=50)
+    assert (found.num_rows, found.num_reused, found.bad) == (240, 0, ())
+    rows, labels = load_embeddings(tmp_path / "out", "images")
+    run = find_run(project, "own/good/0")
+    store = Store(project.store, project.state)
+    expected, expected_labels = load_embeddings(store.folder(f"embed/{run.embedded}"), "test")
+    order = np.argsort(expected_labels, kind="stable")  # by class, then by number: the order of the files' names
+    np.testing.assert_allclose(rows, expected[order], atol=1e-5)
+    assert labels.tolist() == [f"class {label:02d}" for label in expected_labels[order]]
+    recall = json.loads((store.folder(f"evaluate/{run.scored}") / "metrics.json").read_text())["recall@1"]
+    for stream in (False, True):
+        assert score_files(Files(tmp_path / "out", None, None, None), CONFIG, stream, None)["recall@1"] == pytest.approx(recall)
+    items = pq.read_table(tmp_path / "out/items.parquet").to_pylist()
+    assert items[0] == {"path": f"class 00/{order[0]:03d}.jpg", "label": "class 00"}
+    assert len(items) == 240
+
+
+def test_lists_and_buckets_give_the_rows_of_the_folder(model: TrainedModel, folder: Path, s3_bucket: str, tmp_path: Path) -> None:
+    embed_images(model, find_images(str(folder)), tmp_path / "folder", shard_rows=100)
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.jpg"))]
+    client = boto3.client("s3")
+    for name in names:
+        client.put_object(Bucket=s3_bucket, Key=f"some/{name}", Body=(folder / name).read_bytes())
+    (folder / "list.csv").write_text("path,label,other\n" + "".join(f"{name},{name[:8]},1\n" for name in names))
+    pq.write_table(pa.table({"path": [str(folder / name) for name in names]}), tmp_path / "list.parquet")
+    for number, source in enumerate((f"{folder}/list.csv", f"s3://{s3_bucket}/some")):
+        embed_images(model, find_images(source), tmp_path / str(number), shard_rows=100)
+        assert bytes_of(tmp_path / str(number)) == bytes_of(tmp_path / "folder")
+    embed_images(model, find_images(str(tmp_path / "list.parquet")), tmp_path / "unlabelled", shard_rows=100)
+    rows = {name: data for name, data in bytes_of(tmp_path / "folder").items() if "labels" not in name}
+    assert bytes_of(tmp_path / "unlabelled") == rows
+    with pytest.raises(EvaluationError, match="embedded without classes"):
+        score_files(Files(tmp_path / "unlabelled", None, None, None), CONFIG, False, None)
+
+
+def test_one_file_says_what_the_folder_says(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    images = find_images(str(folder))
+    embed_images(model, images, tmp_path / "folder")
+    rows, labels = load_embeddings(tmp_path / "folder", "images")
+    for name in ("out.npz", "out.parquet"):
+        embed_to(model, images, tmp_path / name, shard_rows=100)
+        assert score_files(Files(tmp_path / name, None, None, None), CONFIG, False, None) == score_files(
+            Files(tmp_path / "folder", None, None, None), CONFIG, False, None
+        )
+    with np.load(tmp_path / "out.npz") as found:
+        assert np.array_equal(found["embeddings"], rows)
+        assert found["names"].tolist() == images.names
+        assert str(found["model_identity"]) == model.identity
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["label"].to_pylist() == labels.tolist()
+    np.testing.assert_array_equal(np.array(table["embedding"].to_pylist(), np.float32), rows)
+    assert table.schema.metadata[b"model_identity"] == model.identity.encode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "out.npz", "out.parquet"]
+    embed_to(model, find_images(str(folder / "class 00")), tmp_path / "unlabelled.parquet")
+    with pytest.raises(EvaluationError, match="not embeddings with classes"):
+        score_files(Files(tmp_path / "unlabelled.parquet", None, None, None), CONFIG, False, None)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bytes(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    class PowerCutError(Exception):
+        pass
+
+    images = find_images(str(folder))
+    embed_images(model, images, tmp_path / "whole", shard_rows=50)
+
+    def cut(done: int, of: int) -> None:
+        if done == 150:
+            raise PowerCutError
+
+    with pytest.raises(PowerCutError):
+        embed_images(model, images, tmp_path / "cut", shard_rows=50, progress=cut)
+    with pytest.raises(EvaluationError, match=r"no manifest\.json there"):
+        score_files(Files(tmp_path / "cut", None, None, None), CONFIG, False, None)
+    before = (tmp_path / "cut" / "images-00002-of-00005.npy").stat().st_mtime_ns
+    found = embed_images(model, images, tmp_path / "cut", shard_rows=50)
+    assert found.num_reused == 150
+    assert (tmp_path / "cut" / "images-00002-of-00005.npy").stat().st_mtime_ns == before
+    assert bytes_of(tmp_path / "cut") == bytes_of(tmp_path / "whole")
+    assert (tmp_path / "cut/manifest.json").read_text() == (tmp_path / "whole/manifest.json").read_text()
+
+
+def test_bad_images_end_it_with_a_list_or_are_left_out(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.jpg"))][:9]
+    source = tmp_path / "images"
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((folder / name).read_bytes())
+    (source / names[2]).write_bytes((folder / names[2]).read_bytes()[:200])
+    (source / names[7]).write_text("text")
+    (source / names[8]).unlink()
+    (source / names[8]).symlink_to("nowhere.jpg")
+    (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{name}\n" for name in names))
+    images = find_images(str(tmp_path / "list.csv"))
+    with pytest.raises(
+        DataError, match=rf"3 of 9 images are bad \(images/{names[2]}: damaged or truncated; images/{names[7]}: not an image"
+    ):
+        embed_images(model, images, tmp_path / "out", shard_rows=4)
+    assert not (tmp_path / "out/manifest.json").exists()
+    assert (tmp_path / "out/bad.csv").read_text().splitlines()[3] == f"images/{names[8]},cannot be read (No such file or directory)"
+    found = embed_images(model, images, tmp_path / "out", skip_bad=True, shard_rows=4)
+    assert (found.num_rows, len(found.bad)) == (6, 3)
+    rows = np.concatenate([np.load(path) for path in sorted((tmp_path / "out").glob("images-*-of-*.npy"))])
+    good = [number for number in range(9) if number not in (2, 7, 8)]
+    np.testing.assert_allclose(rows, model.embed([folder / names[number] for number in good]), atol=1e-5)
+    assert pq.read_table(tmp_path / "out/items.parquet")["path"].to_pylist() == [f"images/{names[number]}" for number in good]
+    (source / names[8]).unlink()
+    for number in (2, 7, 8):  # mended: only their shards are made again
+        (source / names[number]).write_bytes((folder / names[number]).read_bytes())
+    found = embed_images(model, images, tmp_path / "out", shard_rows=4)
+    assert (found.num_rows, found.num_reused, found.bad) == (9, 0, ())
+    assert not (tmp_path / "out/bad.csv").exists()
+
+
+@pytest.mark.parametrize("num_bad", [10, 11])
+def test_ten_bad_images_are_named_and_of_more_the_line_says_so(model: TrainedModel, tmp_path: Path, num_bad: int) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(num_bad):
+        (tmp_path / f"in/{number:02d}.jpg").write_text("text")
+    with pytest.raises(DataError) as raised:
+        embed_images(model, find_images(str(tmp_path / "in")), tmp_path / "out")
+    assert str(raised.value).count(".jpg: ") == 10
+    assert ("; ...)" in str(raised.value)) == (num_bad == 11)
+
+
+def test_all_bad_is_never_an_empty_result(model: TrainedModel, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jpg").write_text("text")
+    with pytest.raises(DataError, match="1 of 1 images are bad"):
+        embed_images(model, find_images(str(tmp_path / "in")), tmp_path / "out", skip_bad=True)
+
+
+def test_another_network_or_other_images_are_refused(project: Project, model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    few = find_images(str(folder / "class 00"))
+    assert few.classes is None
+    embed_images(model, few, tmp_path / "out")
+    for other, images in ((model, find_images(str(folder))), (load_model(resolve_model("own/good/1", project), "cpu"), few)):
+        with pytest.raises(ConfigError, match="holds embeddings of other images or by another network"):
+            embed_images(other, images, tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/x").write_text("")
+    with pytest.raises(ConfigError, match="not begun by dml embed"):
+        embed_images(model, few, tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("gone", "no such folder"), ("gone.csv", "no such file"), (".", "no images there"), ("bad.csv", "column 'path' is missing")],
+)
+def test_sources_of_nothing(source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("image,label\na.jpg,b\n")
+    with pytest.raises(DataError, match=said):
+        find_images(source)
+
+
+# ---------------------------------------------------------------- what cannot be read is named, and hangs nothing
+
+
+BOMB = bytearray(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x75\x30\0\0\x75\x30\x08\2\0\0\0") + bytes(200)  # of 30000 x 30000 pixels
+STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe.jpg": (os.mkfifo, "not a regular file"),
+    "dangling.jpg": (lambda path: path.symlink_to("nowhere.jpg"), "No such file or directory"),
+    "itself.jpg": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+    "device.png": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "empty.png": (Path.touch, "empty"),
+    "cut.jpg": (lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), "not an image"),
+    "text.webp": (lambda path: path.write_text("no image"), "not an image"),
+    "bomb.png": (lambda path: path.write_bytes(BOMB), "of 30000 x 30000 pixels, more than"),
+}
+
+
+@pytest.fixture
+def strange(folder: Path, tmp_path: Path) -> Path:
+    """Four good images and one of everything that is none; hidden files and folders beside them."""
+    place = tmp_path / "strange"
+    (place / "class").mkdir(parents=True)
+    for path in sorted(folder.rglob("*.jpg"))[:4]:
+        shutil.copy(path, place / "class")
+    for name, (make, _) in STRANGE.items():
+        make(place / "class" / name)
+    os.mkfifo(place / "class" / ".hidden.jpg")
+    (place / "a folder.jpg").mkdir()
+    return place
+
+
+def test_everything_with_the_name_of_an_image_is_embedded_or_named(model: TrainedModel, strange: Path, tmp_path: Path) -> None:
+    found = embed_images(model, find_images(str(strange)), tmp_path / "out", skip_bad=True)
+    assert found.num_rows == 4
+    assert {Path(name).name for name, _ in found.bad} == STRANGE.keys()
+    for name, why in found.bad:
+        assert STRANGE[Path(name).name][1] in why
+        assert "\n" not in why
+    with pytest.raises(DataError, match=r"^8 of 12 images are bad \([^\n]*$"):
+        embed_images(model, find_images(str(strange)), tmp_path / "other")
+
+
+def test_an_index_names_them_too(model: TrainedModel, strange: Path, tmp_path: Path) -> None:
+    bad: list[str] = []
+    index = build_index(tmp_path / "index", batches_of_images(model, find_images(str(strange)), 32, bad), model.identity)
+    assert index.num_items == 4
+    assert {Path(line.partition(":")[0]).name for line in bad} == STRANGE.keys()
+    for name in STRANGE:
+        with pytest.raises(DataError, match=rf"{re.escape(name)}: [^\n]+$"):
+            search_images(index, model, [strange / "class" / name], 1)
+
+
+def test_links_to_folders_are_followed_but_not_in_a_circle(model: TrainedModel, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "linked"
+    (place / "own").mkdir(parents=True)
+    (place / "class").symlink_to(next(path for path in sorted(folder.iterdir()) if path.is_dir()))
+    (place / "own" / "round").symlink_to(place)
+    assert {Path(name).parent.as_posix() for name in find_images(str(place)).names} == {"class"}
+
+
+def test_a_name_that_is_not_utf_8_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(next(folder.rglob("*.jpg")), os.fsencode(tmp_path) + b"/\xff.jpg")
+    with pytest.raises(DataError, match=r"the name of \\udcff\.jpg is not UTF-8; rename the file$"):
+        find_images(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("path,path\na.jpg,b.jpg\n", "column 'path' is there twice"),
+        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", "a box is not of numbers"),
+        ("path,label\na.jpg\n", "not readable as a table"),
+        ("label\n1\n", "column 'path' is missing"),
+    ],
+)
+def test_a_list_that_cannot_be_read(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(DataError, match=rf"^[^\n]*{said}[^\n]*$"):
+        find_images(str(tmp_path / "list.csv"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_list_that_is_a_pipe_or_a_folder(suffix: str, tmp_path: Path) -> None:
+    for make in (os.mkfifo, Path.mkdir):
+        path = tmp_path / f"{make.__name__}{suffix}"
+        make(path)
+        with pytest.raises(DataError, match=r"not readable as a table \((not a regular file|a folder)\)$"):
+            find_images(str(path))
+
+
+@pytest.mark.parametrize("out", ["e.npz", "e.parquet", "e"])
+def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_path: Path, out: str) -> None:
+    """Cut, zeroed or gone: whatever numpy, zip or Arrow have against the file."""
+    whole = tmp_path / out
+    embed_to(model, find_images(str(folder)), whole)
+    files = sorted(path for path in whole.iterdir() if path.suffix != ".csv") if whole.is_dir() else [whole]
+    for file in files:
+        data = file.read_bytes()
+        for changed in (data[: len(data) // 2], data[:10], bytes(len(data)), b"", b"[]", b"{}", None):
+            file.unlink() if changed is None else file.write_bytes(changed)
+            if file.name != "images-labels.npy":  # which items.parquet has too
+                with pytest.raises((EvaluationError, DataError), match=r"^[^\n]+$"):
+                    list(Embeddings(whole).batches())
+            file.write_bytes(data)
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "plan.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"plan\.json: damaged; remove"):
+        embed_images(model, find_images(str(folder)), tmp_path / "begun")

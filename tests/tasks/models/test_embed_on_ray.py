@@ -1,0 +1,70 @@
+"""The shards on a real Ray: the same bytes, and a process that dies costs nothing."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dml_core import load_model
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import DataError
+from tasks.environment import Project
+from tasks.models.embed import OnCluster, embed_images
+from tasks.models.lookup import resolve_model
+from tasks.models.sources import Images, find_images
+from tasks.workers.distribution import spread
+from tasks.workers.group import connect, stop_ray
+from tests.tasks.workers.conftest import ray_settings  # noqa: F401 - a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.proof]
+
+
+@pytest.fixture(scope="module")
+def folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dataset = PackedDataset(project.packed("own"), "test")
+    root = tmp_path_factory.mktemp("images")
+    for index in range(60):
+        path = root / f"class {dataset.labels[index]:02d}" / f"{index:03d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(dataset.raw_bytes(index))
+    return root
+
+
+@pytest.fixture
+def ray_here(ray_settings: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
+    ray_settings.delenv("RAY_ADDRESS", raising=False)
+    connect("local")
+    yield
+    stop_ray()
+
+
+def rows_in(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in out.glob("*.npy")}
+
+
+def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Path, ray_here: None, tmp_path: Path) -> None:
+    network = resolve_model("own/good/0", project)
+    model, images = load_model(network, "cpu"), find_images(str(folder))
+    embed_images(model, images, tmp_path / "here", shard_rows=16)
+    embed_images(model, images, tmp_path / "there", shard_rows=16, spread=OnCluster(network))
+    assert len(rows_in(tmp_path / "there")) == 5
+    assert rows_in(tmp_path / "there") == rows_in(tmp_path / "here")
+    connect("local")
+    gone = Images(images.names, None, None, tmp_path / "elsewhere", images.read)
+    with pytest.raises(DataError, match=r"elsewhere is not there on .*; on a cluster the images are in S3"):
+        embed_images(model, gone, tmp_path / "gone", spread=OnCluster(network))
+
+
+def die_once(folder: Path, number: int) -> int:
+    """A part whose process is killed the first time."""
+    if number == 3 and not (folder / "died").exists():
+        (folder / "died").write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def test_a_part_whose_process_dies_is_done_again(ray_here: None, tmp_path: Path) -> None:
+    assert list(spread(die_once, tmp_path, range(20))) == [number * number for number in range(20)]
+    assert (tmp_path / "died").exists()

@@ -1,0 +1,69 @@
+"""`dml models export`: a folder that opens, and what it cost beside it."""
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+from dml_core import load_model
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import ConfigError
+from tasks.environment import Project
+from tasks.models.export import MEASURED_FILE, export
+from tasks.models.lookup import find_run
+from tasks.runs.embeddings import load_embeddings
+from tasks.storage import Store
+
+pytestmark = pytest.mark.slow
+
+
+def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Path) -> None:
+    run = find_run(project, "own/good/1")
+    store = Store(project.store, project.state)
+    rows, _ = load_embeddings(store.folder(f"embed/{run.embedded}"), "test")
+    recall = json.loads((store.folder(f"evaluate/{run.scored}") / "metrics.json").read_text())["recall@1"]
+    dataset = PackedDataset(project.packed("own"), "test")
+    for graph_format in ("onnx", "torch-export"):
+        out = tmp_path / graph_format
+        found = export(project, "own/good/1", graph_format, "fp32", out)
+        assert (found.recall_at_1, found.recall_at_1_of_run, found.num_images) == (recall, recall, 240)
+        assert found.largest_difference < 1e-4
+        assert json.loads((out / MEASURED_FILE).read_text())["recall_at_1"] == recall
+        model = load_model(out)
+        np.testing.assert_allclose(model.embed([dataset.raw_bytes(index) for index in range(240)]), rows, atol=1e-4)
+        assert model.identity == run.trained
+
+
+def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    out.mkdir()  # an empty folder is as good as none
+    monkeypatch.setattr("tasks.models.export.time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    timed = export(project, "own/good/1", "onnx", "fp32", out)
+    assert (timed.milliseconds, timed.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
+    found = export(project, "own/good/1", "onnx", "int8", out)
+    assert found.largest_difference > 1e-4
+    assert abs(found.recall_at_1 - found.recall_at_1_of_run) < 0.1
+    kinds = [tensor.data_type for tensor in onnx.load(out / "network.onnx").graph.initializer if len(tensor.dims) == 4]
+    assert kinds
+    assert set(kinds) == {onnx.TensorProto.INT8}  # every convolution's weights
+    assert sorted(path.name for path in out.iterdir()) == [MEASURED_FILE, "network.json", "network.onnx"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="expected onnx or torch-export, and fp32, fp16 or int8"):
+        export(project, "own/good", "tflite", "fp32", tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(ConfigError, match="mine: there already, and no exported network"):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "mine")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file: there already, and no exported network"):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "file")
+    monkeypatch.setattr("tasks.models.export.run_of", lambda project, identity: None)
+    with pytest.raises(ConfigError, match=r"^own/good: the run and its test images are not here, "):
+        export(project, "own/good", "onnx", "fp32", tmp_path / "out")

@@ -1,0 +1,179 @@
+"""The registry's gate by hand: who may take the champion's place, without a server."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dml_core.errors import ConfigError
+from dml_core.evaluation.evaluator import ClassRecall
+from tasks.models import promotion
+from tasks.models.promotion import class_recalls, gain_by_class, promote
+from tasks.tracking.published import VARIANT_TAG
+from tasks.tracking.registered import LoggedNetwork, Version
+from tests.tasks.models.test_card import NETWORK
+
+TAGS = {VARIANT_TAG: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}
+NEW = replace(NETWORK, tags=TAGS)
+OLD = replace(NETWORK, model_id="old", run_id="q", tags=TAGS | {VARIANT_TAG: "bad"})
+HOLDER = Version("dml-own", "1", ("champion",), "old", "q", None)
+MANY = 1000  # queries of each class, so that the floor of the spread is below what the differences show
+
+
+class Registry:
+    """A registry with one champion; recalls of its test classes by run."""
+
+    uri = "here"
+
+    def __init__(self, holder: Version | None = HOLDER, old: LoggedNetwork | None = OLD) -> None:
+        self.now, self.old, self.asked, self.promoted, self.attempts = holder, old, [], [], 0
+
+    def promoting(self, name: str) -> Any:
+        assert name == "dml-own"
+        return nullcontext()
+
+    def holder(self, name: str, alias: str) -> Version | None:
+        return self.now
+
+    def count_attempt(self, name: str, alias: str) -> int:
+        self.attempts += 1
+        return self.attempts
+
+    def of_version(self, version: Version) -> LoggedNetwork | None:
+        return self.old
+
+    def logged(self, tag: str, value: str) -> LoggedNetwork | None:
+        self.asked.append((tag, value))
+        return NEW
+
+    def promote(self, name: str, alias: str, network: LoggedNetwork, said: str, card: str) -> Version:
+        self.promoted.append((name, alias, network.model_id, said))
+        assert said in card
+        return Version(name, "2", (alias,), network.model_id, network.run_id, said)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`promote` on such a registry; by how much the new network is better in each class of six pairs."""
+
+    def run(registry: Registry, differences: Any = (0.1, 0.2), **options: Any) -> promotion.Promotion:
+        differences = (*differences,) * 6
+        recalls = {
+            "r": {label: ClassRecall(0.5 + more, MANY) for label, more in enumerate(differences)},
+            "q": dict.fromkeys(range(len(differences)), ClassRecall(0.5, MANY)),
+        }
+        monkeypatch.setattr(promotion, "Registry", lambda uri: registry)
+        monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: recalls[network.run_id])
+        monkeypatch.setattr(promotion, "_reader", lambda project, network: None)
+        params = SimpleNamespace(promotion=SimpleNamespace(min_gain=0.5))
+        monkeypatch.setattr(promotion, "load_params", lambda file: params)
+        project: Any = SimpleNamespace(tracking_uri="here", params_file=None)
+        return promote(project, "0" * 32, **options)
+
+    return run
+
+
+def test_the_first_network_has_nobody_to_be_compared_with(gate: Any) -> None:
+    registry = Registry(holder=None)
+    assert gate(registry).said == "the first; there was nothing to compare with"
+    assert registry.promoted == [("dml-own", "champion", "m", "the first; there was nothing to compare with")]
+    assert registry.asked == [("dml.trained", "0" * 32)]
+
+
+def test_a_better_one_takes_the_place_with_the_least_gain_in_points(gate: Any) -> None:
+    """Six times 10 and six times 20 points: deviation 5.22, and at the level of the first attempt, 0.0304, t(11) is 2.088."""
+    found = gate(Registry())
+    said = "better by 0.5 points or more: Recall@1 +15.0 points, at least +11.9 by a one-sided test at level 0.03 (attempt 1), paired by 12"
+    assert found.said == f"{said} test classes, against version 1 of dml-own (bad, seed 3)"
+    assert found.version.number == "2"
+
+
+def test_a_gain_that_is_certain_and_too_small_is_refused(gate: Any) -> None:
+    """0.4 points in each of twelve classes of 1000 queries: surely more than 0, and less than the 0.5 that are asked for."""
+    registry = Registry()
+    with pytest.raises(ConfigError, match=r"not known to be better by 0.5 points: Recall@1 \+0.4 points, at least \+0.[1-4] "):
+        gate(registry, (0.004, 0.004))
+    assert not registry.promoted
+
+
+def test_each_attempt_is_judged_more_strictly_than_the_last(gate: Any) -> None:
+    """-4 and 10 points: mean 3, deviation 7.31; at least -1.4 at first, and less each time."""
+    registry = Registry()
+    for least in ("-1.4", "-3.1"):
+        with pytest.raises(ConfigError, match=rf"not known to be better by 0.5 points: Recall@1 \+3.0 points, at least {least} "):
+            gate(registry, (-0.04, 0.1))
+    assert not registry.promoted
+
+
+def test_the_champion_stays_the_champion(gate: Any) -> None:
+    registry = Registry(replace(HOLDER, model_id="m"))
+    assert gate(registry).said == f"{'0' * 32} is the champion of dml-own already (version 1)"
+    assert not registry.promoted
+
+
+def test_force_goes_without_comparison_and_keeps_the_reason(gate: Any) -> None:
+    assert gate(Registry(old=None), (-0.5, -0.6), forced_because="a rollback").said == "forced, without comparison: a rollback"
+
+
+@pytest.mark.parametrize(
+    ("old", "message"),
+    [
+        (None, "version 1 of dml-own: its run is no longer in MLflow"),
+        (replace(OLD, data=OLD.data | {"digest": "d2"}), r"was tested on other images \(d2, this one d1\)"),
+    ],
+)
+def test_a_champion_that_cannot_be_compared_with_is_refused(gate: Any, old: LoggedNetwork | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        gate(Registry(old=old))
+
+
+def test_other_classes_are_not_paired() -> None:
+    ten = {label: ClassRecall(0.5, MANY) for label in range(10)}
+    assert gain_by_class({label: found._replace(recall=0.75) for label, found in ten.items()}, ten).mean == pytest.approx(0.25)
+    with pytest.raises(ConfigError, match="10 and 10 test classes cannot be paired"):
+        gain_by_class({label + 1: found for label, found in ten.items()}, ten)
+
+
+def test_a_run_without_a_network_in_mlflow_is_refused(gate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    monkeypatch.setattr(registry, "logged", lambda tag, value: None)
+    with pytest.raises(ConfigError, match="MLflow at here has no such run with a network"):
+        gate(registry)
+
+
+def write_embeddings(folder: Path, **roles: tuple[list[list[float]], list[int]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    manifest = {}
+    for role, (rows, labels) in roles.items():
+        np.save(folder / f"{role}-00000-of-00001.npy", np.array(rows, np.float32))
+        np.save(folder / f"{role}-labels.npy", np.array(labels))
+        shards, name = [f"{role}-00000-of-00001.npy"], f"{role}-labels.npy"
+        manifest[role] = {"rows": len(rows), "dimensions": 2, "shards": shards, "labels": name}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+EAST, NORTH, NORTH_EAST = [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]
+
+
+def test_recalls_are_of_the_run_s_own_embeddings(tmp_path: Path) -> None:
+    """Test images search each other; of class 0 one query in two finds its class. Queries search the gallery, where there is one."""
+    test = write_embeddings(tmp_path / "a", test=([EAST, EAST, NORTH, NORTH, NORTH_EAST, NORTH_EAST], [0, 0, 1, 1, 0, 1]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: test})()
+    # the two at north-east are each other's nearest, and of different classes
+    assert class_recalls(registry, NEW, tmp_path / "b") == {0: (pytest.approx(2 / 3), 3), 1: (pytest.approx(2 / 3), 3)}
+    shop = write_embeddings(tmp_path / "c", query=([EAST, NORTH], [0, 1]), gallery=([EAST, NORTH_EAST], [0, 0]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: shop})()
+    assert class_recalls(registry, NEW, tmp_path / "d") == {0: (1.0, 1)}, "class 1 has no image in the gallery"
+
+
+def test_embeddings_that_cannot_be_compared_are_said(tmp_path: Path) -> None:
+    endless = write_embeddings(tmp_path / "a", test=([EAST, [float("inf"), 0.0]], [0, 0]))
+    registry = type("Registry", (), {"embeddings": lambda self, network, folder: endless})()
+    with pytest.raises(ConfigError, match=r"^the run's embeddings cannot be compared: [^\n]+$"):
+        class_recalls(registry, NEW, tmp_path / "b")

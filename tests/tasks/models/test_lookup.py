@@ -1,0 +1,149 @@
+"""A run's network by its names: its rows are those that the run itself left."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dml_core import load_model
+from dml_core.data.store.packed import PackedDataset
+from dml_core.errors import ConfigError, DataError, StoreError
+from dml_core.files import SEAL, sealed
+from tasks.environment import Project
+from tasks.models.lookup import find_run, resolve_model, run_of, trained_runs
+from tasks.runs.embeddings import load_embeddings
+from tasks.storage import Store
+
+
+@pytest.fixture(scope="module")
+def dataset(project: Project) -> PackedDataset:
+    return PackedDataset(project.packed("own"), "test")
+
+
+def test_rows_are_those_that_the_run_left(project: Project, dataset: PackedDataset) -> None:
+    for name in ("own/good", "own/good/1", "own/untrained/0"):
+        run = find_run(project, name)
+        model = load_model(resolve_model(name, project))
+        rows, _ = load_embeddings(Store(project.store, project.state).folder(f"embed/{run.embedded}"), "test")
+        found = model.embed([dataset.raw_bytes(index) for index in range(len(dataset))], batch_size=7)
+        np.testing.assert_allclose(found, rows, atol=1e-5)
+        assert (model.identity, model.num_dimensions, found.dtype) == (run.trained, 16, np.float32)
+        assert model.title == f"own / {run.spec.variant} / seed {run.spec.seed}"
+
+
+def test_a_run_is_found_by_the_identity_of_its_training(project: Project) -> None:
+    runs = list(trained_runs(project))
+    assert len({run.trained for run in runs}) == len(runs) > 1
+    assert [run_of(project, run.trained) for run in runs] == runs
+    assert run_of(project, "0" * 32) is None
+
+
+def test_an_image_is_the_same_in_every_form(project: Project, dataset: PackedDataset, tmp_path: Path) -> None:
+    model = load_model(resolve_model("own/good", project))
+    encoded = dataset.raw_bytes(5)
+    path = tmp_path / "image.jpg"
+    path.write_bytes(encoded)
+    pixels = dataset.image(5).permute(1, 2, 0).numpy()
+    rows = model.embed([encoded, path, str(path), Image.fromarray(pixels), pixels])
+    assert np.ptp(rows, axis=0).max() < 1e-5
+    assert model.embed([]).shape == (0, 16)
+
+
+def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
+    model = load_model(resolve_model("own/good", project))
+    large = np.random.default_rng(0).integers(0, 256, (50, 31, 3), dtype=np.uint8)
+    together = model.embed([large, dataset.raw_bytes(0), large[:24, :24]])
+    for row, image in zip(together, (large, dataset.raw_bytes(0), large[:24, :24]), strict=True):
+        np.testing.assert_allclose(model.embed([image])[0], row, atol=1e-5)
+
+
+def test_what_is_no_image_is_named(project: Project, tmp_path: Path) -> None:
+    model = load_model(resolve_model("own/good", project))
+    whole = io.BytesIO()
+    Image.new("RGB", (30, 30)).save(whole, "PNG")
+    for bad, said in (
+        (b"text", "image 1: not an image"),
+        (whole.getvalue()[:40], "image 1: damaged"),
+        (tmp_path / "gone.jpg", "gone.jpg: cannot be read"),
+        (np.zeros((4, 4), np.uint8), r"image 1: expected RGB pixels, uint8 of shape \(height, width, 3\), found uint8 of shape \(4, 4\)"),
+        (np.zeros((4, 4, 3)), "found float64"),
+        (Image.new("I;16", (4, 4)), "more than 8 bits"),
+    ):
+        with pytest.raises(DataError, match=said):
+            model.embed([whole.getvalue(), bad])
+
+
+def test_a_network_has_several_names(project: Project) -> None:
+    folder = resolve_model("own/good", project)
+    run = find_run(project, "own/good/0")
+    kept = Store(project.store, project.state).folder(f"train/{run.trained}")
+    assert {resolve_model(text, project) for text in (str(folder), run.trained, str(kept), str(kept / "checkpoint.pt"))} == {folder}
+    assert [(run.spec.variant, run.spec.seed) for run in trained_runs(project)] == [("good", 0), ("good", 1), ("untrained", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("own/untrained/1", r"not trained here; train it: dml run own untrained --seed 1"),
+        ("own/goot", r"unknown variant 'goot'; did you mean 'good'\?"),
+        ("owm/good", r"unknown dataset of the comparison 'owm'; did you mean 'own'\?"),
+        ("nonsense", r"names no trained network; expected a run as dataset/variant"),
+        ("own/good/zero", "names no trained network"),
+    ],
+)
+def test_names_of_nothing(project: Project, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve_model(text, project)
+
+
+def test_damage_is_one_line(project: Project, tmp_path: Path) -> None:
+    folder = resolve_model("own/good", project)
+    for name in ("network.json", "network.pt"):
+        for file in folder.iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / name).write_bytes((folder / name).read_bytes()[:-20])
+        with pytest.raises(StoreError, match=name):
+            load_model(tmp_path)
+    with pytest.raises(ConfigError, match="no such folder or file"):
+        load_model(tmp_path / "gone")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"no network\.json there"):
+        load_model(tmp_path / "empty")
+
+
+def test_weights_that_would_run_code_are_refused(project: Project, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path(tmp_path / "sprung").write_text, ("x",))
+
+    described = json.loads((resolve_model("own/good", project) / "network.json").read_text())
+    values = {name: value for name, value in described.items() if name != SEAL} | {"file_sha256": None}
+    (tmp_path / "network.json").write_text(sealed(values))
+    torch.save({"head": Trap()}, tmp_path / "network.pt")
+    with pytest.raises(StoreError, match="not the network's weights"):
+        load_model(tmp_path)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_description_of_before_identities_is_read(project: Project, tmp_path: Path) -> None:
+    folder = resolve_model("own/good", project)
+    (tmp_path / "network.pt").write_bytes((folder / "network.pt").read_bytes())
+    known = json.loads((folder / "network.json").read_text())
+    (tmp_path / "network.json").write_text(
+        json.dumps({name: known[name] for name in ("model", "transform", "num_classes", "embedding_dim")})
+    )
+    model = load_model(tmp_path)
+    assert len(model.identity) == 32
+    assert model.identity != known["identity"]
+
+
+def test_the_package_is_cheap_until_a_network_is_opened() -> None:
+    code = "import sys, dml_core; print('torch' in sys.modules); dml_core.load_model; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", "True"]

@@ -1,0 +1,388 @@
+"""The registry's gate, on a real MLflow: a worse network is refused with the interval, and there is one champion."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import requests
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from scipy import stats
+
+from dml_core import load_model
+from dml_core.errors import ConfigError, TrackingError
+from dml_core.evaluation.evaluator import ClassRecall
+from tasks.environment import Project
+from tasks.models import listing, lookup, promotion
+from tasks.models.listing import Listing, list_models
+from tasks.models.lookup import find_run, resolve_model
+from tasks.models.promotion import ClassRecalls, gain_by_class, level_of, promote
+from tasks.runs.best import NO_BEST, RULE, VALIDATION
+from tasks.runs.embeddings import load_embeddings
+from tasks.runs.specs import comparison_runs, load_params
+from tasks.storage import Store
+from tasks.tracking.published import TRAINED_TAG
+from tasks.tracking.registered import LOCK_TAG, LoggedNetwork, Registry
+from tasks.tracking.tracker import Tracker
+from tests.conftest import ROOT
+from tests.tasks.models.conftest import make_run
+
+pytestmark = pytest.mark.slow
+NAME = "dml-own"
+
+
+@pytest.fixture(scope="module")
+def published(project: Project) -> Project:
+    """The project with its three runs in MLflow."""
+    tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
+    for spec in comparison_runs(load_params(project.params_file), "own")[:3]:
+        assert tracker.publish(make_run(project, spec)) is not None
+    return project
+
+
+@pytest.fixture
+def fresh(published: Project, tmp_path: Path) -> Project:
+    """The same with a registry of its own: nothing is promoted yet."""
+    shutil.copy(published.state / "mlflow.db", tmp_path / "mlflow.db")
+    return Project(published.root, tmp_path, published.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+def recalls_by_hand(project: Project, text: str) -> np.ndarray:
+    """Recall@1 of each test class, by all cosines."""
+    run = find_run(project, text)
+    rows, labels = load_embeddings(Store(project.store, project.state).folder(f"embed/{run.embedded}"), "test")
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = units @ units.T
+    np.fill_diagonal(cosines, -2)
+    hits = labels[cosines.argmax(axis=1)] == labels
+    return np.array([hits[labels == label].mean() for label in np.unique(labels)])
+
+
+def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(fresh: Project) -> None:
+    first = promote(fresh, "own/untrained/0")
+    assert first.said == "the first; there was nothing to compare with"
+    better = promote(fresh, "own/good/0")
+    differences = recalls_by_hand(fresh, "own/good/0") - recalls_by_hand(fresh, "own/untrained/0")
+    assert len(differences) == 16
+    quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # of the first attempt
+    low = differences.mean() - quantile * differences.std(ddof=1) / len(differences) ** 0.5
+    said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} by a one-sided test at level 0.03 (attempt 1), "
+    assert better.said.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
+    assert low > 0.005
+    refused = (
+        r"not known to be better by 0.5 points: Recall@1 -[\d.]+ points, at least -[\d.]+ by a one-sided test at level 0.0076 \(attempt 2\)"
+    )
+    with pytest.raises(ConfigError, match=refused):
+        promote(fresh, "own/untrained/0")
+    assert MlflowClient(fresh.tracking_uri).get_registered_model(NAME).tags["dml.attempts.champion"] == "2"
+    registry = Registry(fresh.tracking_uri)
+    assert registry.holder(NAME, "champion") == registry.versions(NAME)[1]
+    assert promote(fresh, "own/good/0").said == f"own/good/0 is the champion of {NAME} already (version 2)"
+    forced = promote(fresh, "own/untrained/0", forced_because="a rollback")
+    assert (forced.version.number, forced.said) == ("1", "forced, without comparison: a rollback")
+    assert [version.aliases for version in registry.versions(NAME)] == [("champion",), ()]
+
+
+def test_the_champion_has_a_card_and_scores_and_gives_the_run_s_rows(fresh: Project) -> None:
+    version = promote(fresh, "own/good/0").version
+    client = MlflowClient(fresh.tracking_uri)
+    card = client.get_model_version(NAME, version.number).description
+    run = find_run(fresh, "own/good/0")
+    for part in (
+        "# own / good / seed 0",
+        "normalised_softmax, 16 epochs, from random weights",
+        run.trained,
+        "240 train, 240 test",
+        "## Limits",
+    ):
+        assert part in card
+    assert "licence of the images: drawn by this package, Apache-2.0" in card
+    mean = recalls_by_hand(fresh, "own/good/0").mean()
+    assert f"| recall@1, mean of the classes | {mean:.4f}, 95 % interval [" in card
+    model = client.get_logged_model(version.model_id)
+    linked = {metric.key: metric for metric in model.metrics}
+    assert linked["recall_at_1"].value == pytest.approx(mean)  # classes have equally many images
+    assert (linked["recall_at_1"].dataset_name, linked["recall_at_1"].run_id) == ("own", version.run_id)
+    folder = resolve_model(f"models:/{NAME}@champion", fresh)
+    found = load_model(folder)
+    assert found.identity == run.trained
+    assert load_model(resolve_model(f"models:/{NAME}/{version.number}", fresh)).title == "own / good / seed 0"
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 24, 24, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(found.embed(list(pixels)), load_model(resolve_model("own/good/0", fresh)).embed(list(pixels)))
+    for address in (f"models:/{NAME}@nobody", f"models:/{NAME}/99", f"models:/{NAME}/newest", "models:/nothing@champion"):
+        with pytest.raises(ConfigError, match="not in MLflow's registry"):
+            resolve_model(address, fresh)
+
+
+def test_a_server_s_own_error_is_not_a_model_that_is_missing(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MlflowException("the database is locked")
+
+    monkeypatch.setattr(MlflowClient, "get_model_version_by_alias", fails)
+    with pytest.raises(TrackingError, match="the database is locked"):
+        resolve_model(f"models:/{NAME}@champion", fresh)
+
+
+def test_a_run_that_mlflow_has_not_is_refused(fresh: Project) -> None:
+    with pytest.raises(ConfigError, match=r"0{32}: MLflow at .* has no such run with a network"):
+        promote(fresh, "0" * 32)
+
+
+@pytest.mark.proof
+def test_a_registry_that_does_not_answer_is_one_line(project: Project) -> None:
+    """And not a line for every attempt besides."""
+    environment = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flows.cli", "models", "promote", "own/good/0"]
+    ran = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "error: MLflow at http://127.0.0.1:9 cannot be used: no answer\n"
+
+
+def test_a_run_is_found_by_its_training(fresh: Project) -> None:
+    run = find_run(fresh, "own/good/1")
+    assert promote(fresh, run.trained).version.number == "1"
+    folder = Registry(fresh.tracking_uri).fetch_trained(run.trained, fresh.state / "models")
+    assert folder is not None
+    assert load_model(folder).title == "own / good / seed 1"
+
+
+def test_the_lock_of_one_that_was_killed_is_taken_away(fresh: Project) -> None:
+    client = MlflowClient(fresh.tracking_uri)
+    client.create_registered_model(f"{NAME}.promotion", tags={LOCK_TAG: str(time.time() - 1)})
+    assert promote(fresh, "own/good/0").version.number == "1"
+    assert [model.name for model in client.search_registered_models()] == [NAME]
+
+
+PROMOTE = """
+import json, sys, time
+from pathlib import Path
+from dml_core.errors import ConfigError, TrackingError
+from tasks.environment import Project
+from tasks.models.promotion import promote
+root, state, store, uri, run, ready, go = sys.argv[1:]
+Path(ready).write_text("")
+while not Path(go).exists():
+    time.sleep(0.01)
+try:
+    print(json.dumps(promote(Project(Path(root), Path(state), store, uri), run).said))
+except ConfigError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def promote_at_once(project: Project, uri: str, folder: Path) -> None:
+    """Two processes promote two networks, both better than the champion, at the same moment: they follow each other."""
+    first = Project(project.root, project.state, project.store, uri)
+    promote(first, "own/untrained/0")
+    go, processes = folder / "go", []
+    for number in (0, 1):
+        words = [project.root, folder / f"state-{number}", project.store, uri, f"own/good/{number}", folder / f"ready-{number}", go]
+        command = [sys.executable, "-c", PROMOTE, *map(str, words)]
+        processes.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True))
+    while not all((folder / f"ready-{number}").exists() for number in (0, 1)):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.05)
+    go.write_text("")
+    said = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    versions = Registry(uri).versions(NAME)
+    assert [version.aliases.count("champion") for version in versions].count(1) == 1
+    against = [re.search(r"against version (\d) of", line)[1] for line in said]  # type: ignore[index]
+    assert sorted(re.search(r"attempt (\d)", line)[1] for line in said) == ["1", "2"], said  # type: ignore[index]
+    assert sorted(against) == ["1", "2"], said  # one was compared with the old champion, the other with the new one
+    last = said[against.index("2")]
+    champion = next(version for version in versions if "champion" in version.aliases)
+    assert champion.number == ("3" if last.startswith("better") else "2")
+
+
+@pytest.mark.proof
+def test_two_promotions_at_once_leave_one_champion(fresh: Project, tmp_path: Path) -> None:
+    promote_at_once(fresh, fresh.tracking_uri, tmp_path)
+
+
+@pytest.mark.proof
+def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Project, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = [
+        "--backend-store-uri",
+        fresh.tracking_uri,
+        "--registry-store-uri",
+        fresh.tracking_uri,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = [sys.executable, "-m", "mlflow", "server", *where, "--workers", "2"]  # two processes: no lock of one of them helps
+    server = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        for _ in range(240):
+            with contextlib.suppress(requests.ConnectionError):
+                if requests.get(f"{address}/health", timeout=5).ok:
+                    break
+            time.sleep(0.5)
+        promote_at_once(fresh, address, tmp_path)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def gated(fresh: Project, monkeypatch: pytest.MonkeyPatch, holder: ClassRecalls, challenger: ClassRecalls) -> str:
+    """What `promote` says of a network whose classes have these scores, where the champion's have the others; raises where it refuses."""
+    of_run = {"own / untrained / seed 0": holder, "own / good / seed 0": challenger}
+    monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: of_run[_title(network)])
+    promote(fresh, "own/untrained/0")
+    return promote(fresh, "own/good/0").said
+
+
+def _title(network: LoggedNetwork) -> str:
+    return f"own / {network.tags['dml.variant']} / seed {network.tags['dml.seed']}"
+
+
+NUM_CLASSES, NUM_QUERIES = 12, 20
+CHAMPION_SCORES = {label: ClassRecall(0.5, NUM_QUERIES) for label in range(NUM_CLASSES)}
+# Differences in points, repeated over the 12 classes -> whether the challenger may take the place. t(11) at 0.0304 is 2.089.
+DIFFERENCES = {
+    "the same network": ((0,), False),
+    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 5.7: at least -0.5
+    "one query more in two classes": ((5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), False),
+    "one query more in every class alike": ((5,), True),  # floor 4.87, so at least 5 - 2.089 * 4.87 / sqrt(12) = 2.06
+    "better, by less than the least gain": ((1, 0.2, 0.4, 0.4), False),  # of many queries it would be at least 0.3
+    "better beyond the noise": ((10, 8, 12, 10), True),
+    "worse beyond the noise": ((-10, -8, -12, -10), False),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_the_gate_opens_where_the_gain_is_known_to_be_enough(fresh: Project, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    points, may = DIFFERENCES[what]
+    points = points * (NUM_CLASSES // len(points))
+    size = 10**6 if "least gain" in what else NUM_QUERIES
+    holder = {label: found._replace(num_queries=size) for label, found in CHAMPION_SCORES.items()}
+    challenger = {label: ClassRecall(0.5 + point / 100, size) for label, point in enumerate(points)}
+    registry = Registry(fresh.tracking_uri)
+    if may:
+        said = gated(fresh, monkeypatch, holder, challenger)
+        assert said.startswith(f"better by 0.5 points or more: Recall@1 {np.mean(points):+.1f} points, at least +")
+        assert registry.holder(NAME, "champion").run_id == registry.versions(NAME)[1].run_id
+        return
+    refused = rf"not known to be better by 0.5 points: Recall@1 {re.escape(f'{np.mean(points):+.1f}')} points, .*paired by 12 "
+    with pytest.raises(ConfigError, match=refused):
+        gated(fresh, monkeypatch, holder, challenger)
+    assert [version.aliases for version in registry.versions(NAME)] == [("champion",)], "the champion stays, and no version is made"
+
+
+def test_the_floor_of_the_spread_by_hand() -> None:
+    """5 points of 20 queries in each class: at least one query disagrees, with variance (0.05 - 0.05^2) / 20 for each class."""
+    better = {label: ClassRecall(0.55, NUM_QUERIES) for label in range(NUM_CLASSES)}
+    assert gain_by_class(better, CHAMPION_SCORES).deviation == pytest.approx(max(0.0475 / 20, 1 / 400) ** 0.5)
+    with pytest.raises(ConfigError, match="9 test classes decide nothing, 10 are the least"):
+        gain_by_class({label: better[label] for label in range(9)}, {label: CHAMPION_SCORES[label] for label in range(9)})
+
+
+def test_the_levels_of_all_attempts_add_up_to_the_level() -> None:
+    assert sum(map(level_of, range(1, 100_001))) == pytest.approx(0.05, abs=1e-5)
+    assert level_of(1) == pytest.approx(0.0304, abs=1e-4)
+
+
+def share_of_years_with_a_promotion(num_years: int, num_nights: int, level_at: Callable[[int], float]) -> float:
+    """A candidate a night that is as good as the champion on all classes that there could be: 60 classes of 15 queries are tested."""
+    rng, promoted = np.random.default_rng(0), 0
+    for _ in range(num_years):
+        ease = rng.normal(0.5, 0.15, 60)
+        networks = np.clip(ease + rng.normal(0, 0.05, (num_nights + 1, 60)), 0, 1)
+        found = rng.binomial(15, networks) / 15
+        holder, *candidates = (dict(enumerate(map(ClassRecall, row.tolist(), [15] * 60))) for row in found)
+        for attempt, recalls in enumerate(candidates, 1):
+            gain = gain_by_class(recalls, holder)
+            if gain.at_least(level_at(attempt)) > 0:
+                promoted += 1
+                break
+    return promoted / num_years
+
+
+def test_weeks_of_candidates_without_a_true_gain_replace_no_champion() -> None:
+    assert share_of_years_with_a_promotion(60, 90, level_of) <= 0.13
+    assert share_of_years_with_a_promotion(60, 90, lambda attempt: 0.025) > 0.25, "the same level every night, as it was before"
+
+
+@pytest.mark.proof
+def test_a_candidate_a_night_for_a_year_is_promoted_without_a_true_gain_in_5_of_100_years_at_most() -> None:
+    assert share_of_years_with_a_promotion(400, 365, level_of) <= 0.05 + 2 * (0.05 * 0.95 / 400) ** 0.5
+
+
+def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second network that answers every query as the champion does is refused by `promote` itself."""
+    promote(fresh, "own/good/0")
+    champion = Registry(fresh.tracking_uri).logged(TRAINED_TAG, find_run(fresh, "own/good/0").trained)
+    assert champion is not None
+    fetch = Registry.embeddings
+    monkeypatch.setattr(Registry, "embeddings", lambda self, network, folder: fetch(self, champion, folder))
+    with pytest.raises(ConfigError, match=r"not known to be better by 0.5 points: Recall@1 \+0\.0 points, at least -"):
+        promote(fresh, "own/good/1")
+
+
+def test_other_images_other_classes_or_a_champion_without_its_run_are_refused(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="3 and 12 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(3), ClassRecall(0.9, 20)))
+    with pytest.raises(ConfigError, match="12 and 12 test classes cannot be paired"):
+        gated(fresh, monkeypatch, CHAMPION_SCORES, dict.fromkeys(range(1, 13), ClassRecall(0.9, 20)))
+    registry = Registry(fresh.tracking_uri)
+    client = MlflowClient(fresh.tracking_uri)
+    holder = registry.holder(NAME, "champion")
+    assert holder is not None
+    there = Registry.of_version
+    changed = {"name": "own", "digest": "other", "counts": {}}
+    monkeypatch.setattr(
+        Registry, "of_version", lambda self, version: replace(found, data=changed) if (found := there(self, version)) else None
+    )
+    with pytest.raises(ConfigError, match=r"version 1 of dml-own was tested on other images \(other, this one "):
+        promote(fresh, "own/good/0")
+    monkeypatch.setattr(Registry, "of_version", lambda self, version: None)
+    with pytest.raises(ConfigError, match="its run is no longer in MLflow, so nothing can be compared"):
+        promote(fresh, "own/good/0")
+    assert str(client.get_model_version_by_alias(NAME, "champion").version) == holder.number
+
+
+def test_what_is_trained_is_listed(published: Project) -> None:
+    models = list_models(published, None, every_seed=True).models
+    assert [model.run for model in models] == ["own/good/0", "own/good/1", "own/untrained/0"], "no classes are held out: as in params.yaml"
+    assert models[0].scores["recall@1"] > models[2].scores["recall@1"]
+    network = load_model(resolve_model(models[0].run, published)).description
+    assert models[0].num_parameters > network.embedding_dim * 16
+    listing = list_models(published, "own", every_seed=False)
+    assert [(model.run, model.num_seeds) for model in listing.models] == [("own/good/0", 2), ("own/untrained/0", 1)]
+    assert listing.best == {"own": NO_BEST}
+    assert list_models(published, "other", every_seed=True) == Listing((), {})
+
+
+def test_a_name_without_a_seed_means_the_best_on_held_out_classes(published: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    validation = {("good", 0): 0.4, ("good", 1): 0.6, ("untrained", 0): 0.5}
+    monkeypatch.setattr(lookup, "run_scores", lambda store, run: {VALIDATION: validation[run.spec.variant, run.spec.seed]})
+    monkeypatch.setattr(listing, "run_scores", lookup.run_scores)
+    assert find_run(published, "own/good").spec.seed == 1
+    assert find_run(published, "own/good/0").spec.seed == 0
+    found = list_models(published, None, every_seed=True)
+    assert [model.run for model in found.models] == ["own/good/1", "own/good/0", "own/untrained/0"], "0.5 and 0.5: in params.yaml's order"
+    assert [model.run for model in list_models(published, None, every_seed=False).models] == ["own/good/1", "own/untrained/0"]
+    assert found.best["own"].startswith(f"best run: good, seed 1: {RULE}")
+    validation["untrained", 0] = 0.55
+    assert list_models(published, None, every_seed=False).models[0].run == "own/untrained/0"
+    validation["good", 0] = 0.6
+    assert find_run(published, "own/good").spec.seed == 0, "of equals the lowest"

@@ -1,0 +1,243 @@
+"""From images to a page of what was found, by a model that was really trained; names that would be markup stay names."""
+
+import io
+import json
+import re
+import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from dml_core.errors import ConfigError, DataError, EvaluationError
+from dml_core.index.index import Index
+from dml_core.index.thumbnails import picture_size
+from dml_core.index.writing import add_items, build_index
+from dml_core.trained import TrainedModel, load_model
+from flows.cli import app, main
+from tasks.environment import Project
+from tasks.models.embed import embed_to
+from tasks.models.indexing import Embeddings, batches_of_images, is_embeddings
+from tasks.models.lookup import resolve_model
+from tasks.models.searching import _share, search_images, search_page
+from tasks.models.sources import find_images
+from tests.tasks.models.conftest import OPTIONS
+
+NUM_IMAGES = 4 * OPTIONS["images_per_class"] + 1
+SCRIPT = "<script>alert(1)<&'\".jpg"
+
+
+@pytest.fixture(scope="module")
+def model(project: Project) -> TrainedModel:
+    return load_model(resolve_model("own/good/0", project))
+
+
+@pytest.fixture(scope="module")
+def images(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each of four classes, and an image with a name that a page must escape."""
+    folder = tmp_path_factory.mktemp("images")
+    classes = sorted((project.root / "data/raw/own/CUB_200_2011/images").iterdir())[-4:]
+    for place in classes:
+        shutil.copytree(place, folder / place.name)
+    shutil.copy(next(classes[0].iterdir()), folder / SCRIPT)
+    (folder / ".hidden.jpg").write_bytes(b"not looked at")
+    (folder / "notes.txt").write_text("not looked at either")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def index(model: TrainedModel, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    batches = batches_of_images(model, find_images(str(images)), 160)
+    return build_index(tmp_path_factory.mktemp("indexes") / "own", batches, model.identity, model.metric, None, "own/good")
+
+
+def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, model: TrainedModel, images: Path) -> None:
+    names = find_images(str(images)).names
+    rows = model.embed([images / name for name in names])
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    [answer] = search_images(index, model, [images / names[20]], 5)
+    assert (answer.name, len(answer.hits)) == (str(images / names[20]), 5)
+    expected = np.sort(rows @ rows[20])[::-1][:5]
+    np.testing.assert_allclose([hit.score for hit in answer.hits], expected, atol=1e-5)
+    by_name = dict(zip(names, rows, strict=True))
+    np.testing.assert_allclose([by_name[hit.item.name] @ rows[20] for hit in answer.hits], expected, atol=1e-5)
+    assert picture_size(answer.hits[0].item.thumbnail or b"") == (24, 24)
+
+
+def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: TrainedModel, images: Path) -> None:
+    page = search_page(index, search_images(index, model, [images], 6))
+    assert page.count("<script>") == 1  # its own
+    assert "&lt;script&gt;alert(1)&lt;&amp;" in page
+    assert "alert(1)<&'" not in page
+    assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
+    pictures = re.findall(r"<img[^>]*>", page)
+    assert len(pictures) >= NUM_IMAGES * 8
+    assert all(" alt=" in picture for picture in pictures)
+    assert page.count("<section") == NUM_IMAGES
+
+
+def test_another_model_is_refused(index: Index, project: Project, images: Path) -> None:
+    other = load_model(resolve_model("own/good/1", project))
+    with pytest.raises(ConfigError, match="do not compare with it; use its own model"):
+        search_images(index, other, [images], 3)
+
+
+def test_a_damaged_image_is_named_and_left_out_only_on_demand(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    shutil.copytree(images, tmp_path / "images")
+    (tmp_path / "images" / "bad.jpg").write_bytes(b"\xff\xd8 cut off")
+    (tmp_path / "images" / "gone.jpg").symlink_to(tmp_path / "images" / "bad.jpg")
+    found = find_images(str(tmp_path / "images"))
+    (tmp_path / "images" / "gone.jpg").unlink()
+    with pytest.raises(DataError, match=r"^bad\.jpg: "):
+        build_index(tmp_path / "index", batches_of_images(model, found, 160), model.identity)
+    assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
+    bad: list[str] = []
+    assert build_index(tmp_path / "index", batches_of_images(model, found, 160, bad), model.identity).num_items == NUM_IMAGES
+    assert [line.partition(":")[0] for line in bad] == ["bad.jpg", "gone.jpg"]
+
+
+# ---------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize("out", ["embeddings.npz", "embeddings.parquet", "embeddings"])
+def test_embeddings_make_the_index_that_their_images_make(
+    index: Index, model: TrainedModel, images: Path, tmp_path: Path, out: str
+) -> None:
+    source = tmp_path / out
+    embed_to(model, find_images(str(images)), source, shard_rows=20)
+    assert is_embeddings(source)
+    assert not is_embeddings(images)
+    embeddings = Embeddings(source, images, 160)
+    made = build_index(tmp_path / "index", embeddings.batches(), embeddings.model_identity)
+    assert made.model_identity == model.identity
+    np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-5)
+    assert [*map(made.item, range(NUM_IMAGES))] == [*map(index.item, range(NUM_IMAGES))]
+    with pytest.raises(ConfigError, match="do not compare"):
+        add_items(index.folder, embeddings.batches(), "f" * 32)
+
+
+def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    one = next(path for path in sorted(images.iterdir()) if path.is_dir())
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},=7\n" for path in sorted(one.iterdir())[:3]))
+    for out in ("e.npz", "e.parquet", "e"):
+        embed_to(model, find_images(str(tmp_path / "list.csv")), tmp_path / out)
+        [batch] = Embeddings(tmp_path / out).batches()
+        assert [item.class_name for item in batch.items] == ["=7"] * 3
+        assert batch.items[0].thumbnail is None
+
+
+def test_thumbnails_come_with_embeddings_where_there_are_images_and_pixels(model: TrainedModel, images: Path, tmp_path: Path) -> None:
+    embed_to(model, find_images(str(images)), tmp_path / "e.npz")
+    for options, size in (((images, 12), (12, 12)), ((images, 0), None), ((images,), None), ((None, 12), None)):
+        [batch] = Embeddings(tmp_path / "e.npz", *options).batches()
+        found = {None if item.thumbnail is None else picture_size(item.thumbnail) for item in batch.items}
+        assert found == {size}, options
+
+
+def test_an_archive_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").symlink_to("/dev/null")
+    with pytest.raises(EvaluationError, match=r"a\.npz: cannot be read \([^\n]*not a regular file"):
+        Embeddings(tmp_path / "a.npz")
+
+
+def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a", "b"]))
+    parquet.write_table(pa.table({"name": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "a.parquet")
+    for source in (tmp_path / "a.npz", tmp_path / "a.parquet"):
+        with pytest.raises(EvaluationError, match="says nothing of the model that made it"):
+            Embeddings(source)
+    (tmp_path / "b.npz").write_bytes(b"PK no archive")
+    with pytest.raises(EvaluationError, match=r"b\.npz: cannot be read"):
+        Embeddings(tmp_path / "b.npz")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.root)
+
+    def dml(*arguments: object) -> Any:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    folder, page = tmp_path / "index", tmp_path / "page.html"
+    built = dml("index", "own/good/0", images, "-o", folder, "--approximate", "auto")
+    assert built.exit_code == 0, built.output
+    assert f"{NUM_IMAGES} items of " in built.stdout
+    assert "nothing need be missed" in built.stdout
+    assert isinstance(dml("index", "own/good/0", images, "-o", folder).exception, ConfigError)
+    query = next(path for path in images.rglob("*.jpg") if path.name != SCRIPT and "/." not in str(path))
+    found = dml("search", folder, query, "-k", 3, "--html", page, "--json")
+    assert found.exit_code == 0, found.output
+    values = json.loads(found.stdout)
+    assert values["index"] == {"kind": "exact", "metric": "cosine", "items": NUM_IMAGES, "recalls": None}
+    assert [hit["rank"] for hit in values["answers"][0]["found"]] == [1, 2, 3]
+    assert values["answers"][0]["found"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert page.read_text().startswith("<!doctype html>")
+    table = dml("search", folder, query, "-k", 3)
+    assert query.name in table.stdout
+    assert "exact: nothing is missed" in table.stdout
+    name = values["answers"][0]["found"][0]["name"]
+    assert f"{NUM_IMAGES - 1} items" in dml("index", "remove", folder, name).stdout
+    lone = tmp_path / "lone"
+    (lone / Path(name).parent).mkdir(parents=True)
+    shutil.copy(images / name, lone / name)
+    assert f"{NUM_IMAGES} items" in dml("index", "add", folder, lone).stdout
+    assert json.loads(dml("index", "show", folder, "--json").stdout)["num_items"] == NUM_IMAGES
+    assert isinstance(dml("search", folder, query, "--model", "own/good/1").exception, ConfigError)
+    assert "Build and show" in dml("index", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("truncated.jpg", "truncated.jpg: damaged or truncated"),
+        ("missing.jpg", "missing.jpg: cannot be read (No such file or directory)"),
+        ("notes.txt", "notes.txt: not an image, or damaged"),
+        ("empty", "empty: no images there (known by their names: .jpg, .png, ...)"),
+        ("some", "some/bad.jpg: damaged or truncated"),
+    ],
+)
+def test_what_cannot_be_searched_with_is_named(
+    index: Index, project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
+) -> None:
+    """In one line, exit code 2, and with nothing on standard output."""
+    monkeypatch.chdir(project.root)
+    whole = next(path for path in sorted(images.rglob("*.jpg")) if path.stat().st_size > 400).read_bytes()
+    (tmp_path / "truncated.jpg").write_bytes(whole[:300])
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "a.jpg").write_bytes(whole)
+    (tmp_path / "some" / "bad.jpg").write_bytes(whole[:300])
+    monkeypatch.setattr("sys.argv", ["dml", "search", str(index.folder), str(tmp_path / name)])
+    told, errors = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as ended, redirect_stdout(told), redirect_stderr(errors):
+        main()
+    assert ended.value.code == 2
+    assert errors.getvalue() == f"error: {tmp_path}/{said}\n"
+    assert told.getvalue() == ""
+
+
+def test_nothing_is_made_by_looking_for_a_model(project: Project, tmp_path: Path) -> None:
+    """Where MLflow has no database yet, none is made to be asked for the index's model."""
+    elsewhere = Project(project.root, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
+    with pytest.raises(ConfigError, match="no trained run here has this identity"):
+        resolve_model("0" * 32, elsewhere)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "best", "metric", "filled"),
+    [
+        *((1.0, 1.0, "cosine", 100), (0.25, 1.0, "cosine", 25), (-0.5, 0.5, "cosine", 0), (1.0000001, 1.0, "cosine", 100)),
+        *((-4.0, -1.0, "euclidean", 25), (-1.0, -1.0, "euclidean", 100), (0.0, 0.0, "euclidean", 100), (-1.0, 0.0, "euclidean", 0)),
+    ],
+)
+def test_a_bar_is_as_long_as_its_image_is_near(score: float, best: float, metric: str, filled: int) -> None:
+    assert _share(score, best, metric) == filled

@@ -1,0 +1,89 @@
+"""How far a table is: not run, partly, done; and stale as soon as settings, data or code would give another run."""
+
+from dataclasses import astuple
+
+import pytest
+import yaml
+
+from dml_core.config import merge, read_yaml
+from tasks.environment import Project
+from tasks.plans.plan import plan_tables
+from tasks.plans.progress import TableState, table_states
+from tasks.runs import identity
+from tasks.runs.identity import evaluate_identity
+from tasks.tables.choice import Choice
+from tasks.tables.file import load_table, paper_tables
+from tasks.tables.result import MeasuredRun, TableResult, save_result
+from tests.tasks.plans.conftest import look
+
+TABLE, FIGURE = "softtriple/table1", "softtriple/figure3"
+
+
+def state_of(project: Project) -> TableState:
+    (found,) = table_states(look(project), [TABLE])
+    return found
+
+
+def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
+    """Leave the result that a flow of these runs leaves."""
+    here = look(project)
+    runs = [
+        MeasuredRun(
+            row=run.spec.variant.partition(" ")[0],
+            variant=run.spec.variant.partition(" ")[2],
+            dataset=run.dataset,
+            project_dataset=run.spec.dataset,
+            seed=run.spec.seed,
+            identity=evaluate_identity(run.spec, here.dataset(run.dataset, load_table(table))),
+            scores={},
+            figures="",
+            training={},
+            evaluation={},
+        )
+        for run in plan_tables(here, [table], choice)[0].runs
+    ]
+    save_result(project, TableResult(name=table).updated(tuple(runs), {}, None))
+
+
+@pytest.mark.parametrize(
+    ("choice", "how", "num_done", "num_seeds"),
+    [
+        (Choice(rows=("softtriple",)), "partly", 1, 1),
+        (Choice(), "done", 2, 1),
+        (Choice(seeds=(0, 1, 2)), "done", 2, 3),
+        (Choice(variant="as_released"), "done", 2, 1),
+        (Choice(track="common"), "done", 2, 1),
+    ],
+)
+def test_what_was_measured_counts(project: Project, choice: Choice, how: str, num_done: int, num_seeds: int) -> None:
+    before = state_of(project)
+    assert (before.how, before.own_data.done, before.own_data.seeds) == ("not run", 0, 0)
+    measure(project, choice)
+    state = state_of(project)
+    assert (state.how, *astuple(state.own_data)) == (how, 2, num_done, 0, num_seeds)
+
+
+def test_other_code_makes_it_stale(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure(project, Choice())
+    monkeypatch.setattr(identity, "source_digest", lambda modules: "edited")
+    state = state_of(project)
+    assert (state.how, state.own_data.done, state.own_data.stale) == ("stale", 0, 2)
+
+
+def test_other_data_make_it_stale(project: Project) -> None:
+    measure(project, Choice())
+    block = {"datasets": {"cub200": {"options": {"stored_size": 16}}}}  # to be prepared anew
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
+    assert state_of(project).how == "stale"
+
+
+def test_there_are_40_of_the_papers(project: Project) -> None:
+    assert len(table_states(look(project), paper_tables())) == 40
+
+
+def test_what_was_measured_on_stand_ins_is_counted_apart_and_makes_no_table_done(project: Project) -> None:
+    block = {"datasets": {"drawn-80": {"reader": "synthetic", "raw": "data/raw/drawn-80"}}}
+    project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
+    measure(project, Choice(datasets=("drawn-80",)), FIGURE)
+    (state,) = table_states(look(project), [FIGURE])
+    assert (state.how, state.own_data.done, state.stand_in.done, state.stand_in.runs) == ("not run", 0, 2, 2)

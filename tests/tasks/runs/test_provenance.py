@@ -1,0 +1,79 @@
+"""What older code made: found by what it is apart from code, with the names of the files that differ."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks.files import files_set_aside
+from tasks.runs import identity
+from tasks.runs.provenance import find_older, made_by_older_code, record_provenance
+from tests.damage import DAMAGE
+from tests.tasks.runs.test_identity import DATASET, SPEC, changed
+
+LOSS = "dml_core/losses/softtriple.py"
+
+
+@pytest.fixture
+def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The source files of every step with what they do, to be changed by a test."""
+    files = {"dml_core/training/loop.py": "loop", LOSS: "loss"}
+    monkeypatch.setattr(identity, "source_digest", lambda modules: str(sorted(files.items())))
+    monkeypatch.setattr(identity, "source_digests", lambda modules: dict(files))
+    return files
+
+
+def test_what_the_code_as_it_is_made_is_not_older(tmp_path: Path, code: dict[str, str]) -> None:
+    step = identity.train_step(SPEC, DATASET)
+    assert find_older(tmp_path, step) is None
+    record_provenance(tmp_path, step)
+    assert find_older(tmp_path, step) is None
+
+
+def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_path: Path, code: dict[str, str]) -> None:
+    first = identity.train_step(SPEC, DATASET)
+    record_provenance(tmp_path, first)
+    code[LOSS] = "edited"
+    second = identity.train_step(SPEC, DATASET)
+    assert first.identity != second.identity
+    assert first.settings == second.settings
+    older = find_older(tmp_path, second)
+    assert older is not None
+    assert (older.identity, older.files) == (first.identity, (LOSS,))
+    assert made_by_older_code(older.files) == f"made by older code: {LOSS}"
+    record_provenance(tmp_path, second)
+    del code["dml_core/training/loop.py"]
+    code["dml_core/training/steps.py"] = "loop"
+    older = find_older(tmp_path, identity.train_step(SPEC, DATASET))
+    assert older is not None
+    assert (older.identity, older.files) == (second.identity, ("dml_core/training/loop.py", "dml_core/training/steps.py"))
+
+
+def test_other_settings_data_or_inputs_find_nothing(tmp_path: Path, code: dict[str, str]) -> None:
+    record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
+    record_provenance(tmp_path, identity.embed_step(SPEC, "one training"))
+    code[LOSS] = "edited"
+    assert find_older(tmp_path, identity.train_step(changed(seed=1), DATASET)) is None
+    assert find_older(tmp_path, identity.train_step(SPEC, DATASET.model_copy(update={"digest": "4567"}))) is None
+    assert find_older(tmp_path, identity.embed_step(SPEC, "one training")) is not None
+    assert find_older(tmp_path, identity.embed_step(SPEC, "another training")) is None, "its embeddings are another network's"
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_note_is_kept_aside_and_written_again(tmp_path: Path, code: dict[str, str], how: str) -> None:
+    record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
+    (note,) = (tmp_path / "made").iterdir()
+    DAMAGE[how](note)
+    damaged = note.read_bytes() if note.exists() else None
+    code[LOSS] = "edited"
+    step = identity.train_step(SPEC, DATASET)
+    assert find_older(tmp_path, step) is None
+    record_provenance(tmp_path, step)
+    assert [path.name for path in (tmp_path / "made").glob("*.json")] == [note.name]
+    assert [path.read_bytes() for path in files_set_aside(tmp_path)] == ([damaged] if damaged is not None else [])
+
+
+def test_the_files_of_a_step_are_named_as_in_the_repository() -> None:
+    files = identity.train_step(SPEC, DATASET).sources()
+    assert {LOSS, "dml_core/training/loop.py"} <= set(files)
+    assert not [name for name in files if not name.startswith(("dml_core/", "tasks/")) or not name.endswith(".py")]
+    assert set(identity.source_digests(("tasks.runs", "dml_core.errors"))) == {"tasks/runs/__init__.py", "dml_core/errors.py"}
