@@ -8,9 +8,11 @@ written or used in the last days, because a stopped run may be resumed, or since
 Only folder stores are supported: no machine knows all the tables of a bucket that several machines share.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,12 +125,19 @@ def delete(project: Project, found: Found) -> int:
 def _stored(store: Path) -> Iterator[StoredStep]:
     for step in STEPS:
         for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
-            num_bytes = sum(path.stat().st_size for path in (folder, *folder.rglob("*")))
-            yield StoredStep(step, folder.name, folder, num_bytes, _touched(folder))
+            yield StoredStep(step, folder.name, folder, sum(found.st_size for found in _stats(folder)), _touched(folder))
 
 
 def _touched(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    """Return the time of the last change in a folder; 0 if the folder is gone."""
+    return max((found.st_mtime for found in _stats(folder)), default=0.0)
+
+
+def _stats(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the facts of a folder and of all below it: links are not followed, and files that a run just removed or renamed are skipped."""
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):
+            yield path.lstat()
 
 
 def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:

@@ -137,4 +137,7 @@ def print_table(table: "Table") -> None:
     """Print a table fitted to the terminal, or in a pipe at its full width."""
     from rich.console import Console
 
-    Console(width=None if sys.stdout.isatty() else 1000).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    with console.capture() as text:  # rich itself ends the process with 1 where the reader of a pipe has closed it
+        console.print(table)
+    sys.stdout.write(text.get())

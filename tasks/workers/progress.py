@@ -18,6 +18,17 @@ WIDE = 110  # columns; narrower terminals have no room for the bar and the rate 
 logger = logging.getLogger(__name__)
 
 
+class Terminal(Console):
+    """Standard error. If its reader has closed it, BrokenPipeError is raised; rich would end the process with exit code 1."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled."""
+        raise
+
+
 class ProgressDisplay:
     """Shows every run's steps, messages and end; thread-safe. `close` removes the bars.
 
@@ -26,7 +37,7 @@ class ProgressDisplay:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Terminal()
         self._is_wide = self._console.width >= WIDE
         self._bars = Progress(
             TextColumn("{task.description}"),
