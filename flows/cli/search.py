@@ -106,7 +106,7 @@ def remove(
 
 @index_app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
-    """Show an index's size and model, and the recall of an approximate one."""
+    """Show an index's size, model and, if it is approximate, recall."""
     from dml_core.index.index import Index
 
     index = Index.open(folder)
