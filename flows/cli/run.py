@@ -58,7 +58,7 @@ def reproduce(
     one_row: Annotated[bool, typer.Option("--one-row", help="With --smoke: one run per table.")] = False,
     code: CodeOption = "strict",
     whole: Annotated[
-        bool, typer.Option("--all", help="Run every variant and seed of params.yaml, reported in results/. Default: the default ones.")
+        bool, typer.Option("--all", help="Run all variants and seeds of params.yaml, not only the default ones; reported in results/.")
     ] = False,
 ) -> None:
     """Run the standing comparison, or tables of the papers.

@@ -13,9 +13,7 @@ from flows.cli.app import app
 def evaluate(
     embeddings: Annotated[
         Path,
-        typer.Option(
-            help="Embeddings (N, D): a .npy file, or the output of `dml embed` or a run. They are also the queries if none are given."
-        ),
+        typer.Option(help="Embeddings (N, D): a .npy file, or the output of `dml embed` or a run. Also used as queries if none are given."),
     ],
     labels: Annotated[
         Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder of embeddings contains its labels.")
@@ -37,7 +35,7 @@ def evaluate(
 ) -> None:
     """Score embeddings from files with every metric.
 
-    Retrieval and clustering metrics, as fractions.
+    Prints retrieval and clustering metrics as fractions.
     """
     import json
 
