@@ -43,7 +43,7 @@ def set_aside_if_damaged(home: Path) -> None:
                     path.with_name(f"{path.name}{suffix}").rename(f"{aside}{suffix}")
         except OSError as error:
             raise StoreError(f"{path}: {fault}, and cannot be set aside ({error.strerror or error}); remove it") from None
-    logger.warning("%s: %s; kept as %s and made anew, finished steps are not in it", path, fault, aside.name)
+    logger.warning("%s: %s; kept as %s and replaced by a new one; finished steps are not affected", path, fault, aside.name)
 
 
 def find_fault(path: Path) -> str | None:

@@ -138,7 +138,7 @@ def finish(chains: Sequence[Waited], services: Services, fail_fast: bool = False
                 services.stop()
     reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
     if reused:
-        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} done before and reused")
+        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} reused")
     return outcomes, failures
 
 

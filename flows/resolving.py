@@ -71,13 +71,13 @@ def _next(
     found = widest(scores, resolve.points, reference, tested)
     wanted = next_seeds(found, num_seeds, resolve)
     if found is None:
-        say(f"{title}: {num_seeds} seeds; there are no two systems to compare")
+        say(f"{title}: {num_seeds} seeds; fewer than two systems to compare")
         return num_seeds
     said = (
-        f"{title}: {num_seeds} seeds; the least sure difference is {found.system} less {found.reference}, ± {found.half_width:.1f} points"
+        f"{title}: {num_seeds} seeds; the least precise difference is {found.system} - {found.reference}, ± {found.half_width:.1f} points"
     )
     if wanted > num_seeds:
-        say(f"{said}; going on to {wanted} seeds")
+        say(f"{said}; continuing with {wanted} seeds")
     elif found.half_width > resolve.points:
         say(f"{said}; more than {resolve.points:g}, but --max-seeds is reached")
     else:

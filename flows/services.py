@@ -104,7 +104,7 @@ def ensure_limit(num_workers: int, capacity: int) -> None:
             client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=WORKERS_LIMIT, limit=capacity))
         elif limits[WORKERS_LIMIT] < num_workers:
             raise ConfigError(
-                f"Prefect's limit '{WORKERS_LIMIT}' is {limits[WORKERS_LIMIT]}, a run takes {num_workers} workers; "
+                f"Prefect's limit '{WORKERS_LIMIT}' is {limits[WORKERS_LIMIT]}, but a run needs {num_workers} workers; "
                 f"raise it: prefect gcl update {WORKERS_LIMIT} --limit {capacity}"
             )
 

@@ -78,7 +78,7 @@ def finished_record(step: Any, identity: str, store: Store, title: str, warn: bo
         return None
     changed = store.changed_files(record)
     if changed and warn:
-        logger.warning("%s: %s changed or gone in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step.name)
+        logger.warning("%s: %s changed or missing in %s; %s runs again", title, ", ".join(changed), store.folder(record.key), step.name)
     if changed:
         return None
     with suppress(OSError):  # a remote store may have no folder here

@@ -137,7 +137,7 @@ def _prepare(runs: Sequence[RunSpec], params: Params, services: Services, smoke:
     if not smoke:
         return prepare_checked(runs, params, services)
     dataset = runs[0].dataset.removesuffix(SUFFIX)
-    services.display.say(f"drawing a few images in the layout of {dataset}")
+    services.display.say(f"generating a few images in the layout of {dataset}")
     record = draw_for_smoke(services.project, dataset)
     check_settings(runs, params.scale, Path(record.folder))
     check_parts(runs, Path(record.folder))

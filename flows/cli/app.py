@@ -46,9 +46,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 tables_app = typer.Typer(cls=ListByDefault, help="List and show the tables and figures of the five papers.")
-stack_app = typer.Typer(help="Start and end a team's servers on this machine.", no_args_is_help=True)
+stack_app = typer.Typer(help="Start and stop a team's servers on this machine.", no_args_is_help=True)
 models_app = typer.Typer(cls=ListByDefault, help="List, promote and export trained networks.")
-data_app = typer.Typer(help="Bring datasets in, check them, pack them, look at them.", no_args_is_help=True)
+data_app = typer.Typer(help="Add, fetch, check, pack and show datasets.", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:
@@ -97,7 +97,7 @@ def stack_used(project: "Project") -> str | None:
     if not named:
         return None
     own = sorted(name for name, value in named.items() if os.environ.get(name) != value)
-    beside = f"; your own settings come first: {', '.join(own)}" if own else ""
+    beside = f"; overridden by your own settings: {', '.join(own)}" if own else ""
     return f"using the local stack ({project.state / STACK_ENV}){beside}; `dml stack down` ends it"
 
 

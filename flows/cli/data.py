@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tasks.environment import Project
     from tasks.runs.specs import DatasetSpec
 
-DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml (`dml data list`).")]
+DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
 
 @data_app.command("list")
 def data_list() -> None:
     """List the datasets and their state.
 
-    Also the readers that params.yaml may name.
+    Also prints the readers that params.yaml may name.
     """
     project = open_project()
     from dml_core.data.registry import DATASETS
@@ -41,12 +41,15 @@ def data_list() -> None:
 
 @data_app.command("add")
 def data_add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What the dataset is to be called.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name for the dataset.")],
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Folder with a folder of images per class, or a list; or a published dataset's archive.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="Folder with one subfolder of images per class, list of images, or archive of a published dataset."
+        ),
     ],
-    reader: Annotated[str | None, typer.Option(help="folder or manifest; told by what is there when not given.")] = None,
-    part: Annotated[bool, typer.Option("--part", help="Of a published dataset: a part of it; its counts are not checked.")] = False,
+    reader: Annotated[str | None, typer.Option(help="folder or manifest. Default: detected from PATH.")] = None,
+    part: Annotated[bool, typer.Option("--part", help="PATH has only a part of a published dataset; do not check its counts.")] = False,
 ) -> None:
     """Add your own images, or a published dataset, to params.yaml.
 
@@ -60,12 +63,12 @@ def data_add(
         _add_published(project, name, path, part)
         return
     if part:
-        raise typer.BadParameter(f"'{name}' is no published dataset", param_hint="--part")
+        raise typer.BadParameter(f"'{name}' is not a published dataset", param_hint="--part")
     if reader not in (None, "folder", "manifest"):
         raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
     from tasks.own_images.add import add_images
 
-    with _bar(f"looking at {name}") as progress:
+    with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress)
     print(added.diff)
     counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.report.counts.items())
@@ -85,7 +88,7 @@ def _add_published(project: "Project", name: str, path: Path, is_part: bool) -> 
 
 @data_app.command("fetch")
 def data_fetch(name: DatasetName) -> None:
-    """Fetch raw files, or say how to get them.
+    """Fetch raw files, or print how to get them.
 
     Generates, copies, downloads and unpacks; existing files stay unchanged.
     """
@@ -100,7 +103,7 @@ def data_fetch(name: DatasetName) -> None:
 def data_check(name: DatasetName) -> None:
     """Check every raw image and list problems.
 
-    Counts, unreadable images, duplicates across train and test, boxes. Exit code 2 on a violation.
+    Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation.
     """
     with _working_on(name, "checking") as (project, spec, progress):
         from tasks.data import check_raw
@@ -111,14 +114,14 @@ def data_check(name: DatasetName) -> None:
 
     print_table(check_table(name, report))
     if report.violations:
-        raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; mend the raw files in {spec.raw}")
+        raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")
 
 
 @data_app.command("prepare")
 def data_prepare(name: DatasetName) -> None:
     """Pack raw files into the dataset's store.
 
-    `dvc repro prepare@NAME` does it when something changed.
+    `dvc repro prepare@NAME` does the same, but only if something changed.
     """
     with _working_on(name, "packing") as (project, spec, progress):
         from tasks.data import prepare_dataset
@@ -131,13 +134,13 @@ def data_prepare(name: DatasetName) -> None:
 def data_show(
     name: DatasetName,
     role: Annotated[str, typer.Option(help="train, test, query or gallery.")] = "train",
-    classes: Annotated[int, typer.Option(min=1, help="How many classes, one a row.")] = 10,
-    samples: Annotated[int, typer.Option(min=1, help="How many images of each.")] = 8,
-    out: Annotated[Path, typer.Option(help="The PNG.")] = Path("contact_sheet.png"),
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes, one per row.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Number of images per class.")] = 8,
+    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("contact_sheet.png"),
 ) -> None:
     """Draw a contact sheet of a prepared dataset.
 
-    A row for each class, with its name and some of its images, with boxes.
+    Each row has the name of a class and some of its images, with boxes.
     """
     project = open_project()
     from tasks.data import dataset_spec, show_dataset

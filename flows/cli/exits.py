@@ -54,12 +54,12 @@ def _supervised() -> Path | None:
     try:
         state = find_project().state
         if sys.argv[1] == "serve":
-            return supervise(state / "logs", SERVE_GRACE_SECONDS, "the same command starts it again")
+            return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again")
         return supervise(state / "logs")
     except ConfigError:
         return None
     except OSError as error:
-        raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
+        raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
 
 
 # ---------------------------------------------------------------- errors
@@ -88,8 +88,8 @@ def _report(error: BaseException, log: Path | None) -> int:
         return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         what = f"{_path_of(error)}: {error.strerror}; check this path" if error.filename is not None else error.strerror
-        return _say(f"{what}, details in {path}", MENDABLE)
-    return _say(f"unforeseen {type(error).__name__}, the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
+        return _say(f"{what}; details in {path}", MENDABLE)
+    return _say(f"unexpected {type(error).__name__}; the traceback is in {path}", BUG if log is None else SUPERVISED_BUG)
 
 
 def _say(line: str, code: int) -> int:

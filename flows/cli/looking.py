@@ -15,20 +15,19 @@ def look(
         str, typer.Argument(metavar="RUN|COMPARISON", help="A run as DATASET/VARIANT[/SEED], or all variants of a dataset as DATASET.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder of the pages; below results/site/look when none is given.")
+        Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: a folder in results/site/look.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of a comparison: whose pictures are shown; the first seed when not given.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="For a comparison: seed whose pictures are shown. Default: the first.")] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the `dml reproduce` that made it.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
     ] = None,
-    map_by: Annotated[Literal["tsne", "pca"], typer.Option("--map", help="How the map is made.")] = "tsne",
+    map_by: Annotated[Literal["tsne", "pca"], typer.Option("--map", help="Projection method of the map.")] = "tsne",
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Write pages to look at a run or a comparison.
+    """Write pages to inspect a run or a comparison.
 
-    Worst queries, confused classes, a map, neighbours of any test image. They need no network and no server.
+    They show the worst queries, confused classes, a map of the embeddings and the neighbours of any test image, and work offline, without
+    a server.
     """
     project = open_project()
     from tasks.reports.look.pages import write_look

@@ -13,12 +13,13 @@ RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/va
 
 @models_app.command("list")
 def list_(
-    dataset: Annotated[str | None, typer.Argument(help="Of this dataset alone.")] = None,
-    every_seed: Annotated[bool, typer.Option("--all", help="Every seed, not only the one that dataset/variant means.")] = False,
+    dataset: Annotated[str | None, typer.Argument(help="List only networks of this dataset.")] = None,
+    every_seed: Annotated[bool, typer.Option("--all", help="List every seed, not only the one that dataset/variant selects.")] = False,
 ) -> None:
     """List trained networks, highest validation Recall@1 first.
 
-    Scores are per cent, on the test classes; validation recall@1 is on held-out training classes. The versions in MLflow's registry follow.
+    Scores are percentages on the test classes; validation recall@1 is on held-out training classes. Also lists the versions in MLflow's
+    registry.
     """
     project = open_project()
     from rich.table import Table
@@ -29,7 +30,9 @@ def list_(
 
     listing = list_models(project, dataset, every_seed)
     if not listing.models:
-        raise ConfigError(f"nothing is trained here{f' on {dataset}' if dataset else ''}: dml reproduce trains the standing comparison")
+        raise ConfigError(
+            f"no trained networks{f' on {dataset}' if dataset else ''}; train those of the standing comparison: dml reproduce"
+        )
     table = Table("run", "seeds", "validation recall@1", "recall@1", "map@r", "parameters", "checkpoint", "identity")
     for model in listing.models:
         scores = [f"{100 * model.scores[name]:.1f}" if name in model.scores else "-" for name in (VALIDATION, "recall@1", "map@r")]
@@ -59,22 +62,22 @@ def _print_registry(uri: str, dataset: str | None) -> None:
 @models_app.command()
 def promote(
     run: RUN,
-    alias: Annotated[str, typer.Option(help="What leads to it in the registry.")] = "champion",
-    force: Annotated[bool, typer.Option("--force", help="Whatever the comparison says; needs --reason.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why it is forced; kept with the version and in its card.")] = None,
+    alias: Annotated[str, typer.Option(help="Alias that points to it in the registry.")] = "champion",
+    force: Annotated[bool, typer.Option("--force", help="Promote regardless of the comparison; requires --reason.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Reason for --force; stored with the version and in its model card.")] = None,
 ) -> None:
     """Make a network the champion, if it is better.
 
     The champion is the version of MLflow's registered model that the alias points to. Better means a one-sided test of the difference in
-    Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a level that falls
-    with each attempt. A model card is stored with it.
+    Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a significance
+    level that decreases with each attempt. A model card is stored with it.
     """
     project = open_project()
     from dml_core.errors import ConfigError
     from tasks.models.promotion import promote as promote_run
 
     if force != (reason is not None):
-        raise ConfigError("--force and --reason go together: what is forced has a reason, and a reason is of what is forced")
+        raise ConfigError("--force and --reason require each other; give both or neither")
     found = promote_run(project, run, alias, reason)
     print(f"models:/{found.version.name}@{alias} is version {found.version.number}: {found.said}")
 
@@ -82,13 +85,13 @@ def promote(
 @models_app.command()
 def export(
     run: Annotated[str, typer.Argument(help="A run, an identity, or models:/name@alias.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     graph_format: Annotated[str, typer.Option("--format", help="onnx or torch-export.")] = "onnx",
-    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8 (ONNX alone).")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8 (int8 only for ONNX).")] = "fp32",
 ) -> None:
-    """Write a network as a graph, and measure it.
+    """Export a network as a graph, and measure it.
 
-    Other programs can run it. Scaling of the pixels is in the graph; decoding, resizing and cropping stay outside.
+    Other programs can run the graph. It includes the scaling of pixel values, but not decoding, resizing or cropping.
     """
     project = open_project()
     from tasks.models.export import MEASURED_FILE
@@ -97,10 +100,10 @@ def export(
     found = export_run(project, run, graph_format, precision, out)
     print(
         f"{out}: {found.format} {found.precision} of {found.run}\n"
-        f"Recall@1 {100 * found.recall_at_1:.2f} per cent, the run's {100 * found.recall_at_1_of_run:.2f}, "
+        f"Recall@1 {100 * found.recall_at_1:.2f} % (the run: {100 * found.recall_at_1_of_run:.2f} %) "
         f"on {found.num_images} test images; embeddings differ by up to {found.largest_difference:.1e}\n"
-        f"{found.num_bytes / 1e6:.2f} MB, the run's weights {found.num_bytes_of_run / 1e6:.2f} MB; "
-        f"{found.milliseconds:.2f} ms an image here, the run's network {found.milliseconds_of_run:.2f} ms ({MEASURED_FILE})"
+        f"{found.num_bytes / 1e6:.2f} MB (the run's weights: {found.num_bytes_of_run / 1e6:.2f} MB); "
+        f"{found.milliseconds:.2f} ms per image on this machine (the run's network: {found.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
     )
 
 
@@ -108,15 +111,15 @@ def export(
 def embed(
     model: Annotated[str, typer.Argument(help="A run as dataset/variant[/seed], an identity, a folder, or models:/name@alias.")],
     source: Annotated[str, typer.Argument(help="A folder of images, a .csv or .parquet list of paths, or s3://bucket/prefix.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="A folder, or a .npz or .parquet file; what was begun is gone on with.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder, .npz file or .parquet file to write; resumed if it was interrupted.")],
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out what is no image, and list it; else it ends the command.")
+        bool, typer.Option("--skip-bad", help="Skip and list files that are not images; by default they are an error.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that go through the network at a time.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64,
 ) -> None:
     """Embed any images with a trained network.
 
-    The output is readable by `dml evaluate --embeddings`. The same command resumes after an interruption. If a Ray cluster is set
+    The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
     import os
@@ -138,9 +141,9 @@ def embed(
         print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
     found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
-    reused = f", {found.num_reused:,} of them of an earlier run" if found.num_reused else ""
-    print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} numbers by {network.title or network.identity}{reused}")
+    reused = f", {found.num_reused:,} of them reused" if found.num_reused else ""
+    print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
     if found.bad:
-        print(f"left out: {len(found.bad):,} bad images")
+        print(f"skipped: {len(found.bad):,} bad images")
         for name, why in found.bad:
             print(f"  {name}: {why}")

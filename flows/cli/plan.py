@@ -20,19 +20,19 @@ MANY_RUNS = 40  # above it, tables are printed instead of single runs
 
 @app.command()
 def plan(
-    tables: Annotated[list[str], typer.Argument(help="Tables or figures, as softtriple/table1 or 'softtriple/*'.")],
+    tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
-    dataset: Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Of tables: this dataset; repeat for several.")] = None,
-    variant: Annotated[list[str] | None, typer.Option("--variant", "-v", help="Of the papers' protocols, as as_released.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Only this dataset; repeat for several.")] = None,
+    variant: Annotated[list[str] | None, typer.Option("--variant", "-v", help="Protocol variant, for example as_released.")] = None,
     track: TrackName = None,
     seed: Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")] = None,
     seeds: NumSeeds = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the runs of tables that `dml reproduce` would start.
 
-    Also the reused steps, the time for the rest estimated from rates measured on this machine, the disk and memory it needs, and what is
-    missing, with what to do about it.
+    Also prints which steps are reused, the time of the others (estimated from rates measured on this machine), the disk space and memory
+    they need, and what is missing, with what to do about it.
     """
     project = open_project()
     from tasks.plans.local_state import LocalState
@@ -59,10 +59,10 @@ def plan(
         _print_tables(plans)
     for plan in plans:
         for why in plan.left_out:
-            print(f"{plan.name}: left out: {why}")
+            print(f"{plan.name}: omitted: {why}")
     print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
     if seeds == AUTO:
-        print("--seeds auto: these are the seeds that it begins with; how many more it takes cannot be told before they have run")
+        print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
     for line in resources.lines():
         print(line)
     print_needs(needs)
@@ -80,7 +80,7 @@ def time_of(estimate: "Estimate") -> str:
 def print_needs(needs: "Sequence[Need]") -> None:
     """Print what is missing and what to do about it, each need once."""
     for need in dict.fromkeys(needs):
-        print(f"{'missing' if need.stops else 'not here yet'}: {need.what}: {need.do}")
+        print(f"{'missing' if need.stops else 'not downloaded yet'}: {need.what}: {need.do}")
 
 
 def _print_runs(plans: "Sequence[TablePlan]") -> None:

@@ -10,12 +10,14 @@ from flows.cli.app import app, open_project
 
 @app.command()
 def report(
-    tables: Annotated[list[str] | None, typer.Argument(metavar="[TABLE]...", help="As softtriple/table1; all when none is given.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder of the pages; results/site when none is given.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Tables, for example softtriple/table1. Default: all.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: results/site.")] = None,
 ) -> None:
     """Write the tables as pages for a browser.
 
-    They need no network and no server. Every run of a table updates its page and the index.
+    They work offline, without a server. Every run of a table updates its page and the index.
     """
     project = open_project()
     from tasks.reports.site.pages import INDEX, SITE, write_site

@@ -19,15 +19,17 @@ STANDING = "project/standing"  # the table run by `dml reproduce` without argume
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
 Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
-Force = Annotated[bool, typer.Option("--force", help="Run every step again, also what is done.")]
+Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],
-    typer.Option("--code", help="Where code was changed: strict runs its steps again, keep reuses what older code made, and marks it."),
+    typer.Option("--code", help="Steps whose code has changed: strict runs them again, keep reuses and marks the results of older code."),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Lay a setting over params.yaml, as comparison.protocol.num_epochs=3; repeat for several."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a setting of params.yaml, for example comparison.protocol.num_epochs=3; repeat for several.",
     ),
 ]
 
@@ -35,25 +37,28 @@ Overrides = Annotated[
 @app.command()
 def reproduce(
     tables: Annotated[
-        list[str] | None, typer.Argument(help="Papers' tables or figures, as softtriple/table1 or 'softtriple/*'; see: dml tables.")
+        list[str] | None,
+        typer.Argument(help="Papers' tables or figures, for example softtriple/table1 or 'softtriple/*'; `dml tables` lists them."),
     ] = None,
     dataset: Datasets = None,
     variant: Variants = None,
     seed: Seeds = None,
     force: Force = False,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop when a run fails; otherwise the others go on.")] = False,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop when a run fails; by default the others continue.")] = False,
     set_: Overrides = None,
     row: Rows = None,
     seeds: NumSeeds = None,
     resolve: ResolvePoints = None,
     max_seeds: MaxSeeds = None,
     track: TrackName = None,
-    prepared_only: Annotated[bool, typer.Option("--prepared-only", help="Of tables: only on datasets that are prepared.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Of tables: a few drawn images, one epoch; does the whole chain run?")] = False,
-    one_row: Annotated[bool, typer.Option("--one-row", help="With --smoke: one run of each table.")] = False,
+    prepared_only: Annotated[bool, typer.Option("--prepared-only", help="For tables: run only on prepared datasets.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="For tables: test the whole chain with a few generated images and one epoch.")
+    ] = False,
+    one_row: Annotated[bool, typer.Option("--one-row", help="With --smoke: one run per table.")] = False,
     code: CodeOption = "strict",
     whole: Annotated[
-        bool, typer.Option("--all", help="Every variant and seed of params.yaml, reported in results/; without it, the default ones.")
+        bool, typer.Option("--all", help="Run all variants and seeds of params.yaml, not only the default ones; reported in results/.")
     ] = False,
 ) -> None:
     """Run the standing comparison, or tables of the papers.
@@ -68,17 +73,21 @@ def reproduce(
         from flows.cli.tables import choice_of, run_tables
 
         if set_:
-            raise ConfigError("--set changes the standing comparison; a table's settings are those of its file")
+            raise ConfigError("--set applies only to the standing comparison; a table's settings are in its file")
         if whole:
-            raise ConfigError("--all goes with the standing comparison; a table runs all of its rows, --seeds says with how many seeds")
+            raise ConfigError(
+                "--all applies only to the standing comparison; a table always runs all of its rows, and --seeds sets the number of seeds"
+            )
         choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
         return run_tables(tables, choice, force, fail_fast, code, until)
     if row or smoke or track or prepared_only or one_row or seeds not in (None, AUTO):
         raise ConfigError(
-            "--row, --seeds N, --track, --prepared-only and --smoke go with a table, as in: dml reproduce softtriple/table1 --smoke"
+            "--row, --seeds N, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
         )
     if seed and until:
-        raise ConfigError("--seed names seeds and --seeds auto adds them until differences are sure enough: give one of them")
+        raise ConfigError(
+            "--seed cannot be combined with --seeds auto, which adds seeds until differences are precise enough; give one of them"
+        )
     project = open_project()
     _say("dml reproduce: checking parameters")
     _check(project, dataset, variant, range(FIRST_SEEDS) if until else seed, set_, whole)

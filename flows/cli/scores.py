@@ -12,21 +12,30 @@ from flows.cli.app import app
 @app.command()
 def evaluate(
     embeddings: Annotated[
-        Path, typer.Option(help="Embeddings (N, D): a .npy file, or what `dml embed` or a run wrote. The queries too where none are given.")
+        Path,
+        typer.Option(help="Embeddings (N, D): a .npy file, or the output of `dml embed` or a run. Also used as queries if none are given."),
     ],
-    labels: Annotated[Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder has its own.")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="Labels, .npy, (N,), integers or strings; a folder of embeddings contains its labels.")
+    ] = None,
     query_embeddings: Annotated[Path | None, typer.Option(help="Query embeddings, .npy, (Q, D).")] = None,
     query_labels: Annotated[Path | None, typer.Option(help="Query labels, .npy, (Q,).")] = None,
-    k: Annotated[str, typer.Option("--k", help="The K of Recall@K, separated by commas.")] = "1,2,4,8",
+    k: Annotated[str, typer.Option("--k", help="Values of K for Recall@K, separated by commas.")] = "1,2,4,8",
     metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
-    stream: Annotated[bool, typer.Option("--stream", help="One shard at a time in memory: the retrieval metrics only.")] = False,
-    approximate: Annotated[str | None, typer.Option(help="Search through an index, ivf, pq or hnsw: Recall@K only.")] = None,
-    index_option: Annotated[list[str] | None, typer.Option(help="Of the index, as num_probes=64; repeat for several.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the metrics to this file too.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Hold one shard at a time in memory; computes only the retrieval metrics.")
+    ] = False,
+    approximate: Annotated[
+        str | None, typer.Option(help="Search with an approximate index: ivf, pq or hnsw; computes only Recall@K.")
+    ] = None,
+    index_option: Annotated[
+        list[str] | None, typer.Option(help="Option of the index, for example num_probes=64; repeat for several.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the metrics to this file.")] = None,
 ) -> None:
     """Score embeddings from files with every metric.
 
-    Retrieval and clustering metrics, as fractions.
+    Prints retrieval and clustering metrics as fractions.
     """
     import json
 
@@ -39,7 +48,7 @@ def evaluate(
     if not all(part.strip().isdigit() for part in k.split(",")):
         raise ConfigError(f"--k {k}: expected whole numbers separated by commas, as in 1,2,4,8")
     if index_option and approximate is None:
-        raise ConfigError("--index-option is of an index; choose one with --approximate ivf, pq or hnsw")
+        raise ConfigError("--index-option requires an index; choose one with --approximate ivf, pq or hnsw")
     config = parse(EvaluationConfig, {"recall_at": [int(part) for part in k.split(",")], "metric": metric}, "dml evaluate")
     approximation = None if approximate is None else approximation_of(approximate, index_option or [])
     metrics = score_files(Files(embeddings, labels, query_embeddings, query_labels), config, stream, approximation)
@@ -48,7 +57,7 @@ def evaluate(
             f"{value:.4f} {name.removeprefix('index_recall')}" for name, value in metrics.items() if name.startswith("index_")
         )
         print(
-            f"approximate ({approximate}): of the exact nearest neighbours the index found {recalls}, "
+            f"approximate ({approximate}): the index found these shares of the exact nearest neighbours: {recalls}, "
             f"over {metrics['num_sampled_queries']} sampled queries; MAP@R, R-precision and the clustering metrics are not estimated",
             file=sys.stderr,
         )

@@ -33,27 +33,28 @@ app.add_typer(index_app, name="index")
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Source = Annotated[
-    str, typer.Argument(help="A folder of images, a list of them (CSV, Parquet), s3://bucket/prefix, or what dml embed wrote.")
+    str, typer.Argument(help="A folder of images, a list of them (CSV, Parquet), s3://bucket/prefix, or the output of `dml embed`.")
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out images that cannot be read, and list them; else the first ends it.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help="The index's model, where it cannot be found by its identity.")]
-Images = Annotated[Path | None, typer.Option("--images", help="Of embeddings: the folder that their names are in, for thumbnails.")]
-Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer side of the pictures that are kept; 0 keeps none.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and list unreadable images; by default the first one is an error.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Model of the index, if it cannot be found by its identity.")]
+Images = Annotated[Path | None, typer.Option("--images", help="For embeddings: folder that contains their images, for thumbnails.")]
+Pixels = Annotated[int, typer.Option("--thumbnail", min=0, max=512, help="Longer side of the stored thumbnails in pixels; 0 stores none.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @index_app.command()
 def build(
     model: Annotated[str, typer.Argument(help="A run as dataset/variant, an identity, a folder, or models:/name@alias.")],
     source: Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the index, to be made.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write the index to.")],
     approximate: Annotated[
-        str | None, typer.Option(metavar="ivf|pq|hnsw|auto", help="Miss a little and be faster; exact if left out.")
+        str | None,
+        typer.Option(metavar="ivf|pq|hnsw|auto", help="Search approximately: faster, but misses some neighbours. Default: exact."),
     ] = None,
     images: Images = None,
     thumbnail: Pixels = 160,
     skip_bad: SkipBad = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an index that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
     """Build an index of images; the default verb."""
     from dml_core.index.writing import build_index
@@ -64,7 +65,7 @@ def build(
     identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
     if identity != trained.identity:
         raise ConfigError(
-            f"{source}: embeddings of model {identity}, and {trained.identity} was named; name their own model, or embed anew"
+            f"{source}: embeddings of model {identity}, not of {trained.identity}; give their model, or embed the images again"
         )
     index = build_index(output, batches, identity, trained.metric, approximate, model, force)
     _tell_bad(bad)
@@ -80,7 +81,7 @@ def add(
     thumbnail: Pixels = 160,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Add images to an index, embedded with its own model."""
+    """Embed images with an index's model, and add them."""
     from dml_core.index.index import Index
     from dml_core.index.writing import add_items
 
@@ -95,7 +96,7 @@ def add(
 @index_app.command()
 def remove(
     folder: Folder,
-    names: Annotated[list[str], typer.Argument(help="Names of items, as dml search shows them.")],
+    names: Annotated[list[str], typer.Argument(help="Names of items, as printed by `dml search`.")],
 ) -> None:
     """Remove items from an index by their names."""
     from dml_core.index.writing import remove_items
@@ -105,7 +106,7 @@ def remove(
 
 @index_app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
-    """Show an index's size and model, and what an approximate one misses."""
+    """Show an index's size, model and, if it is approximate, recall."""
     from dml_core.index.index import Index
 
     index = Index.open(folder)
@@ -118,13 +119,13 @@ def show(folder: Folder, as_json: AsJson = False) -> None:
 @app.command()
 def search(
     folder: Folder,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images to look for; a folder stands for all of its images.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find.")] = 10,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Query images; a folder means all of its images.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of images to find for each query.")] = 10,
     html: Annotated[Path | None, typer.Option("--html", help="Write a page with the pictures to this file.")] = None,
     as_json: AsJson = False,
     model: ModelOption = None,
 ) -> None:
-    """Find the images of an index that are nearest to others.
+    """Find the images of an index that are nearest to query images.
 
     Prints a table; --html writes a page.
     """
@@ -156,7 +157,7 @@ def _batches(
         embeddings = Embeddings(Path(source), images, pixels)
         return embeddings.model_identity, embeddings.batches()
     if images is not None:
-        raise ConfigError(f"--images is of embeddings, and {source} has images of its own; leave it out")
+        raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     found = find_images(source)
     trained = model()
     return trained.identity, batches_of_images(trained, found, pixels, bad)
@@ -164,7 +165,7 @@ def _batches(
 
 def _tell_bad(bad: list[str] | None) -> None:
     for line in bad or []:
-        print(f"left out: {line}", file=sys.stderr)
+        print(f"skipped: {line}", file=sys.stderr)
 
 
 def _open_model(text: str) -> "TrainedModel":
@@ -194,7 +195,7 @@ def _model_of(index: "Index", named: str | None) -> "TrainedModel":
         if trained.identity == index.model_identity:
             return trained
     called = f" ({index.info.model_source})" if index.info.model_source else ""
-    raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} is not here; name where it is with --model")
+    raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
 
 
 def _print_index(index: "Index") -> None:

@@ -17,23 +17,23 @@ TOKEN = "DML_SERVE_TOKEN"
 
 @app.command()
 def serve(
-    what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="An index's folder, or a model as `dml models` names it.")],
-    host: Annotated[str, typer.Option(help="Where to listen; anything but this machine's loopback requires a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8321,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network; one for each GPU, or one.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images that go through the network together, at most.")] = 32,
-    model: Annotated[str | None, typer.Option(help="The model of an index, where it is not where it was when the index was built.")] = None,
-    token_env: Annotated[str, typer.Option(help="The environment variable with the token that requests must carry.")] = TOKEN,
+    what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="Folder of an index, or a model as listed by `dml models`.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; any other than loopback requires a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8321,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network. Default: one per GPU, or one without GPUs.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Maximum number of images per forward pass.")] = 32,
+    model: Annotated[str | None, typer.Option(help="Model of the index, if it has moved since the index was built.")] = None,
+    token_env: Annotated[str, typer.Option(help="Environment variable with the token that requests must contain.")] = TOKEN,
 ) -> None:
     """Embed and search over HTTP, with a page to drop an image on.
 
-    Ends with Ctrl-C.
+    Stop it with Ctrl-C.
     """
     from dml_core.errors import ConfigError
     from flows.cli.app import open_project
 
     if token_env != TOKEN and not os.environ.get(token_env):
-        raise ConfigError(f"{token_env}: not in the environment; put the token there")
+        raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
     _run(open_project(), what, model, host, port, replicas, batch, os.environ.get(token_env) or None)
 
 
@@ -64,7 +64,7 @@ def _run(
         max_batch=batch,
         token=token,
     )
-    about = f"an index of {num_items} images" if num_items is not None else "embeddings alone, no index"
+    about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
     print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
     run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
 

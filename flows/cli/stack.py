@@ -13,9 +13,9 @@ from flows.cli.app import app, print_table, stack_app
 
 @app.command()
 def doctor() -> None:
-    """Check what is configured and reachable, and say what to do.
+    """Check the configuration and the servers, and print what to fix.
 
-    Ends with exit code 2 if something is wrong. Starts and changes nothing, and prints no secret.
+    Exits with code 2 if something is wrong. Starts and changes nothing, and prints no secrets.
     """
     from rich.table import Table
 
@@ -38,10 +38,10 @@ def doctor() -> None:
 
 @app.command()
 def gc(
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this it is listed.")] = False,
-    days: Annotated[float, typer.Option(help="What was touched in so many days stays.")] = 7.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the listed steps. Default: only list them.")] = False,
+    days: Annotated[float, typer.Option(help="Keep steps written or used within this many days.")] = 7.0,
 ) -> None:
-    """List what the store no longer needs, or remove it.
+    """List finished steps that nothing uses, or delete them.
 
     Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
     """
@@ -61,18 +61,18 @@ def gc(
     if found.unused:
         print_table(table)
     recent = f" ({found.num_recent} of them only because they are younger than {days:g} days)" if found.num_recent else ""
-    print(f"{len(found.unused)} steps that nothing refers to; {found.num_kept} stay{recent}")
+    print(f"{len(found.unused)} unused steps; {found.num_kept} kept{recent}")
     if delete:
         print(f"{remove(project, found) / 1e6:.1f} MB removed")
     elif found.unused:
-        print(f"{sum(step.num_bytes for step in found.unused) / 1e6:.1f} MB; nothing was removed: dml gc --delete does it")
+        print(f"{sum(step.num_bytes for step in found.unused) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
 
 
 @stack_app.command()
 def up(
     s3: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="An S3 server of your own; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY name its login."),
+        typer.Option(metavar="ADDRESS", help="Use your own S3 server, with the login in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."),
     ] = None,
 ) -> None:
     """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
@@ -108,13 +108,13 @@ def status() -> None:
         table.add_row(entry.name, entry.how, str(entry.pid or ""), entry.address, str(entry.log))
     print_table(table)
     if any(entry.how != "up" for entry in found):
-        raise ConfigError("not all of the stack is up; look into the logs, and start what is missing: dml stack up")
+        raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 
 
 @stack_app.command()
 def logs(
-    server: Annotated[str, typer.Argument(help="A server, as `dml stack status` lists them.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is said; end it with Ctrl-C.")] = False,
+    server: Annotated[str, typer.Argument(help="Server, as listed by `dml stack status`.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines; stop with Ctrl-C.")] = False,
 ) -> None:
     """Show the last lines of a server's log."""
     from dml_core.errors import ConfigError
@@ -122,14 +122,14 @@ def logs(
 
     log = find_project().state / "stack" / server / "log"
     if not log.is_file():
-        raise ConfigError(f"no server '{server}' has said anything; dml stack status lists them")
+        raise ConfigError(f"server '{server}' has no log; dml stack status lists the servers")
     sys.stdout.flush()
     os.execvp("tail", ["tail", "-n", "200", *(["-f"] if follow else []), str(log)])
 
 
 @stack_app.command()
 def down() -> None:
-    """End all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
+    """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
     from tasks.environment import find_project
     from tasks.stack.lifecycle import down as end
 

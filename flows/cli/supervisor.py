@@ -86,8 +86,8 @@ def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: 
     if code == SUPERVISED_BUG:
         return BUG
     if code not in (DONE, MENDABLE, BROKEN_PIPE):
-        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended of itself (exit code {code})"
-        _say(f"error: the flow's process {how}; {go_on}; what was said last is in {log}")
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited unexpectedly (exit code {code})"
+        _say(f"error: the flow's process {how}; {go_on}; its last messages are in {log}")
         return 2
     _drop_if_empty(log) if code else log.unlink(missing_ok=True)
     return code

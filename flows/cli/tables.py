@@ -16,32 +16,42 @@ if TYPE_CHECKING:
     from tasks.tables.choice import Choice, Track
     from tasks.tables.seeds_auto import Resolve
 
-Name = Annotated[str, typer.Argument(help="Table or figure, as softtriple/table1.")]
+Name = Annotated[str, typer.Argument(help="Table or figure, for example softtriple/table1.")]
 
-Rows = Annotated[list[str] | None, typer.Option("--row", help="Of tables: this row; repeat for several.")]
+Rows = Annotated[list[str] | None, typer.Option("--row", help="For tables: only this row; repeat for several.")]
 NumSeeds = Annotated[
     str | None,
-    typer.Option("--seeds", "-r", metavar="N|auto", help="Of tables: this many seeds, from 0. auto: until differences are sure enough."),
+    typer.Option(
+        "--seeds",
+        "-r",
+        metavar="N|auto",
+        help="For tables: number of seeds, from seed 0. auto: add seeds until differences are precise enough.",
+    ),
 ]
 ResolvePoints = Annotated[
     float | None,
-    typer.Option("--resolve", metavar="POINTS", help="With --seeds auto: half of the 95 % interval of each difference; 1.0 if left out."),
+    typer.Option(
+        "--resolve", metavar="POINTS", help="With --seeds auto: required half-width of each difference's 95 % interval. Default: 1.0."
+    ),
 ]
-MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", metavar="N", help="With --seeds auto: no more than these; 20 if left out.")]
+MaxSeeds = Annotated[int | None, typer.Option("--max-seeds", metavar="N", help="With --seeds auto: maximum number of seeds. Default: 20.")]
 AUTO = "auto"
 TrackName = Annotated[
-    str | None, typer.Option("--track", metavar="paper|common", help="Of tables: as each paper ran it, or every loss alike.")
+    str | None,
+    typer.Option("--track", metavar="paper|common", help="For tables: each paper's protocol, or a common one for every loss."),
 ]
 
 
 @tables_app.command("list")
 def list_tables(
-    paper: Annotated[str | None, typer.Argument(help="Of this paper, as softtriple; project: those of the project itself.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    paper: Annotated[
+        str | None, typer.Argument(help="List only this paper's tables, for example softtriple; project: the project's own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List tables with their state, needs and time; the default verb.
 
-    For each table: how many of its rows are run, which requirements are missing here, and how long one seed would take.
+    Prints for each table how many of its rows are run, which requirements are missing, and how long one seed would take.
     """
     project = open_project()
     from tasks.plans.local_state import LocalState
@@ -141,9 +151,9 @@ def _stand_in(state: "TableState") -> str:
 @tables_app.command()
 def show(
     name: Name,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs; docs/tables.md describes it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; docs/tables.md describes it.")] = False,
 ) -> None:
-    """Show a table's printed figures and those measured so far."""
+    """Show a table's printed values and those measured so far."""
     project = open_project()
     from rich.table import Table
 
@@ -195,17 +205,17 @@ def choice_of(
     from tasks.tables.choice import TRACKS, Choice
 
     if variants and len(variants) > 1:
-        raise ConfigError(f"--variant: a table runs in one variant at a time, as as_released; {len(variants)} were given")
+        raise ConfigError(f"--variant: a table runs in one variant at a time, for example as_released; {len(variants)} were given")
     count = number_of_seeds(num_seeds)
     if seeds and num_seeds:
-        said = f"how many (0 to {count - 1})" if num_seeds != AUTO else "that they are added until differences are sure enough"
-        raise ConfigError(f"--seed names seeds and --seeds says {said}: give one of them")
+        said = f"means seeds 0 to {count - 1}" if num_seeds != AUTO else "adds seeds until differences are precise enough"
+        raise ConfigError(f"--seed cannot be combined with --seeds {num_seeds}, which {said}; give one of them")
     if track not in (None, *TRACKS):
         raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
     if one_row and not smoke:
-        raise ConfigError("--one-row goes with --smoke: one run of each table, as continuous integration runs them")
+        raise ConfigError("--one-row requires --smoke: one run per table, as in continuous integration")
     if track == "common" and variants:
-        raise ConfigError("--variant is of a paper's protocol, and --track common has one of its own: give one of them")
+        raise ConfigError("--variant cannot be combined with --track common, which has its own protocol; give one of them")
     variant = variants[0] if variants else None
     chosen = tuple(seeds or range(count))
     known: Track = "common" if track == "common" else "paper"
@@ -241,10 +251,10 @@ def resolving(num_seeds: str | None, points: float | None, most: int | None, smo
 
     if num_seeds != AUTO:
         if points is not None or most is not None:
-            raise ConfigError("--resolve and --max-seeds go with --seeds auto, which adds seeds until differences are that sure")
+            raise ConfigError("--resolve and --max-seeds require --seeds auto, which adds seeds until differences are that precise")
         return None
     if smoke:
-        raise ConfigError("--seeds auto looks at scores, and a smoke run has none: leave one of them out")
+        raise ConfigError("--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke")
     return checked_resolve(points, most)
 
 
@@ -268,7 +278,7 @@ def run_tables(
     for note in check_places(project):
         typer.echo(f"note: {note}", err=True)
     for name, reasons in chosen.left_out.items():
-        typer.echo(f"{name}, left out: {'; '.join(reasons)}", err=True)
+        typer.echo(f"{name}: omitted: {'; '.join(reasons)}", err=True)
     datasets = ", ".join(dict.fromkeys(spec.dataset for spec in runs))
     begins = " to begin with" if resolve is not None else ""
     typer.echo(f"{what}: {len(runs)} run{'s' if len(runs) > 1 else ''} on {datasets}{begins}", err=True)

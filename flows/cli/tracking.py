@@ -10,14 +10,14 @@ from flows.cli.app import app, open_project, print_table
 
 @app.command()
 def compare(
-    dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison; the default one when none is given.")] = None,
+    dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison. Default: the first default one of params.yaml.")] = None,
     override: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As in the `dml reproduce` that made it.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
     ] = None,
 ) -> None:
     """Show a comparison's variants side by side, best first.
 
-    The significant differences are above the table. The runs are those in MLflow.
+    Reads the runs from MLflow. Prints the significant differences above the table.
     """
     project = open_project()
     from dml_core.config import check_name
@@ -40,7 +40,7 @@ def compare(
         print(line)
     runs = selected.runs
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has today's data and settings; run dml reproduce --dataset {chosen}")
+        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {chosen}")
     found = compare_published(chosen, runs, params.comparison.reference)
     if found is not None:
         print(found.sentence)
@@ -51,7 +51,7 @@ def compare(
 
 @app.command()
 def sync() -> None:
-    """Deliver records that wait for MLflow since it was down."""
+    """Deliver records that wait because MLflow was down."""
     project = open_project()
     from tasks.environment import shown
     from tasks.tracking.published import OUTBOX
@@ -67,7 +67,7 @@ def sync() -> None:
 
 @app.command()
 def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
-    """Open the MLflow UI on the local results; end it with Ctrl-C.
+    """Open the MLflow UI for the local results; stop it with Ctrl-C.
 
     Only this machine can reach it.
     """
@@ -92,6 +92,6 @@ def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) 
     # Not as options: a database's address may have a password, and every user of the machine can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
     page = f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning"
-    print(f"MLflow UI, in some ten seconds: {page}   (end it with Ctrl-C)", flush=True)
+    print(f"MLflow UI, ready in about 10 s: {page}   (stop it with Ctrl-C)", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])

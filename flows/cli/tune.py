@@ -12,20 +12,21 @@ if TYPE_CHECKING:
 
 @app.command()
 def tune(
-    rows: Annotated[list[str], typer.Argument(help="Rows of tables, as project/fashion_mnist/softtriple.")],
+    rows: Annotated[list[str], typer.Argument(help="Rows of tables, for example project/fashion_mnist/softtriple.")],
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", "-d", help="Of the table's columns; all of the row's if left out. Repeat for several.")
+        list[str] | None,
+        typer.Option("--dataset", "-d", help="Dataset of the table's columns; repeat for several. Default: all of the row's."),
     ] = None,
     trials: Annotated[int, typer.Option("--trials", min=2, help="Number of settings to try.")] = 16,
     folds: Annotated[int, typer.Option("--folds", min=2, help="Disjoint parts of the training classes; one is held out in each run.")] = 4,
     parallel: Annotated[int | None, typer.Option("--parallel", min=1, help="Runs at a time. Default: scale.concurrent_runs.")] = None,
-    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Of the search and its runs.")] = 0,
-    metric: Annotated[str, typer.Option("--metric", help="To be high: recall@K, map@r or r_precision.")] = "recall@1",
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of the search and its runs.")] = 0,
+    metric: Annotated[str, typer.Option("--metric", help="Metric to maximise: recall@K, map@r or r_precision.")] = "recall@1",
 ) -> None:
     """Search a row's settings on folds of the training classes.
 
-    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it. Run
-    the same command again to resume: finished scores are reused.
+    Writes the winner to flows/tables/tuned if it is confirmed on fresh folds and seeds; `dml reproduce TABLE --variant tuned` runs it.
+    Rerun the command to resume: finished scores are reused.
     """
     project = open_project()
     from tasks.checks import check_places

@@ -93,7 +93,7 @@ def test_the_page_ends_with_the_verdicts(project: Project) -> None:
     ), plan
     assert re.search(r"memory: about \d+ MB beside the libraries' own \(bn_inception, 32 images of 64 pixels at a time: ", plan), plan
     assert "missing" not in plan
-    assert "not here yet" not in plan
+    assert "not downloaded yet" not in plan
     assert "FAILED" not in reproduced
     measured = re.findall(r"as_published, 5 seeds .*(?:compatible|above|below)", reproduced)
     assert len(measured) == 2, reproduced

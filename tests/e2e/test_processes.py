@@ -156,7 +156,7 @@ def test_a_run_ends_the_same_after_every_loss(project: Project, tmp_path: Path) 
     assert "checkpoint.pt: the checkpoint is damaged" in printed
     assert "begins from the initial weights" in printed
     assert re.search(r"damaged; kept as \w+\.damaged-1; embed of .* runs again", printed)
-    assert "prefect.db.damaged-1 and made anew" in printed
+    assert "prefect.db.damaged-1 and replaced by a new one" in printed
     assert {line for line in printed.splitlines() if line.endswith(": ran")} == {f"{step}: ran" for step in ("train", "embed", "evaluate")}
 
 

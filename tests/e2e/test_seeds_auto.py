@@ -14,7 +14,7 @@ def test_the_standing_comparison_gets_seeds_until_it_is_sure_and_is_reported_bes
     project = make_project(tmp_path, ("untrained", "softmax"))
     printed = project.run("dml", "reproduce", "--seeds", "auto", "--resolve", "0.1", "--max-seeds", "4")
     assert re.search(
-        r"comparison on synthetic: 3 seeds; the least sure difference is \w+ less \w+, ± \d+\.\d points; going on to 4", printed
+        r"comparison on synthetic: 3 seeds; the least precise difference is \w+ - \w+, ± \d+\.\d points; continuing with 4", printed
     )
     assert "comparison on synthetic: 4 seeds; " in printed
     assert printed.count("starting Ray") == 1
@@ -26,4 +26,4 @@ def test_the_standing_comparison_gets_seeds_until_it_is_sure_and_is_reported_bes
     shown = project.run("dml", "compare", "synthetic")
     assert "4 seeds." in shown.splitlines()[0]
     planned = project.run("dml", "plan", "project/claims", "--dataset", "fashion-mnist-200", "--seeds", "auto", code=0)
-    assert "cannot be told before they have run" in planned
+    assert "how many more are needed depends on their results" in planned

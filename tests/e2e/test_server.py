@@ -204,4 +204,4 @@ def test_a_scheduled_run_comes_and_mlflow_has_it(server: Server) -> None:
 def test_a_limit_below_what_a_run_takes_is_said_at_once(server: Server) -> None:
     server.prefect("gcl", "update", "dml-workers", "--limit", "1")
     printed = server.project.run("dml", "run", "synthetic", "untrained", code=2, **server.environment)
-    assert "Prefect's limit 'dml-workers' is 1, a run takes 2 workers" in printed
+    assert "Prefect's limit 'dml-workers' is 1, but a run needs 2 workers" in printed

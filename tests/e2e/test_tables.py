@@ -119,7 +119,7 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
     project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seeds", "3")  # reused where the first test has run it
     printed = project.run("dml", "reproduce", "softtriple/table9[23]", "project/tiny", "--seeds", "3")
     assert "6 of 15 runs to train" in printed  # those of the rows that no table has run yet, once for both
-    assert "9 of 15 runs done before and reused" in printed
+    assert "9 of 15 runs reused" in printed
     for name in ("softtriple/table92", "softtriple/table93"):
         assert f"{name}: 6 runs; page: " in printed
         rows = [line for line in page_of(project, name).splitlines() if "as_published, 3 seeds" in line]
@@ -137,9 +137,9 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
 def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be_told(project: Project) -> None:
     """A twentieth of a point is finer than these few queries can be."""
     printed = project.run("dml", "reproduce", "softtriple/table92", "--seeds", "auto", "--resolve", "0.05", "--max-seeds", "5")
-    rounds = re.findall(r"softtriple/table92 on cub200: (\d) seeds; the least sure difference is (\w+) as_published less", printed)
+    rounds = re.findall(r"softtriple/table92 on cub200: (\d) seeds; the least precise difference is (\w+) as_published -", printed)
     assert [count for count, _ in rounds] == ["3", "5"]
-    assert "going on to 5 seeds" in printed
+    assert "continuing with 5 seeds" in printed
     assert "more than 0.05, but --max-seeds is reached" in printed
     assert printed.count("starting Ray") == 1
     assert "4 of 4 runs to train" in printed
@@ -182,17 +182,17 @@ def test_a_smoke_run_shows_that_the_chain_runs_and_no_figure(project: Project, t
         (("softtriple/table91", "--row", "elsewhere"), "'Elsewhere' is not run: the paper quotes it from elsewhere"),
         (("softtriple/table91", "--row", "one-day"), "'One day' is not run: a loss that nobody has written"),
         (("softtriple/table3",), "dataset 'cars196' is not in params.yaml; add below datasets: cars196: {reader: cars196, raw: "),
-        (("softtriple/table91", "--set", "scale.num_workers=1"), "--set changes the standing comparison"),
+        (("softtriple/table91", "--set", "scale.num_workers=1"), "--set applies only to the standing comparison"),
         (("softtriple/table91", "softtriple/tabel9*"), "unknown table 'softtriple/tabel9*'; did you mean 'softtriple/table9"),
         (("softtriple/table3", "softtriple/table5"), "datasets 'cars196' and 'sop' are not in params.yaml; add below datasets: cars196: {"),
-        (("softtriple/table91", "-r", "3", "-s", "4"), "--seed names seeds and --seeds says how many (0 to 2)"),
+        (("softtriple/table91", "-r", "3", "-s", "4"), "--seed cannot be combined with --seeds 3, which means seeds 0 to 2"),
         (("softtriple/table91", "--track", "commn"), "unknown track 'commn'; did you mean 'common'?"),
-        (("--smoke",), "--smoke go with a table"),
-        (("softtriple/table91", "--resolve", "1"), "--resolve and --max-seeds go with --seeds auto"),
+        (("--smoke",), "--smoke require a table"),
+        (("softtriple/table91", "--resolve", "1"), "--resolve and --max-seeds require --seeds auto"),
         (("softtriple/table91", "--seeds", "auto", "--resolve", "0"), "--resolve 0: half of an interval in points, so above 0"),
         (("softtriple/table91", "--seeds", "many"), "--seeds many: expected a number from 1, or auto"),
         (("--seeds", "auto", "--max-seeds", "2"), "--max-seeds 2: --seeds auto begins with 3 seeds"),
-        (("--seeds", "auto", "--seed", "1"), "--seed names seeds and --seeds auto adds them"),
+        (("--seeds", "auto", "--seed", "1"), "--seed cannot be combined with --seeds auto, which adds seeds"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(project: Project, arguments: tuple[str, ...], said: str) -> None:

@@ -96,7 +96,7 @@ def test_a_raw_folder_with_faults_is_a_table_and_exit_code_2(project: Project) -
     images = sorted(project.raw.rglob("*.jpg"))
     images[0].write_bytes(b"")
     shutil.copy(images[4], images[17])
-    project.refused("check", "2 kinds of violation, see the table; mend the raw files in data/raw/d")
+    project.refused("check", "2 kinds of violation, see the table; fix the raw files in data/raw/d")
     project.dataset(reader="cub200", raw="data/raw/d")
     project.refused("check", "3 kinds of violation")
 

@@ -81,8 +81,8 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_a_file(
     for error in errors:
         assert ending(words, error, monkeypatch) == code
         [line] = capsys.readouterr().err.splitlines()
-        start, _, log = line.partition(", the traceback is in ")
-        assert start == f"error: unforeseen {type(error).__name__}"
+        start, _, log = line.partition("; the traceback is in ")
+        assert start == f"error: unexpected {type(error).__name__}"
         assert Path(log).parent == project / "state/logs"
         text = Path(log).read_text()
         assert f"{type(error).__name__}" in text.splitlines()[-1 if error is not errors[0] else -2]
@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_used_is_named(
     ):
         assert ending(words, error, monkeypatch) == 2
         [line] = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"error: {said}, details in {project}/state/logs/")
+        assert line.startswith(f"error: {said}; details in {project}/state/logs/")
 
 
 @pytest.mark.parametrize("words", sorted(VERBS))
@@ -266,5 +266,5 @@ def test_a_supervised_verb_that_fails_in_an_unforeseen_way(tmp_path: Path) -> No
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert shown.returncode == 1
     line = shown.stderr.splitlines()[-1]
-    assert line.startswith(f"error: unforeseen LookupError, the traceback is in {tmp_path}/state/logs/dml-")
+    assert line.startswith(f"error: unexpected LookupError; the traceback is in {tmp_path}/state/logs/dml-")
     assert "LookupError: odd" in Path(line.rpartition(" ")[2]).read_text()

@@ -54,7 +54,7 @@ def test_a_damaged_database_is_set_aside_with_one_line(home: Path, caplog: pytes
     assert not (home / "prefect.db-wal").exists(), "it would be read with the database that is made anew"
     assert (home / "prefect.db.damaged-1").read_bytes() == damaged
     (record,) = caplog.records
-    assert "made anew" in record.getMessage()
+    assert "replaced by a new one" in record.getMessage()
     assert "\n" not in record.getMessage()
 
 

@@ -63,7 +63,7 @@ def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
     outcomes, failures = finish(chains, shown)
     assert [outcome.spec for outcome in outcomes] == [RUNS[0], RUNS[2]]
     assert [failure.reason for failure in failures] == ["the loss is not finite and more"]
-    assert shown.lines == [FAILED_LINE, f"{RUNS[2].title}: R@1 50.0 %, 12 s", "1 of 3 runs done before and reused"]
+    assert shown.lines == [FAILED_LINE, f"{RUNS[2].title}: R@1 50.0 %, 12 s", "1 of 3 runs reused"]
     assert not shown.stopping.is_set()
     assert str(RunsFailedError(failures, 3, ())) == f"1 of 3 runs failed; the first: {RUNS[1].title}: the loss is not finite and more"
 

@@ -140,4 +140,4 @@ def test_the_exit_code_is_the_flow_s_and_what_it_forgot_is_ended(tmp_path: Path,
 
 
 def test_a_process_that_ends_of_itself_is_told(tmp_path: Path) -> None:
-    assert "ended of itself (exit code 1)" in Started(tmp_path, "os._exit(1)").end(2)
+    assert "exited unexpectedly (exit code 1)" in Started(tmp_path, "os._exit(1)").end(2)

@@ -126,7 +126,7 @@ def test_a_signal_ends_it_with_what_was_begun_answered_and_nothing_left(
     asking.join()
     assert statuses == [200]
     assert code == 128 + number
-    assert said == "interrupted; the same command starts it again\n"
+    assert said == "interrupted; rerun the command to start it again\n"
     _, left = psutil.wait_procs(processes, timeout=5)
     assert left == []
 

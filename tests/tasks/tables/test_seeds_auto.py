@@ -115,8 +115,8 @@ def test_seeds_are_added_until_every_difference_is_sure_enough() -> None:
     assert 3 < count < 60
     assert len(drawn.rounds[0]) == 9
     assert sum(map(len, drawn.rounds)) == 3 * count, "no run is asked for twice"
-    assert said[0].startswith("comparison on d: 3 seeds; the least sure difference is ")
-    assert "going on to " in said[0]
+    assert said[0].startswith("comparison on d: 3 seeds; the least precise difference is ")
+    assert "continuing with " in said[0]
     assert said[-1].endswith("points, within 1.5")
     before = Drawn(deviation=1.5)
     resolved(specs("a", "b", "c"), before, Resolve(1.5, count - 1))
@@ -172,7 +172,7 @@ def test_a_system_that_fails_gets_no_more_seeds_and_is_not_waited_for() -> None:
 def test_one_system_has_nothing_to_be_compared_with() -> None:
     seeds, _, said = resolved(specs("a"), Drawn(3.0), Resolve(0.5, 8))
     assert seeds == {"d a": [0, 1, 2]}
-    assert said == ["comparison on d: 3 seeds; there are no two systems to compare"]
+    assert said == ["comparison on d: 3 seeds; fewer than two systems to compare"]
 
 
 def share_sure(num_systems: int, is_named: bool, num_tables: int, first: int = 3) -> tuple[float, float]:
