@@ -22,11 +22,11 @@ import torch
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
 from dml_core.evaluation.clustering import lloyd
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
-from dml_core.evaluation.seeding import first_clusters
+from dml_core.evaluation.kmeans_init import first_clusters
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 SIZES = {  # samples and classes of the test sets, width of a class

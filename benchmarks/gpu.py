@@ -50,15 +50,15 @@ from dml_core.data.views.batches import Loader, TrainView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.retrieval import per_query_metrics
-from dml_core.evaluation.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.metrics import per_query_metrics
+from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
 from dml_core.float32 import without_tf32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
 from dml_core.training.optim import build_optimiser
-from dml_core.training.parallel import TrainingSystem, shard_sizes
+from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from dml_core.evaluation.comparing import is_share_of_queries, tested_on
+from dml_core.evaluation.statistics.comparing import is_share_of_queries, tested_on
 from flows.outcomes import Failure, Outcome
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec

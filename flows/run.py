@@ -24,7 +24,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
-from dml_core.training.checkpoint import CHECKPOINT_FILE
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.choices import DatasetName, VariantName
 from flows.outcomes import Failure, Outcome, RunsFailedError, finish

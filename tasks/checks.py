@@ -190,17 +190,17 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
     loss = _loss(training, num_classes)
     check_sampler(training.sampler, loss.needs, training.loss.name)
     if training.shard_classes:
-        from dml_core.training.class_shards import check_shardable
+        from dml_core.training.parallel.class_shards import check_shardable
 
         check_shardable(training.loss.name, loss, num_workers=1)
     if training.embed_at_once is not None:
         from dml_core.models.embedder import Embedder
-        from dml_core.training.grad_cache import check_independent
+        from dml_core.training.parallel.grad_cache import check_independent
 
         check_independent(Embedder(training.without_weights().model, num_classes))
     if training.num_epochs > 0 and training.sampler.kind == "shuffled" and training.sampler.batch_size == 1:
         from dml_core.models.embedder import Embedder
-        from dml_core.training.batchnorm import check_batches
+        from dml_core.training.parallel.batchnorm import check_batches
 
         check_batches(Embedder(training.without_weights().model, num_classes), num_images=1)
 

@@ -7,7 +7,7 @@ import pytest
 from dml_core.config import parse
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import LOSSES, loss_class, parse_loss_options
-from dml_core.search import Search, declared_searches
+from dml_core.search_space import Search, declared_searches
 
 
 @pytest.mark.parametrize(

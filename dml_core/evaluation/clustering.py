@@ -20,8 +20,8 @@ from sklearn.metrics import mutual_info_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
 
 from dml_core.evaluation.config import KMeansConfig
-from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
-from dml_core.evaluation.seeding import first_clusters
+from dml_core.evaluation.kmeans_init import first_clusters
+from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
 
 
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:

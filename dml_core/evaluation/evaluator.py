@@ -14,14 +14,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
-from dml_core.evaluation.confidence import interval_over_units
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points, load_points
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
-from dml_core.evaluation.retrieval import QueryScores, class_recalls, concatenate, per_query_metrics
+from dml_core.evaluation.retrieval.geometry import as_points, load_points
+from dml_core.evaluation.retrieval.metrics import QueryScores, class_recalls, concatenate, per_query_metrics
+from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.retrieval.tiles import usable_device
 from dml_core.evaluation.separability import class_distances, class_separability
-from dml_core.evaluation.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.tiles import usable_device
+from dml_core.evaluation.statistics.confidence import interval_over_units
 
 __all__ = ["EmbeddingShard", "EvaluationConfig", "evaluate", "evaluate_shards", "recall_by_class"]
 

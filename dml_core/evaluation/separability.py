@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks
+from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks
 
 
 def class_means(points: Points, codes_N: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

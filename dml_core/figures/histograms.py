@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import as_points, as_similarities, squared_distances
 from dml_core.evaluation.inputs import checked_embeddings, checked_labels, label_codes
+from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, squared_distances
 from dml_core.figures.canvas import COLOURS, single_axes, write_png
 
 NUM_BINS = 80

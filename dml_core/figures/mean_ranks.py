@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from dml_core.evaluation.mean_ranks import Ranking
+from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
 LETTER_INCHES, AXIS_INCHES, ROW_INCHES, BAR_INCHES, HEAD_INCHES = 0.068, 4.6, 0.24, 0.13, 0.85

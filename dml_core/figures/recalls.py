@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
 MAX_PANELS = 6

@@ -8,7 +8,7 @@ least time, but is built slowly, and rebuilt after every removal: it is used onl
 from typing import Literal, NamedTuple, get_args
 
 from dml_core.errors import ConfigError
-from dml_core.evaluation.approximate import ApproximateConfig
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig
 from dml_core.index.layout import Kind
 
 EXACT_BYTES = 2**28  # size of the vectors: about 25 ms a query

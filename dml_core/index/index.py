@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import as_points, as_similarities, centred
 from dml_core.evaluation.inputs import checked_embeddings
+from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
 from dml_core.index.items import Item, Items
 from dml_core.index.layout import REMEDY, IndexInfo, Kind, read_info, verify
 

@@ -24,8 +24,8 @@ from pydantic import Field, ValidationError
 
 from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
-from dml_core.evaluation.approximate import ApproximateConfig
 from dml_core.evaluation.config import Metric, Positive
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig
 from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 
 logger = logging.getLogger(__name__)

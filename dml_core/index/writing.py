@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, EvaluationError
-from dml_core.evaluation.approximate import ApproximateConfig, build, index_recall, search_others
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import as_points, blocks, centred
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig, build, index_recall, search_others
+from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
 from dml_core.index.items import Item, ItemWriter, writing_items

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.search import searched
+from dml_core.search_space import searched
 
 
 class CenterLossConfig(LossConfig):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from dml_core.initial_weights import start_at_class_means, start_at_unit_norm
 from dml_core.losses.class_shards import cross_entropy
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
 from dml_core.losses.sgsl import drop_features
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 

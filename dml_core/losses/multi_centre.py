@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from dml_core.losses.class_shards import cross_entropy, mean_over_classes, own_columns
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 ROOT_EPSILON = 1e-5  # added under eq. 9's root by the released code: keeps the gradient finite when two centres coincide

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from dml_core.errors import ConfigError
 from dml_core.losses.class_shards import ClassShard, cross_entropy, logsumexp, own_logits, without_own
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 

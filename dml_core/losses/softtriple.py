@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dml_core.losses.multi_centre import MultiCentre, MultiCentreConfig
-from dml_core.search import searched
+from dml_core.search_space import searched
 
 
 class SoftTripleConfig(MultiCentreConfig):

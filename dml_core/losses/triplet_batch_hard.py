@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.search import searched
+from dml_core.search_space import searched
 
 
 class TripletBatchHardConfig(LossConfig):

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
-from dml_core.search import searched
+from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dml_core.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from dml_core.training.parallel import TrainingSystem
+    from dml_core.training.parallel.workers import TrainingSystem
 
 BATCH_SIZE = 256
 

@@ -68,7 +68,7 @@ def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
 
 def separability(points_ND: Floats, labels_N: NDArray[np.int64]) -> dict[str, float]:
     """Return the CSC of the drawn points."""
-    from dml_core.evaluation.geometry import as_points
+    from dml_core.evaluation.retrieval.geometry import as_points
     from dml_core.evaluation.separability import class_separability
 
     found = class_separability(as_points(points_ND, "euclidean"), np.unique(labels_N, return_inverse=True)[1])

@@ -20,7 +20,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.neighbours import nearest
+from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.measurements.contract import FinishedRun
 

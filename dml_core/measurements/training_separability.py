@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
 from dml_core.measurements.contract import FinishedRun
 

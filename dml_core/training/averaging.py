@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dml_core.training.averaging_config import AverageConfig
-from dml_core.training.cross_batch import CrossBatchMemory
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.cross_batch import CrossBatchMemory
+from dml_core.training.parallel.workers import TrainingSystem
 
 
 class WeightAverage(AveragedModel):

@@ -8,7 +8,7 @@ from torch import nn
 
 from dml_core.errors import ConfigError
 from dml_core.training.optim_config import GroupConfig, OptimiserConfig
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 
 
 def build_optimiser(config: OptimiserConfig, system: TrainingSystem) -> torch.optim.Optimizer:

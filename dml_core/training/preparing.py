@@ -10,7 +10,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Indices, Loader, TestView, View
 from dml_core.data.views.samplers import first_batch_size
 from dml_core.training.config import TrainingConfig
-from dml_core.training.parallel import Failures, TrainingSystem, rank, shard_sizes, world_size
+from dml_core.training.parallel.workers import Failures, TrainingSystem, rank, shard_sizes, world_size
 from dml_core.training.pulse import beat
 from dml_core.training.seeding import derived_seed, seeded
 

@@ -24,14 +24,14 @@ from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.retrieval import per_query_metrics
-from dml_core.evaluation.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.tiles import usable_device
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.metrics import per_query_metrics
+from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.retrieval.tiles import usable_device
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import CURVE, RECALL
-from dml_core.training.parallel import Failures, rank, world_size
+from dml_core.training.parallel.workers import Failures, rank, world_size
 
 METRIC = RECALL["best_validation"]
 MAX_IMAGES = 10_000  # limits the cost of validation per epoch; classes beyond it are omitted whole

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dml_core.errors import StoreError
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.environment import Project
 from tasks.models.lookup import TrainedRun, run_scores, trained_runs
 from tasks.runs.best import VALIDATION, best_seed, said_best

@@ -22,7 +22,7 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError, DataError, EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, EmbeddingShard, recall_by_class
-from dml_core.evaluation.statistics import MIN_CLASSES, least_deviation
+from dml_core.evaluation.statistics.paired import MIN_CLASSES, least_deviation
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.models.card import model_card

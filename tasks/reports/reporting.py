@@ -13,11 +13,11 @@ from rich.table import Column, Table
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.comparing import LEVEL, Comparison, compare, metric_title, tested_on
-from dml_core.evaluation.confidence import Summary, summarise
-from dml_core.evaluation.mean_ranks import rank_systems
-from dml_core.evaluation.population import difference_over_classes
-from dml_core.evaluation.statistics import MIN_CLASSES
+from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, metric_title, tested_on
+from dml_core.evaluation.statistics.confidence import Summary, summarise
+from dml_core.evaluation.statistics.mean_ranks import rank_systems
+from dml_core.evaluation.statistics.paired import MIN_CLASSES
+from dml_core.evaluation.statistics.population import difference_over_classes
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls

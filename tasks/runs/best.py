@@ -6,7 +6,7 @@ The test classes are never used to choose: a score on classes that were used to 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dml_core.evaluation.comparing import Scores
+from dml_core.evaluation.statistics.comparing import Scores
 
 VALIDATION = "validation_recall@1"  # score of a run: Recall@1 on its held-out training classes
 RULE = "the variant with the highest mean Recall@1 on held-out training classes, and of its seeds the one with the highest"

@@ -19,7 +19,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import check_loss_name
 from dml_core.models.backbones.registry import backbone_module
-from dml_core.search import Search
+from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
 from tasks.environment import state_folder

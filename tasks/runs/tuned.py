@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dml_core.config import Config, parse, read_yaml
 from dml_core.errors import ConfigError, StoreError
-from dml_core.search import Search
+from dml_core.search_space import Search
 from tasks.files import write_whole
 from tasks.runs import protocols
 

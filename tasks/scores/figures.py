@@ -16,7 +16,7 @@ from PIL import Image
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.neighbours import nearest
+from dml_core.evaluation.retrieval.neighbours import nearest
 from dml_core.figures.curves import plot_training_curves
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery
 from dml_core.figures.histograms import plot_similarity_histogram

@@ -10,12 +10,12 @@ from dml_core.data.store.splits import open_role
 from dml_core.errors import StoreError
 from dml_core.measurements.contract import FinishedRun, Scored
 from dml_core.measurements.registry import measure_function, parse_measurement
-from dml_core.training.checkpoint import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 
 MEASUREMENTS_FOLDER = "measurements"

@@ -14,9 +14,9 @@ import numpy as np
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError, EvaluationError, StoreError
-from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
 from tasks.runs.embeddings import MANIFEST_FILE, query_and_gallery
 from tasks.scores.evaluation import load_array
 

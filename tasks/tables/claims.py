@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from dml_core.evaluation.comparing import LEVEL, is_share_of_queries, tested_on
-from dml_core.evaluation.confidence import mean_over_seeds
-from dml_core.evaluation.statistics import MIN_SEEDS, holm, paired_difference
+from dml_core.evaluation.statistics.comparing import LEVEL, is_share_of_queries, tested_on
+from dml_core.evaluation.statistics.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.paired import MIN_SEEDS, holm, paired_difference
 from dml_core.training.epochs import Epoch
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.records import Record

@@ -1,13 +1,13 @@
 """Compare and rank the measured lines of a table, by the first metric of each dataset for which higher is better.
 
-Each line (a row in a variant, at an epoch) is one system. The statistics are in `dml_core.evaluation.comparing`.
+Each line (a row in a variant, at an epoch) is one system. The statistics are in `dml_core.evaluation.statistics.comparing`.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dml_core.evaluation.comparing import Comparison, Scores, compare, has_best
-from dml_core.evaluation.mean_ranks import Ranking, rank_systems
+from dml_core.evaluation.statistics.comparing import Comparison, Scores, compare, has_best
+from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 
 POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column's unit
 

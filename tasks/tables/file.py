@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config, Name, parse, read_yaml
 from dml_core.errors import ConfigError
-from dml_core.search import Search
+from dml_core.search_space import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant

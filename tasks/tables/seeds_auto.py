@@ -8,8 +8,8 @@ whether a difference is significant: adding seeds until a test succeeds makes it
 from dataclasses import dataclass
 
 from dml_core.errors import ConfigError
-from dml_core.evaluation.comparing import LEVEL, Scores, differences
-from dml_core.evaluation.statistics import MIN_SEEDS, half_width_of
+from dml_core.evaluation.statistics.comparing import LEVEL, Scores, differences
+from dml_core.evaluation.statistics.paired import MIN_SEEDS, half_width_of
 
 FIRST_SEEDS = MIN_SEEDS
 MOST_SEEDS = 20  # default cap

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from dml_core.evaluation.statistics import MIN_SEEDS
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 
 Judgement = Literal["compatible", "above", "below", "undecided"]
 

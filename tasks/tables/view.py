@@ -9,9 +9,9 @@ from itertools import pairwise
 from math import floor, log10
 from typing import Literal
 
-from dml_core.evaluation.comparing import Comparison, is_share_of_queries, tested_on
-from dml_core.evaluation.confidence import mean_over_seeds
-from dml_core.evaluation.mean_ranks import Ranking
+from dml_core.evaluation.statistics.comparing import Comparison, is_share_of_queries, tested_on
+from dml_core.evaluation.statistics.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs.comparable import UNKNOWN, Today, scores_by_seed, select
 from tasks.runs.protocols import COMMON

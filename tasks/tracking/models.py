@@ -27,7 +27,7 @@ import dml_core
 from dml_core.config import parse
 from dml_core.errors import SavedNetworkError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training.checkpoint import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from tasks.runs.best import RULE
 from tasks.runs.identity import source_files

@@ -13,9 +13,9 @@ from typing import Any
 
 from dml_core.config import flatten, parse
 from dml_core.evaluation.columns import SHOWN, table_columns
-from dml_core.evaluation.comparing import Comparison, Scores
-from dml_core.evaluation.confidence import Summary
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.statistics.comparing import Comparison, Scores
+from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.training.config import TrainingConfig
 from tasks.runs.best import best_seed
 from tasks.tracking.published import DETAIL, SUMMARY_TAG, PublishedRun, metric_name

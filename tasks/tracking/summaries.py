@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from dml_core.errors import TrackingError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.confidence import Summary, summarise
+from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
+from dml_core.evaluation.statistics.confidence import Summary, summarise
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.runs.records import ComparisonReport

@@ -27,8 +27,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 
 from dml_core.errors import StoreError, TrackingError
-from dml_core.evaluation.comparing import Scores
-from dml_core.evaluation.confidence import Summary
+from dml_core.evaluation.statistics.comparing import Scores
+from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.training.history import read_history
 from tasks.locks import alone
 from tasks.runs.best import best_run, said_best

@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
-from dml_core.search import Search
+from dml_core.search_space import Search
 from tasks.tuning.space import Params, Space
 
 ROUND_SIZE = 4

@@ -10,7 +10,7 @@ from typing import Any
 from dml_core.config import flatten, located, merge, parse
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import PML_PREFIX, parse_loss_options
-from dml_core.search import Search, declared_searches
+from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
 
 SEARCHED = ("loss.options.", "model.", "optimiser.", "sampler.", "schedule.", "transform.")

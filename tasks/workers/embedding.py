@@ -19,7 +19,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import StoreError
 from dml_core.float32 import without_tf32
 from dml_core.models.embedder import Embedder
-from dml_core.training.parallel import rank, world_size
+from dml_core.training.parallel.workers import rank, world_size
 from dml_core.training.pulse import beat
 from tasks.runs.embeddings import MANIFEST_FILE
 

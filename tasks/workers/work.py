@@ -17,12 +17,12 @@ from dml_core.data.store.info import read_info
 from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
+from dml_core.training.checkpoints.writing import Saving
 from dml_core.training.history import Report
 from dml_core.training.loop import fit
-from dml_core.training.parallel import from_rank_zero, rank, state_from_rank_zero, world_size
+from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_rank_zero, world_size
 from dml_core.training.pulse import patient
-from dml_core.training.saving import Saving
 from dml_core.training.validation import scorers
 from tasks.runs.embeddings import save_kept_epoch
 from tasks.storage import Store

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from dml_core.errors import DmlError
 from dml_core.training import pulse
-from dml_core.training.parallel import rank, world_size
-from dml_core.training.saving import InterruptedRunError
+from dml_core.training.checkpoints.writing import InterruptedRunError
+from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
 from tasks.storage import Store, enable_s3_weights
 from tasks.workers import stopping

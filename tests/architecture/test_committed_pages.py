@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dml_core.evaluation.confidence import mean_over_seeds
+from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from tasks.reports.site.pages import INDEX, index_page
 from tasks.runs.tuned import STANDING
 from tasks.tables.comparing import compare_lines, rank_lines

@@ -9,7 +9,7 @@ from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_s
 from dml_core.evaluation import evaluate
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.retrieval.geometry import as_points
 
 THEIR_NAMES = {
     "precision@1": "precision_at_1",

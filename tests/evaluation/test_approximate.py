@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation import approximate as module
-from dml_core.evaluation.approximate import ApproximateConfig, evaluate_approximately
 from dml_core.evaluation.config import EvaluationConfig, Metric
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate_shards
-from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.retrieval import approximate as module
+from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
+from dml_core.evaluation.retrieval.geometry import as_points
 
 CONFIG = EvaluationConfig(recall_at=(1, 5, 10), clustering=False)
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
-from dml_core.evaluation import seeding
+from dml_core.evaluation import kmeans_init
 from dml_core.evaluation.clustering import adjusted_mutual_information, clustering_metrics, kmeans, lloyd, pairwise_f1
 from dml_core.evaluation.config import KMeansConfig
-from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.seeding import _kept, first_clusters
+from dml_core.evaluation.kmeans_init import _kept, first_clusters
+from dml_core.evaluation.retrieval.geometry import as_points
 
 
 def first_centres(embeddings: np.ndarray, num_centres: int, seed: int) -> np.ndarray:
@@ -91,7 +91,7 @@ def test_the_first_clusters_are_those_of_the_nearest_centres() -> None:
 
 def test_bfloat16_serves_large_work_as_long_as_distances_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly the nearest centre: farther by at most what bfloat16 leaves unsure. Of tight clusters each point finds its own."""
-    monkeypatch.setattr(seeding, "SMALLEST_WORK", 1)
+    monkeypatch.setattr(kmeans_init, "SMALLEST_WORK", 1)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
     embeddings, _ = blobs(30, 10, width=6.0)
     chosen, clusters = first_clusters(embeddings, 30, seed=0)

@@ -1,10 +1,12 @@
 """Whole comparisons by hand and beside scipy, what they say in words, and how often they are wrong."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from dml_core.evaluation.comparing import Comparison, compare, differences, has_best
+from dml_core.evaluation.statistics.comparing import Comparison, compare, differences, has_best
 
 HAND = {
     "a": {0: 50.0, 1: 52.0, 2: 54.0},
@@ -256,14 +258,14 @@ def test_a_set_without_the_correction_would_miss_the_best() -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 @pytest.mark.parametrize("num_queries", [50, 500])
-def test_coarse_scores_of_few_seeds_are_not_told_apart_by_an_accident_of_equal_differences(num_queries: int) -> None:
-    rng = np.random.default_rng(6)
-    wrong = 0
+def test_coarse_scores_of_few_seeds_exclude_no_best_system_by_an_accident_of_equal_differences(num_queries: int) -> None:
+    """Six equal systems, of which each is a best one: the set promises 95 % for each of them, not for all of them together."""
+    rng, excluded = np.random.default_rng(6), Counter[str]()
     for _ in range(1000):
         found = rng.binomial(num_queries, 0.5, (3, 6)) / num_queries
         table = {f"s{k}": dict(enumerate((100 * found[:, k]).tolist())) for k in range(6)}
-        wrong += len(compared(table, num_queries=num_queries).best_set) < 6
-    assert wrong / 1000 < 0.05
+        excluded.update(table.keys() - set(compared(table, num_queries=num_queries).best_set))
+    assert max(excluded.values(), default=0) / 1000 < 0.05
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from dml_core.evaluation.confidence import Summary, bootstrap_means, interval_over_units, mean_over_seeds, summarise
+from dml_core.evaluation.statistics.confidence import Summary, bootstrap_means, interval_over_units, mean_over_seeds, summarise
 
 
 def test_spread_over_queries_is_the_standard_error() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dml_core.evaluation.confidence import bootstrap_means, interval_over_units, mean_over_seeds
+from dml_core.evaluation.statistics.confidence import bootstrap_means, interval_over_units, mean_over_seeds
 
 Drawn = tuple[NDArray[np.float64], NDArray[np.int64], float]
 SIZES = ("equal", "some", "wild")

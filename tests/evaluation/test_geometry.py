@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dml_core.evaluation import geometry
-from dml_core.evaluation.geometry import (
+from dml_core.evaluation.retrieval import geometry
+from dml_core.evaluation.retrieval.geometry import (
     NARROW_ROUNDING,
     all_squared_distances,
     as_points,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.evaluation.neighbours import nearest
-from dml_core.evaluation.outcomes import query_outcomes
+from dml_core.evaluation.retrieval.neighbours import nearest
+from dml_core.evaluation.retrieval.outcomes import query_outcomes
 from tests.evaluation.oracles import slow_scores
 
 DRAWS = settings(derandomize=True, deadline=None, max_examples=40)

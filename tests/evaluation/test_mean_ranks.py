@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dml_core.evaluation.mean_ranks import alike, rank_systems
+from dml_core.evaluation.statistics.mean_ranks import alike, rank_systems
 
 
 def scores_of(matrix: list[list[float]]) -> dict[str, dict[int, float]]:

@@ -8,8 +8,8 @@ import pytest
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import all_squared_distances, as_points, squared_distances
-from dml_core.evaluation.neighbours import nearest
+from dml_core.evaluation.retrieval.geometry import all_squared_distances, as_points, squared_distances
+from dml_core.evaluation.retrieval.neighbours import nearest
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 
@@ -77,7 +77,7 @@ def test_the_memory_of_a_search_does_not_grow_with_the_square_of_a_collapsed_gal
     """4,000 items and queries in one point: all candidates of all queries would be 128 MB of indices alone."""
     code = """
 import resource, numpy as np
-from dml_core.evaluation.neighbours import nearest
+from dml_core.evaluation.retrieval.neighbours import nearest
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 nearest(np.ones((600, 8), np.float32), np.ones((600, 8), np.float32), 8, True)
 before = peak()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dml_core.config import parse
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.evaluation.outcomes import QueryOutcomes, confused_pairs, query_outcomes, sample_queries, worst_queries
+from dml_core.evaluation.retrieval.outcomes import QueryOutcomes, confused_pairs, query_outcomes, sample_queries, worst_queries
 
 CONFIG = parse(EvaluationConfig, {"clustering": False}, "test")
 EUCLIDEAN = parse(EvaluationConfig, {"clustering": False, "metric": "euclidean"}, "test")

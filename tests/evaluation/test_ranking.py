@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dml_core.evaluation.ranking import RankCounter
+from dml_core.evaluation.retrieval.ranking import RankCounter
 
 BOTH = slice(0, 2)
 

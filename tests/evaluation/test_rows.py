@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation import rows, sweep
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import as_points, origin, squared_distances
-from dml_core.evaluation.retrieval import QueryScores
-from dml_core.evaluation.rows import score_rows
-from dml_core.evaluation.sweep import Resources, score_queries
+from dml_core.evaluation.retrieval import rows, sweep
+from dml_core.evaluation.retrieval.geometry import as_points, origin, squared_distances
+from dml_core.evaluation.retrieval.metrics import QueryScores
+from dml_core.evaluation.retrieval.rows import score_rows
+from dml_core.evaluation.retrieval.sweep import Resources, score_queries
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 from tests.evaluation.test_sweep import CPU, as_shards, rows_of, self_retrieval

@@ -5,7 +5,7 @@ import pytest
 from scipy.spatial.distance import pdist
 
 from dml_core.evaluation import separability
-from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_distances, class_separability, num_unique_centres
 
 

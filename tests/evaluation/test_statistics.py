@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dml_core.evaluation.statistics import (
+from dml_core.evaluation.statistics.paired import (
     compare_ranks,
     holm,
     paired_difference,

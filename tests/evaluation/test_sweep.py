@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.geometry import as_points
-from dml_core.evaluation.retrieval import QueryScores, per_query_metrics
-from dml_core.evaluation.sweep import Resources, Shard, _groups, score_queries, tile_dtype
-from dml_core.evaluation.tiles import Found, _compare_on_gpu, as_side, compare, one_torch_thread
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
+from dml_core.evaluation.retrieval.sweep import Resources, Shard, _groups, score_queries, tile_dtype
+from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare, one_torch_thread
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
@@ -58,9 +58,9 @@ def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, mon
     """Large classes in several shards or in a far larger gallery: float64 tiles, and positives' distances by product."""
     embeddings, labels = make_inputs(kind)
     expected = rows_of(self_retrieval(embeddings, labels, metric))
-    monkeypatch.setattr("dml_core.evaluation.sweep.LARGE_SHARE", 2)
-    monkeypatch.setattr("dml_core.evaluation.sweep.MANY_POSITIVES", 0)
-    monkeypatch.setattr("dml_core.evaluation.geometry.SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.LARGE_SHARE", 2)
+    monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.MANY_POSITIVES", 0)
+    monkeypatch.setattr("dml_core.evaluation.retrieval.geometry.SMALLEST_PRODUCT", 1)
     np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric)), expected)
     np.testing.assert_array_equal(rows_of(self_retrieval(embeddings, labels, metric, 64 * 50, 3)), expected)
 
@@ -88,7 +88,7 @@ def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
     found = []
     for work in (2**62, 1):
-        monkeypatch.setattr("dml_core.evaluation.sweep.SMALLEST_NARROW_WORK", work)
+        monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.SMALLEST_NARROW_WORK", work)
         found.append(scores())
     np.testing.assert_array_equal(np.concatenate(found[1]), np.concatenate(found[0]))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.mean_ranks import Ranking, rank_systems
+from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 from dml_core.figures.canvas import COLOURS, RIGHT, WRONG
 from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed

@@ -18,7 +18,7 @@ import pytest
 from dml_core.data.store.info import verify_files
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DmlError
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoints.file import load_checkpoint
 from flows import run
 from flows.outcomes import Outcome
 from flows.step_cache import SealedJSON

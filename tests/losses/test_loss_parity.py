@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.losses.contract import Needs
-from dml_core.training.parallel import TrainingSystem, shard_sizes
+from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 from tests.workers import PRELOADED, TIMEOUT
 
 pytestmark = pytest.mark.slow

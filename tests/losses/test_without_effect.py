@@ -7,7 +7,7 @@ import torch
 
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import LOSSES, parse_loss_options
-from dml_core.search import declared_searches
+from dml_core.search_space import declared_searches
 from tests.losses.loss_cases import VARIANTS, build, case_id, random_batch
 
 OFF = {

@@ -11,7 +11,7 @@ import torch
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.transforms import test_view as view_of
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import as_points
+from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
 from dml_core.measurements import contract, last_softmax, pair_cosines, training_separability
 from dml_core.measurements.contract import FinishedRun, Scored

@@ -10,7 +10,7 @@ from torch import Tensor
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError
-from dml_core.training.checkpoint import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import fit

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dml_core.training import batchnorm
-from dml_core.training.batchnorm import synchronise_batchnorm
+from dml_core.training.parallel import batchnorm
+from dml_core.training.parallel.batchnorm import synchronise_batchnorm
 
 CPU = torch.device("cpu")
 LAYERS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}

@@ -16,12 +16,12 @@ from dml_core.errors import ConfigError
 from dml_core.losses.class_shards import ClassShard, cross_entropy, logsumexp
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop, validation
-from dml_core.training.checkpoint import load_checkpoint, weights_of
-from dml_core.training.class_shards import leave_to_their_worker, whole_optimiser_state, whole_state
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
-from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.history import read_history
-from dml_core.training.parallel import TrainingSystem, shard_sizes
+from dml_core.training.parallel.class_shards import leave_to_their_worker, whole_optimiser_state, whole_state
+from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks
+from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, save_checkpoint
 from dml_core.training.history import HISTORY_FILE, Progress
 from dml_core.training.loop import fit
-from dml_core.training.parallel import state_from_rank_zero
+from dml_core.training.parallel.workers import state_from_rank_zero
 from tests.conftest import small_training
 from tests.damage import DAMAGE, contents, flip
 from tests.workers import spawn
@@ -107,7 +107,7 @@ def test_loading_takes_memory_for_the_weights_alone(tmp_path: Path) -> None:
     num_bytes = 4 * 2**26
     save_checkpoint(tmp_path, {"identity": "x", "tensor": torch.ones(num_bytes // 4)})
     program = (
-        "import resource, sys; from pathlib import Path; from dml_core.training.checkpoint import load_checkpoint; import torch\n"
+        "import resource, sys; from pathlib import Path; from dml_core.training.checkpoints.file import load_checkpoint; import torch\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "torch.load; before = peak(); state = load_checkpoint(Path(sys.argv[1])); print(peak() - before, int(state['tensor'].sum()))"
     )

@@ -15,10 +15,11 @@ from torch import Tensor
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DataError, DmlError, StoreError
-from dml_core.training import loop, saving, validation
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training import loop, validation
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.file import load_checkpoint
+from dml_core.training.checkpoints.writing import Saving
 from dml_core.training.config import TrainingConfig
-from dml_core.training.saving import Saving
 from dml_core.training.validation import HeldOutRecall
 from tests.conftest import SETTINGS, small_training
 from tests.workers import spawn
@@ -124,7 +125,7 @@ def cases(packed: Path) -> dict[str, Case]:
 
 
 def fail_each(rank: int, packed: Path, folder: Path) -> None:
-    saving.LOOK_SECONDS, loop.PROGRESS_SECONDS = 0.0, math.inf  # a look after every step, a report after every epoch alone
+    writing.LOOK_SECONDS, loop.PROGRESS_SECONDS = 0.0, math.inf  # a look after every step, a report after every epoch alone
     validation.BATCH_SIZE = 8  # held-out images on every worker
     outcomes: dict[str, Any] = {}
     for name, case in cases(packed).items():

@@ -16,9 +16,9 @@ from dml_core.errors import ConfigError
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop
 from dml_core.training.config import TrainingConfig
-from dml_core.training.grad_cache import ChunkedSystem, backward_in_chunks
 from dml_core.training.history import read_history
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks
+from dml_core.training.parallel.workers import TrainingSystem
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn
 

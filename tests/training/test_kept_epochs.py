@@ -15,7 +15,7 @@ from dml_core.data.store.splits import open_role
 from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history

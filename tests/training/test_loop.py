@@ -13,11 +13,11 @@ import torch
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.training import loop
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, Saving
 from dml_core.training.config import LossChoice, TrainingConfig
 from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
-from dml_core.training.saving import AT_EPOCHS_ENDS, Saving
 from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall
 from tests.conftest import LAST_BATCHES, small_training

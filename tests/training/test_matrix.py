@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from dml_core.config import merge, parse
-from dml_core.training import loop, saving
+from dml_core.training import loop
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.writing import InterruptedRunError, Saving
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
-from dml_core.training.saving import InterruptedRunError, Saving
 from tests.conftest import SETTINGS
 from tests.workers import load_float64, spawn
 
@@ -117,7 +118,7 @@ def fit(cell: Cell, rank: int, num_workers: int, folder: Path) -> dict[str, Any]
 
 def fit_all(rank: int, cells: list[Cell], num_workers: int, folder: Path) -> None:
     """bfloat16 over float32 weights; the others in float64, in which workers and one worker differ by rounding alone."""
-    saving.LOOK_SECONDS = 0.0
+    writing.LOOK_SECONDS = 0.0
     ended = {}
     for precision in ("bfloat16", "float32"):
         if precision == "float32":

@@ -13,7 +13,7 @@ from dml_core.models.embedder import Embedder, ModelConfig
 from dml_core.models.heads import HeadConfig
 from dml_core.models.pooling import PoolingConfig
 from dml_core.training.optim import GroupConfig, OptimiserConfig, build_optimiser, set_learning_rates
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 
 
 def system(**options):

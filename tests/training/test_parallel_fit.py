@@ -8,11 +8,11 @@ from torch import nn
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training import loop, validation
-from dml_core.training.batchnorm import synchronise_batchnorm
-from dml_core.training.checkpoint import load_checkpoint, weights_of
+from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import LossChoice
 from dml_core.training.history import read_history
-from dml_core.training.parallel import shard_sizes
+from dml_core.training.parallel.batchnorm import synchronise_batchnorm
+from dml_core.training.parallel.workers import shard_sizes
 from dml_core.training.validation import METRIC, HeldOutRecall
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn

@@ -12,14 +12,15 @@ import torch
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
-from dml_core.training import loop, saving, validation
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training import loop, validation
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints.writing import InterruptedRunError, Saving
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import HISTORY_FILE
 from dml_core.training.loop import build_system, fit
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 from dml_core.training.pulse import listen
-from dml_core.training.saving import InterruptedRunError, Saving
 from tests.conftest import small_training
 from tests.workers import spawn
 
@@ -82,7 +83,7 @@ def left_by(folder: Path) -> list[bytes]:
 
 @pytest.fixture(autouse=True)
 def _look_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_every_step_and_every_embedded_batch_beats(packed: Path, tmp_path: Path)
 
 
 def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, stop_after: int | None) -> None:
-    saving.LOOK_SECONDS = 0.0
+    writing.LOOK_SECONDS = 0.0
     steps = [0]
 
     def stop_wanted() -> bool:

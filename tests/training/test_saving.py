@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dml_core.errors import StoreError
-from dml_core.training import saving
-from dml_core.training.parallel import Failures
-from dml_core.training.saving import Saving, Watch, Writer
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.writing import Saving, Watch, Writer
+from dml_core.training.parallel.workers import Failures
 
 CPU = torch.device("cpu")
 
@@ -26,8 +26,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(saving, "time", found)
-    monkeypatch.setattr(saving, "LOOK_SECONDS", 0.0)  # a look after every step
+    monkeypatch.setattr(writing, "time", found)
+    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)  # a look after every step
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_due_after_so_many_steps() -> None:
 
 
 def test_whether_to_stop_is_asked_twice_a_second(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.5)
     asked: list[float] = []
     watch = Watch(Saving(stop_wanted=lambda: bool(asked.append(clock.now))), CPU, lambda: False, Failures())
     for step in range(1, 101):

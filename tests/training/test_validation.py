@@ -15,7 +15,7 @@ from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.training import validation
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.epochs import RECALL
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import build_system, fit

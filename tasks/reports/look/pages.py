@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.outcomes import sample_queries
+from dml_core.evaluation.retrieval.outcomes import sample_queries
+from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.files import replace_folder
 from tasks.environment import Project
 from tasks.reports.look import run_evaluation

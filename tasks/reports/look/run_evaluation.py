@@ -11,9 +11,16 @@ from numpy.typing import NDArray
 
 from dml_core.errors import StoreError
 from dml_core.evaluation.columns import table_columns
-from dml_core.evaluation.confidence import Summary, interval_over_units
-from dml_core.evaluation.outcomes import ConfusedPair, QueryOutcomes, confused_pairs, query_outcomes, sample_queries, worst_queries
-from dml_core.evaluation.retrieval import per_query_metrics
+from dml_core.evaluation.retrieval.metrics import per_query_metrics
+from dml_core.evaluation.retrieval.outcomes import (
+    ConfusedPair,
+    QueryOutcomes,
+    confused_pairs,
+    query_outcomes,
+    sample_queries,
+    worst_queries,
+)
+from dml_core.evaluation.statistics.confidence import Summary, interval_over_units
 from tasks.reports.look.album import Album
 from tasks.reports.look.runs import FinishedRun
 from tasks.scores.figures import Side

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, DmlError, StoreError
-from dml_core.evaluation.confidence import Summary, summarise
+from dml_core.evaluation.statistics.confidence import Summary, summarise
 from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION, best_seed

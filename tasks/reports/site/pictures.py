@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from dml_core.evaluation.mean_ranks import Ranking
+from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.figures.mean_ranks import plot_mean_ranks
 
 FIGURES, MEASUREMENTS = "figures", "measurements"

@@ -21,9 +21,13 @@ AT, _, NTH = os.environ.get("DML_FAULT_AT", "").partition(":")
 FOLDER = Path(os.environ.get("DML_FAULT_FOLDER", ""))
 # point -> module, function in it, and whether the halt is before or after the call
 POINTS = {
-    "before-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "before"),
-    "in-checkpoint": ("dml_core.training.checkpoint", "_prove", "before"),  # the state is in a temporary file, without its proof
-    "after-checkpoint": ("dml_core.training.checkpoint", "save_checkpoint", "after"),
+    "before-checkpoint": ("dml_core.training.checkpoints.file", "save_checkpoint", "before"),
+    "in-checkpoint": (
+        "dml_core.training.checkpoints.file",
+        "_prove",
+        "before",
+    ),  # the state is in a temporary file, without its proof
+    "after-checkpoint": ("dml_core.training.checkpoints.file", "save_checkpoint", "after"),
     "embedding": ("tasks.workers.embedding", "_save_array", "after"),  # a shard is written to a temporary file, not renamed yet
     "evaluating": ("tasks.scores.evaluation", "draw_figures", "before"),  # scored, nothing written
     "publishing": ("tasks.tracking.tracker", "Tracker._log_scores", "before"),  # curves and model are published, scores and files are not

@@ -100,7 +100,9 @@ def test_a_run_is_published_once_in_the_standing_comparison_and_once_in_each_oth
 
 def test_a_step_s_files_are_what_it_imports_and_no_registry() -> None:
     train = identity.source_files(identity.STEP_MODULES["train"])
-    assert {"dml_core.training.loop", "dml_core.training.parallel", "dml_core.models.heads", "dml_core.data.views.samplers"} <= set(train)
+    assert {"dml_core.training.loop", "dml_core.training.parallel.workers", "dml_core.models.heads", "dml_core.data.views.samplers"} <= set(
+        train
+    )
     assert not [name for name in train if name.endswith("registry") or name.startswith(("tasks", "dml_core.evaluation"))]
     shared = {"dml_core.losses.contract", "dml_core.losses.class_shards"}
     assert {name for name in train if name.startswith("dml_core.losses.")} == shared

@@ -8,7 +8,7 @@ import pytest
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, StoreError
-from dml_core.search import Search
+from dml_core.search_space import Search
 from tasks.runs import protocols
 from tasks.runs.specs import Params, comparison_runs, load_params
 from tasks.runs.tuned import TUNED, ConfirmedGain, Tried, TunedFile, read_tuned, tuned_path, write_tuned

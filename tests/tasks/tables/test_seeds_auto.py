@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import t as student
 
 from dml_core.errors import ConfigError
-from dml_core.evaluation.comparing import differences
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.statistics.comparing import differences
 from flows.outcomes import Failure
 from flows.resolving import run_until_resolved
 from tasks.runs.specs import RunSpec

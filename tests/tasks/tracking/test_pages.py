@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dml_core.evaluation.confidence import summarise
+from dml_core.evaluation.statistics.confidence import summarise
 from tasks.tracking import pages
 from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import compare_published, summarise_published

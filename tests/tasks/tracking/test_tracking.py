@@ -25,7 +25,7 @@ from werkzeug.serving import make_server
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import TrackingError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training.checkpoint import weights_of
+from dml_core.training.checkpoints.file import weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress, read_history
 from dml_core.training.loop import fit

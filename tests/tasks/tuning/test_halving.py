@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dml_core.errors import TrainingError
-from dml_core.search import Search
+from dml_core.search_space import Search
 from tasks.tuning.halving import CONFIRMATION_PAIRS, NUM_SEARCH_PAIRS, Confirmation, Found, Score, search
 from tasks.tuning.proposals import Trial, propose, widened
 from tasks.tuning.space import Params

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dml_core.errors import ConfigError
-from dml_core.search import Search as Range
+from dml_core.search_space import Search as Range
 from tasks.checks import loss_learns
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import load_params

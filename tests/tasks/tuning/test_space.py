@@ -6,7 +6,7 @@ import pytest
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError
-from dml_core.search import Search
+from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
 from tasks.tuning.space import lay_over, nested, own_value, own_values, row_space
 from tests.conftest import small_training

@@ -12,7 +12,7 @@ import torch
 from ray.cluster_utils import Cluster
 
 from dml_core.config import merge, parse
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from tasks.runs.specs import ScaleSpec

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dml_core.errors import TrainingError
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress
 from tasks.runs.specs import ScaleSpec
 from tasks.workers import group

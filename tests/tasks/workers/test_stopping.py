@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training import saving
-from dml_core.training.checkpoint import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints import writing
+from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint
+from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.history import HISTORY_FILE
-from dml_core.training.saving import InterruptedRunError
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.workers import work
@@ -52,7 +52,7 @@ def test_a_stopped_run_is_gone_on_from_on_another_machine(
     packed: Path, tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint is in the bucket, with the run in the middle of an epoch, before its workers end."""
-    monkeypatch.setattr(saving, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
     there = f"s3://{s3_bucket}/store"
     job = Job("1", "train", spec, "data/x", str(packed), "train/x", "embed/x", there, str(tmp_path / "one"), 0)

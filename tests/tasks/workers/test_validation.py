@@ -12,7 +12,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.data.views.batches import TestView, iterate_batches
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.training.checkpoint import load_checkpoint
+from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import read_history
 from dml_core.training.loop import build_system
 from dml_core.training.validation import METRIC, HeldOutRecall

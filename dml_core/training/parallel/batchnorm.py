@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dml_core.errors import ConfigError
-from dml_core.training.parallel import world_size
+from dml_core.training.parallel.workers import world_size
 
 
 def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:

@@ -1,7 +1,7 @@
 """Comparison of systems from runs with shared seeds: paired differences, power, ranks and parts of the variance.
 
 Runs of one seed share classes, order and the initial weights of their common parts, so systems are compared seed by seed. Over several
-datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.comparing` compares whole tables.
+datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.statistics.comparing` compares whole tables.
 
 Shapes: S seeds, K systems, B blocks (datasets, or seeds of one dataset), Q queries.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
 
-from dml_core.evaluation.confidence import bootstrap_means
+from dml_core.evaluation.statistics.confidence import bootstrap_means
 
 MIN_SEEDS, MIN_CLASSES = 3, 10  # minimum for a verdict: two values may be equal by chance, which says nothing about their spread
 MOST_SEEDS = 10_000

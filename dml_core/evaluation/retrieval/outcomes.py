@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.geometry import as_points
 from dml_core.evaluation.inputs import checked_embeddings, label_codes
-from dml_core.evaluation.neighbours import nearest
-from dml_core.evaluation.retrieval import QueryScores
-from dml_core.evaluation.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.tiles import usable_device
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.metrics import QueryScores
+from dml_core.evaluation.retrieval.neighbours import nearest
+from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.retrieval.tiles import usable_device
 
 NUM_SPARE_NEIGHBOURS = 8  # neighbours beyond those listed, searched for wrong ones among ties
 

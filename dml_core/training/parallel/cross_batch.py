@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossOutput, Needs
-from dml_core.training.cross_batch_config import CrossBatchConfig
+from dml_core.training.parallel.cross_batch_config import CrossBatchConfig
 
 
 class CrossBatchMemory(Loss):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Device
-from dml_core.evaluation.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred
+from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred
 
 OFFSET = {"cosine": 1.0, "euclidean": 0.0}
 LARGEST_BYTE = 255

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.geometry import (
+from dml_core.evaluation.retrieval.geometry import (
     NARROW_ROUNDING,
     Points,
     all_squared_distances,
@@ -32,10 +32,10 @@ from dml_core.evaluation.geometry import (
     rounding_error,
     squared_distances,
 )
-from dml_core.evaluation.ranking import RankCounter
-from dml_core.evaluation.retrieval import QueryScores
-from dml_core.evaluation.rows import score_rows
-from dml_core.evaluation.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile
+from dml_core.evaluation.retrieval.metrics import QueryScores
+from dml_core.evaluation.retrieval.ranking import RankCounter
+from dml_core.evaluation.retrieval.rows import score_rows
+from dml_core.evaluation.retrieval.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # state of a query

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml_core.evaluation.geometry import Points, blocks, rounding_error, squared_distances
-from dml_core.evaluation.retrieval import QueryScores
-from dml_core.evaluation.tiles import common_classes
+from dml_core.evaluation.retrieval.geometry import Points, blocks, rounding_error, squared_distances
+from dml_core.evaluation.retrieval.metrics import QueryScores
+from dml_core.evaluation.retrieval.tiles import common_classes
 
 BYTES_PER_ENTRY = 16
 NUM_ROWS_AT_ONCE, NUM_COLUMNS_AT_ONCE = 256, 1024

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 
 
 def check_shardable(name: str, loss: Loss, num_workers: int) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dml_core.evaluation.geometry import blocks
+from dml_core.evaluation.retrieval.geometry import blocks
 
 CENTRES_PER_ROUND = 1 / 8
 LARGEST_ROUND = 192  # fewer centres per round give better centres, more slowly

@@ -17,7 +17,8 @@ from pydantic import Field
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import EvaluationConfig, Metric, Positive
-from dml_core.evaluation.geometry import (
+from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
+from dml_core.evaluation.retrieval.geometry import (
     NUM_ROWS_AT_ONCE,
     Points,
     as_points,
@@ -28,8 +29,7 @@ from dml_core.evaluation.geometry import (
     origin,
     squared_distances,
 )
-from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
-from dml_core.evaluation.neighbours import nearest
+from dml_core.evaluation.retrieval.neighbours import nearest
 
 NUM_TRAINING_POINTS_PER_LIST = 64
 NUM_CODES = 256  # of each byte of a compressed vector; FAISS trains them on at least as many items

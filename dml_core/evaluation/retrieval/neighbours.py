@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Device, Metric
-from dml_core.evaluation.geometry import (
+from dml_core.evaluation.inputs import checked_embeddings
+from dml_core.evaluation.retrieval.geometry import (
     Points,
     as_points,
     as_similarities,
@@ -26,7 +27,6 @@ from dml_core.evaluation.geometry import (
     rounding_error,
     squared_distances,
 )
-from dml_core.evaluation.inputs import checked_embeddings
 
 NUM_SPARE_CANDIDATES = 8
 CANDIDATES_AT_ONCE = 2**21

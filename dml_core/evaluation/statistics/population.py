@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from dml_core.evaluation.statistics import MIN_CLASSES, MIN_SEEDS
+from dml_core.evaluation.statistics.paired import MIN_CLASSES, MIN_SEEDS
 
 
 def difference_over_classes(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from dml_core.training.parallel import Failures, rank, world_size
+from dml_core.training.parallel.workers import Failures, rank, world_size
 
 LOOK_SECONDS = 0.5
 MAX_STEPS_BETWEEN_LOOKS = 1000

@@ -19,7 +19,7 @@ from typing import TypedDict
 import numpy as np
 
 from dml_core.evaluation.columns import recall_k
-from dml_core.evaluation.statistics import (
+from dml_core.evaluation.statistics.paired import (
     MIN_SEEDS,
     SAME,
     half_width_of,

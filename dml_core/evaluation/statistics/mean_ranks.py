@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from dml_core.evaluation.comparing import LEVEL, Scores, metric_title
-from dml_core.evaluation.statistics import compare_ranks
+from dml_core.evaluation.statistics.comparing import LEVEL, Scores, metric_title
+from dml_core.evaluation.statistics.paired import compare_ranks
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import LossOutput
-from dml_core.training.parallel import TrainingSystem
+from dml_core.training.parallel.workers import TrainingSystem
 
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
 

@@ -1,0 +1,1 @@
+"""Retrieval: exact and approximate search, ranks, and the metrics computed from them."""

@@ -1,0 +1,1 @@
+"""Statistics of runs and systems: confidence intervals, paired differences, comparison of several systems, mean ranks."""
