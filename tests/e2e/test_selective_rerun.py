@@ -99,14 +99,18 @@ def test_mlflow_has_one_current_run_for_each_variant_and_the_terminal_shows_them
     assert "fails" not in shown
 
 
+def set_held_out(project: Project, validation: dict[str, float] | None, role: str) -> None:
+    held_out = {"validation": validation}
+    project.change(comparison={"datasets": {"synthetic": held_out, "fashion-mnist": held_out}}, evaluation={"role": role})
+
+
 @pytest.mark.proof
 def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project: Project) -> None:
     """A story of its own."""
     project.run("dml", "reproduce", "--variant", "untrained")
     of_test = project.run("dml", "compare", "synthetic")
-    held_out = {"validation": {"share": 0.5}}
-    project.change(comparison={"datasets": {"synthetic": held_out, "fashion-mnist": held_out}}, evaluation={"role": "validation"})
+    set_held_out(project, {"share": 0.5}, role="validation")
     assert steps_run(project.run("dml", "reproduce", "--variant", "untrained")) == {"train": 1, "embed": 1, "evaluate": 1}
     assert "comparison on synthetic, validation classes" in project.run("dml", "compare", "synthetic")
-    project.change(evaluation={"role": "test"})
+    set_held_out(project, None, role="test")
     assert project.run("dml", "compare", "synthetic") == of_test
