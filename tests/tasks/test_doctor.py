@@ -140,7 +140,7 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
-    assert found("stack").said == "used but for DML_STORE"
+    assert found("stack").said == "used except for DML_STORE"
 
 
 def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
@@ -159,6 +159,6 @@ def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
     }
     ran = subprocess.run([sys.executable, "-m", "flows.cli", "doctor"], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.splitlines() == ["error: 3 of 11 wrong: store, mlflow, prefect; the table says what to do"]
+    assert ran.stderr.splitlines() == ["error: 3 of 11 checks failed: store, mlflow, prefect; see the table for what to do"]
     assert "does not answer" in ran.stdout
     assert SECRET not in ran.stdout + ran.stderr
