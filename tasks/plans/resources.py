@@ -60,7 +60,7 @@ class Resources:
         if unknown:
             lines.append(f"disk: unknown for {', '.join(unknown)}: the publisher states no size")
         if total_bytes(known) > self.disk_free:
-            lines.append("disk: not enough space: choose another disk (raw in params.yaml, DML_STATE), or remove archives that are unpacked")
+            lines.append("disk: not enough space: choose another disk (raw in params.yaml, DML_STATE), or remove unpacked archives")
         return lines
 
     def _memory_lines(self) -> list[str]:

@@ -91,7 +91,8 @@ def test_the_page_ends_with_the_verdicts(project: Project) -> None:
     assert re.search(
         r"disk: about [\d.]+ GB \(cub200 packed, and DVC's copy \d+ MB, 10 trained networks with embeddings [\d.]+ GB\); ", plan
     ), plan
-    assert re.search(r"memory: about \d+ MB in addition to the libraries' own \(bn_inception, 32 images of 64 pixels at a time: ", plan), plan
+    memory = r"memory: about \d+ MB in addition to the libraries' own \(bn_inception, 32 images of 64 pixels at a time: "
+    assert re.search(memory, plan), plan
     assert "missing" not in plan
     assert "not here yet" not in plan
     assert "FAILED" not in reproduced

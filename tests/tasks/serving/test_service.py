@@ -50,7 +50,7 @@ def test_what_it_refuses_to_start_with(made: Made) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "choose another --port" in refused(made, index, "--port", str(taken.getsockname()[1]))
-    assert "names no trained network" in refused(made, "nothing-there")
+    assert "does not name a trained network" in refused(made, "nothing-there")
 
 
 def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Made) -> None:
