@@ -41,11 +41,11 @@ def refused(made: Made, *arguments: str, **environment: str) -> str:
 @pytest.mark.proof
 def test_what_it_refuses_to_start_with(made: Made) -> None:
     index = str(made.index)
-    assert "put a token" in refused(made, index, "--host", "0.0.0.0")
-    assert "put a token" in refused(made, index, "--host", "::")
+    assert "set a token" in refused(made, index, "--host", "0.0.0.0")
+    assert "set a token" in refused(made, index, "--host", "::")
     assert "at least 16" in refused(made, index, "--host", "0.0.0.0", DML_SERVE_TOKEN="short")
     assert "MY_TOKEN" in refused(made, index, "--token-env", "MY_TOKEN")
-    assert "no address" in refused(made, index, "--host", "nowhere.invalid")
+    assert "not an address" in refused(made, index, "--host", "nowhere.invalid")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
