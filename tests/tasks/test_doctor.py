@@ -114,7 +114,7 @@ def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     assert found("mlflow").how == "wrong"
     (state / "mlflow.db").unlink()
     (state / "mlflow.db").mkdir()
-    assert (found("mlflow").said, found("mlflow").mend) == ("it is no file", "move it away")
+    assert (found("mlflow").said, found("mlflow").mend) == ("it is not a file", "move it away")
     (state / "mlflow.db").rmdir()
     with sqlite3.connect(state / "mlflow.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num TEXT)")

@@ -237,8 +237,8 @@ def test_bad_names(name: str, project: Project, tmp_path: Path) -> None:
 
 def test_names_and_places_that_are_taken(project: Project, tmp_path: Path) -> None:
     refused(project, "has a dataset 'synthetic' already", "synthetic", tmp_path)
-    refused(project, "the project is in there", "mine", tmp_path)
-    refused(project, "the project is in there", "mine", project.root)
+    refused(project, "contains the project", "mine", tmp_path)
+    refused(project, "contains the project", "mine", project.root)
     for place, whose in (
         ("data/raw/synthetic/x", "the raw files of 'synthetic'"),
         ("data", "the raw files of"),
