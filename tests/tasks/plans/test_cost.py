@@ -50,7 +50,9 @@ def test_what_says_nothing_of_it(spec: RunSpec, other: Rate) -> None:
 def test_a_sum_is_unknown_where_one_is() -> None:
     assert total([]) == Estimate(0, "measured")
     assert total([Estimate(1, "measured"), Estimate(2, "from x")]) == Estimate(3, "from x")
-    assert total([Estimate(1, "measured"), Estimate(None, "no time estimate (not measured here)")]) == Estimate(None, "not measured here")
+    assert total([Estimate(1, "measured"), Estimate(None, "no time estimate (not measured here)")]) == Estimate(
+        None, "no time estimate (not measured here)"
+    )
 
 
 def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: Path) -> None:
