@@ -111,7 +111,7 @@ def _state(project: Project) -> Finding:
         return Finding("state", where, "wrong", "cannot be written", "set DML_STATE to a writable folder")
     free = shutil.disk_usage(project.state).free
     if free < FREE_BYTES:
-        return Finding("state", where, "wrong", f"{free / 1e9:.1f} GB free", "free space: dml gc")
+        return Finding("state", where, "wrong", f"{free / 1e9:.1f} GB free", "free up space: dml gc")
     return Finding("state", where, "ok", f"can be written, {free / 1e9:.0f} GB free")
 
 
