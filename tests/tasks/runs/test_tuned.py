@@ -81,7 +81,7 @@ def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
     with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path = write_tuned(FOUND.model_copy(update={"row": "softmax"})).rename(tuned_path(TABLE, ROW, DATASET))
-    with pytest.raises(ConfigError, match=f"is of project/fashion_mnist/softmax on fashion-mnist; {command}"):
+    with pytest.raises(ConfigError, match=f"is for project/fashion_mnist/softmax on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path.write_text("training: {}\n")
     with pytest.raises(ConfigError, match="key 'table' is missing"):

@@ -110,7 +110,7 @@ def test_distinct_seeds_have_a_mean_and_repeated_ones_are_one_line(what: str, se
     if len(set(seeds)) == len(seeds):
         MEANS[what](seeds)
         return
-    with pytest.raises(DmlError, match=r"two (results|runs) of ") as caught:
+    with pytest.raises(DmlError, match=r"two (results for|runs of) ") as caught:
         MEANS[what](seeds)
     assert "\n" not in str(caught.value)
 
