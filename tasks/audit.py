@@ -33,7 +33,7 @@ class Vulnerability:
     @property
     def line(self) -> str:
         """The vulnerability as one line of text."""
-        mend = f"fixed in {', '.join(self.fixed_in)}" if self.fixed_in else "no version without it"
+        mend = f"fixed in {', '.join(self.fixed_in)}" if self.fixed_in else "no fixed version"
         return f"{self.package} {self.version}: {self.identifier}; {mend}"
 
 
@@ -61,7 +61,7 @@ def parse_audit(text: str) -> Audit:
         ]
         skipped = tuple(entry["name"] for entry in entries if "skip_reason" in entry)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"pip-audit's answer is not what pip-audit 2 gives ({type(error).__name__}); run pip-audit by hand") from None
+        raise ConfigError(f"pip-audit: the output is not JSON of pip-audit 2 ({type(error).__name__}); run pip-audit by hand") from None
     return Audit(len(entries) - len(skipped), skipped, tuple(found))
 
 
@@ -80,7 +80,7 @@ def parse_ages(blame: str) -> dict[str, date]:
 def describe_ages(ages: Mapping[str, date], today: date) -> tuple[str, bool]:
     """Return the pins' ages as one line of text, and whether a pin is older than half a year."""
     if not ages:
-        return "the ages of the pins are not known: the lock is in no git checkout", True
+        return "the ages of the pins are unknown: the lock file is not in a git checkout", True
     oldest = sorted(ages, key=lambda pin: (ages[pin], pin))
     num_old = sum((today - day).days > OLD_DAYS for day in ages.values())
     first = ", ".join(f"{pin} ({ages[pin]})" for pin in oldest[:3])
@@ -106,7 +106,7 @@ def main(lock: Path) -> None:
     if audit is not None and audit.num_audited:
         for found in audit.vulnerabilities:
             print(found.line)
-        beside = f"; {len(audit.skipped)} could not be looked at: {', '.join(audit.skipped)}" if audit.skipped else ""
+        beside = f"; {len(audit.skipped)} skipped: {', '.join(audit.skipped)}" if audit.skipped else ""
         print(f"{audit.num_audited} packages audited{beside}")
         if audit.vulnerabilities:
             raise ConfigError(f"{len(audit.vulnerabilities)} known vulnerabilities; raise the pins in pyproject.toml, then make lock")
@@ -115,10 +115,10 @@ def main(lock: Path) -> None:
         ["git", "blame", "--line-porcelain", lock.name], cwd=lock.absolute().parent, capture_output=True, text=True, check=False
     )
     said, is_old = describe_ages(parse_ages(blame.stdout), datetime.now(UTC).date())
-    print("NOT AUDITED: the advisories of pip-audit's service cannot be reached from here")
+    print("NOT AUDITED: pip-audit's advisory service cannot be reached")
     print(said)
     if is_old:
-        raise ConfigError("not audited, and pins are old or of unknown age; audit where there is a network, or make lock")
+        raise ConfigError("not audited, and pins are old or their age is unknown; audit on a machine with a network, or make lock")
 
 
 if __name__ == "__main__":

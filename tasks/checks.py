@@ -101,7 +101,7 @@ def read_sizes(packed: Path, validation: ValidationConfig | None, role: str) -> 
     info = read_info(packed)
     train = info.roles["train"]
     if role == "test" and not {"test", "gallery"} & set(info.roles):
-        raise ConfigError("evaluation.role is 'test', and the dataset has training images alone")
+        raise ConfigError("evaluation.role is 'test', but the dataset has only training images")
     # In a role whose queries are also its gallery, a query is not compared with itself.
     searched = next((info.roles[name].num_images - (name == "test") for name in ("gallery", "test") if name in info.roles), 0)
     if validation is None:
@@ -148,7 +148,7 @@ def check_places(project: Project) -> list[str]:
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )
     if not answers(project.tracking_uri):
-        return [f"MLflow at {shown(project.tracking_uri)} does not answer; runs go on, and `dml sync` delivers their records later"]
+        return [f"MLflow at {shown(project.tracking_uri)} does not answer; runs continue, and `dml sync` delivers their records later"]
     return []
 
 

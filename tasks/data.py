@@ -133,7 +133,7 @@ def check_unchanged(dataset: DatasetRecord) -> None:
     found = read_info(Path(dataset.folder)).fingerprint
     if found != dataset.digest:
         before = dataset.digest
-        raise DataError(f"{dataset.folder}: prepared anew during the run (digest {found}, before {before}); start the same command again")
+        raise DataError(f"{dataset.folder}: was prepared again during the run (digest {found}, before {before}); rerun the command")
 
 
 def update_dataset(project: Project, name: str) -> DatasetRecord:

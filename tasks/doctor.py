@@ -80,7 +80,7 @@ def _packages(project: Project) -> Finding:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
     names = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
     found = {name: _version(name) for name in names}
-    other = [f"{name} is {found[name]} and not {wanted}" for name, wanted in names.items() if found[name] != wanted]
+    other = [f"{name} is {found[name]}, expected {wanted}" for name, wanted in names.items() if found[name] != wanted]
     if other:
         return Finding("packages", where, "wrong", "; ".join(other), "uv pip sync --require-hashes requirements.lock")
     of = ("prefect", "mlflow", "ray", "dvc", "torch")
@@ -99,7 +99,7 @@ def _parameters(project: Project) -> Finding:
     try:
         params = load_params(project.params_file)
     except DmlError as error:
-        return Finding("parameters", where, "wrong", str(error), "mend params.yaml")
+        return Finding("parameters", where, "wrong", str(error), "fix params.yaml")
     return Finding("parameters", where, "ok", f"{len(params.datasets)} datasets, {len(params.comparison.variants)} variants")
 
 
@@ -108,10 +108,10 @@ def _state(project: Project) -> Finding:
     try:
         Store(where, project.state).check_writable()
     except StoreError:
-        return Finding("state", where, "wrong", "cannot be written", "set DML_STATE to a folder that can")
+        return Finding("state", where, "wrong", "cannot be written", "set DML_STATE to a writable folder")
     free = shutil.disk_usage(project.state).free
     if free < FREE_BYTES:
-        return Finding("state", where, "wrong", f"{free / 1e9:.1f} GB free", "make room: dml gc")
+        return Finding("state", where, "wrong", f"{free / 1e9:.1f} GB free", "free up space: dml gc")
     return Finding("state", where, "ok", f"can be written, {free / 1e9:.0f} GB free")
 
 
@@ -119,10 +119,10 @@ def _stack(project: Project) -> Finding:
     where = str(project.state / STACK_ENV)
     named = stack_environment(project.state)
     if not named:
-        return Finding("stack", where, "ok", "none: the settings are yours, or the defaults of one machine")
+        return Finding("stack", where, "ok", "none: your own settings or the defaults for one machine are used")
     own = sorted(name for name, value in named.items() if os.environ.get(name) != value)
     if own:
-        return Finding("stack", where, "note", f"used but for {', '.join(own)}", "unset them to use the stack's")
+        return Finding("stack", where, "note", f"used except for {', '.join(own)}", "unset them to use the stack's")
     return Finding("stack", where, "ok", f"used for {', '.join(name for name in named if name in _ADDRESSES)}")
 
 
@@ -133,10 +133,10 @@ def _outbox(project: Project) -> Finding:
     folder = project.state / OUTBOX
     num_waiting, num_damaged = len(list(folder.glob("*.json"))), len(files_set_aside(folder))
     if num_damaged:
-        return Finding("outbox", str(folder), "note", f"{num_damaged} damaged records", "their runs are published again by dml reproduce")
+        return Finding("outbox", str(folder), "note", f"{num_damaged} damaged records", "dml reproduce publishes their runs again")
     if num_waiting:
         return Finding("outbox", str(folder), "note", f"{num_waiting} records wait for MLflow", "dml sync")
-    return Finding("outbox", str(folder), "ok", "nothing waits")
+    return Finding("outbox", str(folder), "ok", "no records wait for MLflow")
 
 
 # ---------------------------------------------------------------- servers
@@ -149,11 +149,11 @@ def _store(project: Project) -> Finding:
     if store.is_remote and endpoint:
         where = f"{where} at {shown(endpoint)}"
         if not answers(endpoint):
-            return Finding("store", where, "wrong", "does not answer", "start the S3 server, or mend AWS_ENDPOINT_URL")
+            return Finding("store", where, "wrong", "does not answer", "start the S3 server, or correct AWS_ENDPOINT_URL")
     try:
         store.check_writable()
     except StoreError:
-        mend = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a folder or s3:// address that can"
+        mend = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
         return Finding("store", where, "wrong", "cannot be written", mend)
     return Finding("store", where, "ok", "can be written")
 
@@ -170,12 +170,12 @@ def _mlflow(project: Project) -> Finding:
         found = requests.get(f"{url}/version", timeout=SECONDS)
         asked = requests.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1}, timeout=SECONDS, headers=_login())
     except requests.RequestException:
-        return Finding("mlflow", where, "wrong", "does not answer", "start it, or mend MLFLOW_TRACKING_URI; runs go on without: dml sync")
+        return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
     if asked.status_code in (401, 403):
         mend = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if asked.status_code == 401 else "add its host to --allowed-hosts"
         return Finding("mlflow", where, "wrong", f"refuses ({asked.status_code})", mend)
     if not asked.ok:
-        return Finding("mlflow", where, "wrong", f"answers with {asked.status_code}", "look into the server's log")
+        return Finding("mlflow", where, "wrong", f"answers with {asked.status_code}", "check the server's log")
     return _compared("mlflow", where, found.text.strip(), "the server")
 
 
@@ -194,9 +194,9 @@ def _database(where: str, uri: str) -> Finding:
 
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///"):
-        return Finding("mlflow", where, "note", "a database that is not looked at; a server in front of it would be")
+        return Finding("mlflow", where, "note", "not checked: dml doctor checks only MLflow servers and SQLite databases")
     if not path.exists():
-        return Finding("mlflow", where, "ok", "made by the first run")
+        return Finding("mlflow", where, "ok", "missing: the first run creates it")
     try:
         check_database(path)
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=SECONDS)) as database:
@@ -206,16 +206,16 @@ def _database(where: str, uri: str) -> Finding:
         said, _, mend = str(error).partition(" cannot be used: ")[2].partition("; ")
         return Finding("mlflow", where, "wrong", said, mend)
     except sqlite3.Error as error:
-        return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "put back a copy, or move it away and dml reproduce")
+        return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "restore a copy, or move it away and dml reproduce")
     if found != "ok":
-        return Finding("mlflow", where, "wrong", "damaged", "put back a copy, or move it away and dml reproduce")
+        return Finding("mlflow", where, "wrong", "damaged", "restore a copy, or move it away and dml reproduce")
     return Finding("mlflow", where, "ok", f"a local database with {num_runs} runs")
 
 
 def _prefect(project: Project) -> Finding:
     url = os.environ.get("PREFECT_API_URL", "")
     if not url:
-        return Finding("prefect", "", "ok", f"{_version('prefect')}, a server for the duration of a flow")
+        return Finding("prefect", "", "ok", f"{_version('prefect')}, each flow starts a temporary server")
     import requests
 
     where = shown(url)
@@ -250,7 +250,7 @@ def _pool(project: Project) -> Finding:
         answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=_prefect_login())
         workers = answer.json() if answer.ok else []
     except (requests.RequestException, ValueError):
-        return Finding("schedules", f"work pool {POOL}", "note", "not known: Prefect does not answer")
+        return Finding("schedules", f"work pool {POOL}", "note", "unknown: Prefect does not answer")
     if answer.status_code == 404:
         return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
     num_online = sum(worker.get("status") == "ONLINE" for worker in workers)
@@ -262,7 +262,7 @@ def _pool(project: Project) -> Finding:
 def _ray(project: Project) -> Finding:
     address = os.environ.get("RAY_ADDRESS", "")
     if address in ("", "local"):
-        return Finding("ray", "", "ok", f"{_version('ray')}, started on this machine for a flow")
+        return Finding("ray", "", "ok", f"{_version('ray')}, each flow starts it on this machine")
     where = shown(address)
     if not answers(address):
         return Finding("ray", where, "wrong", "does not answer", "start it, or unset RAY_ADDRESS to use one on this machine")
@@ -271,18 +271,18 @@ def _ray(project: Project) -> Finding:
             [sys.executable, "-c", _ASK_RAY], capture_output=True, text=True, timeout=RAY_SECONDS, check=False, env=os.environ | _QUIET
         )
     except subprocess.TimeoutExpired:
-        return Finding("ray", where, "wrong", f"no answer in {RAY_SECONDS} s", "see the head's log")
+        return Finding("ray", where, "wrong", f"no answer in {RAY_SECONDS} s", "see the head node's log")
     told = f"{asked.stdout}{asked.stderr}"
     if asked.returncode == 0:
         loopback = address.startswith(("127.", "localhost"))
         if os.environ.get("RAY_AUTH_MODE") == "disabled" and not loopback:
-            return Finding("ray", where, "wrong", "takes work from anybody", "set RAY_AUTH_MODE=token on every node, and a token")
+            return Finding("ray", where, "wrong", "accepts jobs without authentication", "set RAY_AUTH_MODE=token and a token on all nodes")
         return Finding("ray", where, "ok", told.strip().splitlines()[-1])
     if "ersion mismatch" in told:
-        return Finding("ray", where, "wrong", f"has another version of Ray or Python than {_version('ray')} here", "install the same")
+        return Finding("ray", where, "wrong", f"another version of Ray or Python than here (Ray {_version('ray')})", "install the same")
     if "uthentication" in told or "InvalidAuthToken" in told:
         return Finding("ray", where, "wrong", "refuses the token", "set the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN or _TOKEN_PATH")
-    return Finding("ray", where, "wrong", "cannot be joined", "see `ray status` and the head's log")
+    return Finding("ray", where, "wrong", "connection failed", "see `ray status` and the head node's log")
 
 
 # In a separate process: a refusal ends the process of Ray's client, and only tasks/workers may import Ray.
@@ -304,7 +304,7 @@ def _dvc_remote(project: Project) -> Finding:
     try:
         config.read(files, encoding="utf-8")
     except Error:
-        return Finding("dvc remote", str(files[0]), "wrong", "cannot be parsed", "mend it, or git checkout .dvc/config")
+        return Finding("dvc remote", str(files[0]), "wrong", "cannot be parsed", "fix it, or git checkout .dvc/config")
     name = config.get("core", "remote", fallback=None)
     settings: Mapping[str, str] = config[f"'remote \"{name}\"'"] if name and f"'remote \"{name}\"'" in config else {}
     url = settings.get("url", "")
@@ -316,21 +316,21 @@ def _dvc_remote(project: Project) -> Finding:
         parent = next(path for path in (folder, *folder.parents) if path.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             return Finding("dvc remote", where, "wrong", "cannot be written", "dvc remote modify its url")
-        return Finding("dvc remote", where, "ok", "a folder" if folder.exists() else "a folder, made by the first dvc push")
+        return Finding("dvc remote", where, "ok", "a folder" if folder.exists() else "a folder; the first dvc push creates it")
     endpoint = settings.get("endpointurl") or os.environ.get("AWS_ENDPOINT_URL", "")
     if not answers(endpoint or ("" if url.startswith("s3:") else url)):
         return Finding("dvc remote", where, "wrong", f"{shown(endpoint or url)} does not answer", "start it, or dvc remote modify")
-    return Finding("dvc remote", where, "note", "its server answers, the bucket was not asked", "dvc status --cloud")
+    return Finding("dvc remote", where, "note", "the server answers; the bucket was not checked", "dvc status --cloud")
 
 
 def _compared(what: str, where: str, there: str, who: str) -> Finding:
     """Compare a server's version with its client's on this machine; newer clients send what an older server does not know."""
     here = _version(what)
     if there == here:
-        return Finding(what, where, "ok", f"{there}, as here")
+        return Finding(what, where, "ok", f"{there}, the same as on this machine")
     how: How = "wrong" if _parts(there) < _parts(here) else "note"
-    mend = f"bring {who} to {here}" if how == "wrong" else ""
-    return Finding(what, where, how, f"{who} has {there}, here is {here}", mend)
+    mend = f"upgrade {who} to {here}" if how == "wrong" else ""
+    return Finding(what, where, how, f"{who} has {there}, this machine has {here}", mend)
 
 
 def _parts(text: str) -> tuple[int, ...]:
@@ -345,4 +345,4 @@ def check_findings(findings: list[Finding]) -> None:
     """
     wrong = [finding.what for finding in findings if finding.how == "wrong"]
     if wrong:
-        raise ConfigError(f"{len(wrong)} of {len(findings)} wrong: {', '.join(wrong)}; the table says what to do")
+        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")

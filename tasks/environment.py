@@ -68,11 +68,11 @@ def find_project() -> Project:
     here = Path.cwd()
     root = next((folder for folder in [here, *here.parents] if (folder / "params.yaml").is_file()), None)
     if root is None:
-        raise ConfigError(f"{here}: no params.yaml here or in a folder above; run dml inside a project")
+        raise ConfigError(f"{here}: no params.yaml here or in any parent folder; run dml inside a project")
     _unset_empty()
     state = state_folder(root)
     if "?" in str(state):
-        raise ConfigError(f"{state}: the address of a SQLite database ends at a '?'; rename the folder, or set DML_STATE to another one")
+        raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
     for name, value in stack_environment(state).items():
         os.environ.setdefault(name, value)
     store = os.environ.get("DML_STORE", str(state / "store"))
@@ -113,7 +113,7 @@ def stack_environment(state: Path) -> dict[str, str]:
         text = ""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
     if text != stack_text(values):
-        raise StoreError(f"{path}: damaged, or written by another version; remove it, and write it again: dml stack up")
+        raise StoreError(f"{path}: damaged, or written by another version; remove it, then: dml stack up")
     return values
 
 
@@ -236,7 +236,7 @@ def set_environment(project: Project) -> None:
     try:
         Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect's server does not create parents, and times out
     except OSError as error:
-        raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a folder that can") from None
+        raise StoreError(f"{project.state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
 
 
 def _ray_on_this_machine() -> dict[str, str]:

@@ -83,7 +83,7 @@ def find_unused(project: Project, days: float) -> Found:
         StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
     if Store(project.store, project.state / "cache").is_remote:
-        raise ConfigError(f"{project.store}: a bucket may have users whose tables are not known here; give it a lifecycle rule")
+        raise ConfigError(f"{project.store}: a bucket may have other users, whose tables are unknown here; set a lifecycle rule on it")
     stored = list(_stored(Path(project.store)))
     kept = _referred_to(project, stored)
     free = [step for step in stored if step.key not in kept]

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-GO_ON = "the same command goes on from the last checkpoint"
+GO_ON = "rerun the command to resume from the last checkpoint"
 
 
 def watch_children(names: dict[str, str]) -> Callable[[], None]:

@@ -74,7 +74,7 @@ class Store:
                 pass
         except OSError as error:
             raise StoreError(
-                f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a folder or s3:// address that is"
+                f"store {self.address}: not writable ({error.strerror}); set DML_STORE to a writable folder or s3:// address"
             ) from None
 
     def push(self, key: str) -> None:
@@ -337,7 +337,7 @@ def make_bucket(name: str, login: dict[str, str]) -> None:
         if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
             client.create_bucket(Bucket=name)
     except (BotoCoreError, ClientError) as error:
-        raise StoreError(f"bucket {name} cannot be made at {login['endpoint_url']}: {without_secrets(str(error))}") from None
+        raise StoreError(f"bucket {name} cannot be created at {login['endpoint_url']}: {without_secrets(str(error))}") from None
 
 
 def enable_s3_weights() -> None:

@@ -202,7 +202,7 @@ def _embed_there(shared: tuple[dict[str, bytes], Images, int], places: range) ->
     files, images, batch_size = shared
     if images.root is not None and not images.root.is_dir():
         raise DataError(
-            f"{images.root} is not there on {socket.gethostname()}; on a cluster the images are in S3 or on a shared file system"
+            f"{images.root} is missing on {socket.gethostname()}; on a cluster the images must be in S3 or on a shared file system"
         )
     key = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files.values())).digest()
     if key not in _opened:
@@ -259,7 +259,7 @@ def _take_up(out: Path, plan: dict[str, Any]) -> None:
             raise ConfigError(f"{out}: holds embeddings of other images or by another network; name another folder, or remove it")
         return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: there already, and not begun by dml embed; name another folder")
+        raise ConfigError(f"{out}: already exists and was not created by dml embed; name another folder")
     write_whole(path, json.dumps(plan, indent=1))
 
 
@@ -307,4 +307,4 @@ def _tell_bad(out: Path, bad: tuple[tuple[str, str], ...]) -> None:
 
 def _said(bad: tuple[tuple[str, str], ...], num_images: int, out: Path) -> str:
     shown = "; ".join(f"{name}: {why}" for name, why in bad[:NUM_SHOWN]) + ("; ..." if len(bad) > NUM_SHOWN else "")
-    return f"{len(bad)} of {num_images} images are bad ({shown}); all are in {out / BAD_FILE}: mend them, or --skip-bad leaves them out"
+    return f"{len(bad)} of {num_images} images are bad ({shown}); {out / BAD_FILE} lists all: fix them, or skip them with --skip-bad"

@@ -76,11 +76,11 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
     if graph_format not in FILES or precision not in ("fp32", "fp16", "int8"):
         raise ConfigError(f"--format {graph_format} --precision {precision}: expected onnx or torch-export, and fp32, fp16 or int8")
     if out.exists() and not (out / MEASURED_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: there already, and no exported network; name a new folder")
+        raise ConfigError(f"{out}: already exists and is not an exported network; name a new folder")
     kept = resolve_model(text, project)
     run = run_of(project, load_model(kept, "cpu").identity)
     if run is None:
-        raise ConfigError(f"{text}: the run and its test images are not here, so what the export costs cannot be measured")
+        raise ConfigError(f"{text}: its run or test images are missing on this machine, so the effect of the export cannot be measured")
     description = read_description(kept)
     graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
     measured: list[Measured] = []
@@ -112,7 +112,7 @@ def _measure(run: TrainedRun, own: TrainedModel, exported: TrainedModel, file: P
     expected = [_embedded(own, dataset) for dataset in datasets]
     difference = max(float(np.abs(rows - other).max()) for (rows, _), (other, _) in zip(found, expected, strict=True))
     if precision == "fp32" and not difference <= LARGEST_DIFFERENCE:
-        raise EvaluationError(f"the exported network's embeddings differ from the run's by up to {difference:.1e}; it was not kept")
+        raise EvaluationError(f"the exported network's embeddings differ from the run's by up to {difference:.1e}; export discarded")
     num_images = sum(len(dataset) for dataset in datasets)
     kind = exported.description.graph
     assert kind is not None

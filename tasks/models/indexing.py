@@ -24,7 +24,7 @@ from tasks.runs.embeddings import MANIFEST_FILE
 NUM_IMAGES_AT_ONCE = 64
 NUM_ROWS_AT_ONCE = 8192
 NUM_THREADS = 2  # decode while the network runs
-WRITTEN_BY = "expected what `dml embed` writes"
+WRITTEN_BY = "expected output of `dml embed`"
 
 
 def batches_of_images(model: TrainedModel, images: Images, thumbnail_pixels: int, bad: list[str] | None = None) -> Iterator[Batch]:
@@ -126,7 +126,7 @@ def _identity(path: Path) -> str:
     else:
         found = ((_schema(path).metadata or {}).get(b"model_identity") or b"").decode()
     if not found:
-        raise EvaluationError(f"{path}: says nothing of the model that made it, so that nothing can be compared with it; {WRITTEN_BY}")
+        raise EvaluationError(f"{path}: does not name the model that made it, so it cannot be compared; {WRITTEN_BY}")
     return found
 
 
@@ -134,7 +134,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(read_regular(path))
     except FileNotFoundError:
-        raise EvaluationError(f"{path}: missing, so that the embeddings are not finished; run `dml embed` again") from None
+        raise EvaluationError(f"{path}: missing, so the embeddings are incomplete; run `dml embed` again") from None
     except (OSError, ValueError):
         found = None
     if not isinstance(found, dict):

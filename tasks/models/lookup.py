@@ -86,7 +86,7 @@ def find_run(project: Project, text: str) -> TrainedRun:
     """
     parts = text.split("/")
     if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch("[0-9]{1,10}", parts[2])):
-        raise ConfigError(f"{text}: names no trained network; expected {MODEL_FORMS}")
+        raise ConfigError(f"{text}: does not name a trained network; expected {MODEL_FORMS}")
     dataset, variant, *seed = parts
     params = load_params(project.params_file)
     specs = comparison_runs(params, dataset, (variant,), [int(number) for number in seed] or None)
@@ -154,7 +154,7 @@ def network_of(project: Project, identity: str) -> Path:
 
         fetched = Registry(project.tracking_uri).fetch_trained(identity, project.state / "models")
     if fetched is None:
-        raise ConfigError(f"{identity}: no trained run here has this identity; `dml models` lists those there are")
+        raise ConfigError(f"{identity}: no trained run has this identity; `dml models` lists all of them")
     return fetched
 
 

@@ -115,10 +115,10 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
         ConfigError: the classes or queries differ, or there are fewer than MIN_CLASSES classes.
     """
     if recalls.keys() != references.keys():
-        raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason goes without")
+        raise ConfigError(f"{len(recalls)} and {len(references)} test classes cannot be paired; --force with --reason skips the comparison")
     if len(recalls) < MIN_CLASSES:
         raise ConfigError(
-            f"{len(recalls)} test classes decide nothing, {MIN_CLASSES} are the least; --force with --reason goes without a comparison"
+            f"{len(recalls)} test classes are too few for a comparison (minimum: {MIN_CLASSES}); --force with --reason skips it"
         )
     differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
     floors = [least_deviation(d, found.num_queries) for d, found in zip(differences.tolist(), recalls.values(), strict=True)]
@@ -162,7 +162,7 @@ def _compared(
     there = registry.of_version(holder)
     what = f"version {holder.number} of {holder.name}"
     if there is None:
-        raise ConfigError(f"{what}: its run is no longer in MLflow, so nothing can be compared; --force with --reason goes without")
+        raise ConfigError(f"{what}: its run is no longer in MLflow, so it cannot be compared; --force with --reason skips the comparison")
     if there.data["digest"] != network.data["digest"]:
         raise ConfigError(
             f"{what} was tested on other images ({there.data['digest']}, this one {network.data['digest']}); "
@@ -176,7 +176,7 @@ def _compared(
         f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({_label(there)})"
     )
     if 100 * gain.at_least(level) <= min_gain:
-        raise ConfigError(f"not known to be better by {min_gain:g} points: {said}; --force with --reason promotes it all the same")
+        raise ConfigError(f"no significant gain of {min_gain:g} points or more: {said}; --force with --reason promotes it anyway")
     return f"better by {min_gain:g} points or more: {said}"
 
 

@@ -54,7 +54,7 @@ def find_images(source: str) -> Images:
     else:
         found = _in_folder(Path(source))
     if not len(found):
-        raise DataError(f"{source}: no images there (known by their names: .jpg, .png, ...)")
+        raise DataError(f"{source}: no images found (recognised by suffix: .jpg, .png, ...)")
     return found
 
 
@@ -116,7 +116,7 @@ def _in_list(path: Path) -> Images:
         raise DataError(f"{path}: not readable as a table ({reason})") from None
     twice = sorted(column for column in set(table.column_names) if table.column_names.count(column) > 1)
     if twice:
-        raise DataError(f"{path}: column '{twice[0]}' is there twice; remove one")
+        raise DataError(f"{path}: column '{twice[0]}' appears twice; remove one")
     for column in ("path", *(["label"] if "label" in table.column_names else [])):
         if column not in table.column_names or table[column].null_count:
             raise DataError(f"{path}: column '{column}' is missing or has empty cells")
@@ -127,7 +127,7 @@ def _in_list(path: Path) -> Images:
         try:
             sides = zip(*(table[column].cast(pa.float64()).to_pylist() for column in BOX_COLUMNS), strict=True)
         except pa.ArrowException as error:
-            raise DataError(f"{path}: a box is not of numbers ({str(error).splitlines()[0]})") from None
+            raise DataError(f"{path}: a box has a value that is not a number ({str(error).splitlines()[0]})") from None
         boxes = [None if None in found else found for found in sides]
     return Images(names, classes, boxes, root, lambda place: read_regular(root / names[place]))
 

@@ -107,7 +107,7 @@ def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None
 
     report = check_dataset(spec.reader, raw, spec.options, progress)
     for finding in report.violations:
-        raise DataError(f"{raw}: {finding.num_found} images: {finding.what}, the first is {finding.examples[0]}; mend or remove them")
+        raise DataError(f"{raw}: {finding.num_found} images: {finding.what}, the first is {finding.examples[0]}; fix or remove them")
     tested = sum(counts.num_classes for role, counts in report.counts.items() if role in ("test", "query"))
     trained = report.counts["train"].num_classes if "train" in report.counts else 0
     if min(trained, tested) < _MIN_CLASSES:

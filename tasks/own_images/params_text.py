@@ -18,7 +18,7 @@ def with_entry(text: str, keys: tuple[str, ...], entry: list[str]) -> str:
     """
     mapping = _mapping(yaml.compose(text, Loader=yaml.SafeLoader), keys)
     if mapping.flow_style or not mapping.value:
-        raise ConfigError(f"'{'.'.join(keys)}' is written in braces; write each entry on lines of its own, so that one can be added")
+        raise ConfigError(f"'{'.'.join(keys)}' is written in braces; write each entry on a separate line, so that another can be added")
     margin = mapping.value[0][0].start_mark.column
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = text.splitlines(keepends=True)

@@ -73,7 +73,7 @@ def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:
     archives = {archive.file_name: archive for archive in kind.archives if archive.unpacked != archive.file_name}
     if path.name not in archives or len(kind.archives) > 1:
         alone_enough = f"{', '.join(archives)} or " if len(kind.archives) == 1 else ""
-        raise DataError(f"{path}: expected {alone_enough}the folder that has all of the dataset's files; {kind.how_to_get}")
+        raise DataError(f"{path}: expected {alone_enough}the folder with all of the dataset's files; {kind.how_to_get}")
     archive = archives[path.name]
     if (raw / archive.unpacked).exists():
         return

@@ -56,11 +56,11 @@ def step_estimate(step: Step, spec: RunSpec, counts: dict[str, int], rates: Sequ
         placement: devices and workers it would run on.
     """
     if not counts:
-        return Estimate(None, "its images are not counted yet")
+        return Estimate(None, "no time estimate (dataset not prepared)")
     backbone, size = spec.training.model.backbone.name, input_size(spec)
     known = [rate for rate in rates if rate.step == step and rate.device == placement.device and _ratio(rate, backbone, size) is not None]
     if not known:
-        return Estimate(None, "not measured here")
+        return Estimate(None, "no time estimate (not measured here)")
 
     def distance(rate: Rate) -> float:
         return abs(math.log(_ratio(rate, backbone, size) or 1.0)) + OTHER_WORKERS * (rate.num_workers != placement.num_workers)

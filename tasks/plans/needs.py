@@ -36,7 +36,7 @@ def dataset_need(project: Project, params: Params, dataset: str, options: Mappin
     """Return what a table's dataset lacks; None if it is prepared or can be prepared from its raw files."""
     own = named_dataset(params, dataset, options)
     if own is None:
-        how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader of it"
+        how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader for it"
         by_command = f"dml data add {dataset} PATH (archive or folder), or " if is_published(dataset) and not options else ""
         block = params_block(dataset, options)
         return Need(f"dataset {dataset}", f"{by_command}add below datasets in params.yaml: {block}; {how}", stops=True)
@@ -87,7 +87,7 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
     """
     problems: list[ConfigError | DataError] = []
     if chosen.missing and not choice.prepared_only:
-        problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or see the chain run on drawn images: --smoke)"))
+        problems.append(ConfigError(f"{not_in_params(chosen.missing)} (or run the pipeline on drawn images: --smoke)"))
     checked: list[RunSpec] = []
     for runs in chosen.runs:
         if choice.prepared_only and not _is_prepared(project, params, runs[0].dataset):
@@ -104,7 +104,7 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
     if problems:
         raise ConfigError("; also ".join(dict.fromkeys(map(str, problems))))
     if not checked:
-        raise ConfigError("none of the datasets of these tables is prepared; dml plan says what they need")
+        raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
 
 

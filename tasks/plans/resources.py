@@ -58,9 +58,9 @@ class Resources:
             parts = ", ".join(f"{need.what} {shown_bytes(need.num_bytes or 0)}" for need in known)
             lines.append(f"disk: about {shown_bytes(total_bytes(known))} ({parts}); {shown_bytes(self.disk_free)} are free")
         if unknown:
-            lines.append(f"disk: not known of {', '.join(unknown)}: the publisher states no size")
+            lines.append(f"disk: unknown for {', '.join(unknown)}: the publisher states no size")
         if total_bytes(known) > self.disk_free:
-            lines.append("disk: too little: name another disk (raw in params.yaml, DML_STATE), or remove archives that are unpacked")
+            lines.append("disk: not enough space: choose another disk (raw in params.yaml, DML_STATE), or remove unpacked archives")
         return lines
 
     def _memory_lines(self) -> list[str]:
@@ -70,10 +70,10 @@ class Resources:
         stepping = memory.gradients + memory.optimiser
         parts = ("activations", memory.activations), ("weights", memory.weights), ("gradients and optimiser", stepping)
         told = ", ".join(f"{what} {shown_bytes(size)}" for what, size in parts)
-        lines = [f"{where}: about {shown_bytes(memory.total)} beside the libraries' own ({self.memory_of}: {told})"]
+        lines = [f"{where}: about {shown_bytes(memory.total)} in addition to the libraries' own ({self.memory_of}: {told})"]
         if self.memory_here is not None and memory.total > self.memory_here:
             lines.append(
-                f"{where}: a training can have {shown_bytes(self.memory_here)} here: spread each batch over more workers "
+                f"{where}: only {shown_bytes(self.memory_here)} available for each run: split each batch over more workers "
                 "(scale.num_workers), or embed it in parts (embed_at_once: docs/papers-on-a-gpu.md)"
             )
         return lines

@@ -52,5 +52,5 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
         if result.runs:
             save_result(project, result)
         num_runs = f"{len(result.runs)} run{'' if len(result.runs) == 1 else 's'}"
-        logger.warning("%s; kept as %s; rebuilt %s from the store; the same dml reproduce adds the others", error, aside.name, num_runs)
+        logger.warning("%s; kept as %s; rebuilt %s from the store; rerun dml reproduce to add the others", error, aside.name, num_runs)
         return result

@@ -68,7 +68,7 @@ def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[i
     for system, seed, value in values:
         by_seed = found.setdefault(system, {})
         if seed in by_seed:
-            raise EvaluationError(f"{system} has two results of seed {seed}; one run a seed can be averaged")
+            raise EvaluationError(f"{system} has two results for seed {seed}; only one run per seed can be averaged")
         by_seed[seed] = value
     return found
 

@@ -108,7 +108,7 @@ def read_protocol(name: str) -> Protocol:
     if protocol.prints not in protocol.epochs:
         raise ConfigError(f"{path.name}: prints: epoch '{protocol.prints}' is not among the epochs that are scored")
     if protocol.paper != name:
-        raise ConfigError(f"{path.name}: paper is '{protocol.paper}' in the folder of '{name}': name it after its folder")
+        raise ConfigError(f"{path.name}: paper is '{protocol.paper}', but the folder is '{name}': use the name of the folder")
     for variant, changes in protocol.variants.items():
         for dataset in changes.datasets:
             if dataset not in protocol.datasets:

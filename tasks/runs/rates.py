@@ -98,7 +98,7 @@ def read_rates(state: Path) -> list[Rate]:
         else:
             found[rate.of] = rate
     if num_damaged:
-        logger.warning("%s: %d damaged lines left out of the time estimates", path, num_damaged)
+        logger.warning("%s: ignored %d damaged lines in the time estimates", path, num_damaged)
     return list(found.values())
 
 

@@ -31,7 +31,7 @@ SEEDS = range(2**32)  # accepted by every random number generator
 
 def _check_path(text: str) -> str:
     if not text.strip() or not text.isprintable() or "${" in text:
-        raise ValueError(f"{text[:200]!r} is not a folder's path; write printable letters and no ${{, which DVC replaces")
+        raise ValueError(f"{text[:200]!r} is not a folder's path; use printable characters without ${{, which DVC replaces")
     return text
 
 
@@ -101,7 +101,7 @@ class ScaleSpec(Config):
     def _is_a_number_or_a_range(cls, given: Any) -> Any:
         ends = list(given) if isinstance(given, list | tuple) else [given, given]
         if len(ends) != 2 or not all(type(end) is int for end in ends) or not 1 <= ends[0] <= ends[1]:
-            raise ValueError(f"expected a number from 1 on, or the fewest and the most, as [1, 4]; found {given}")
+            raise ValueError(f"expected an integer of at least 1, or a minimum and a maximum such as [1, 4]; found {given}")
         return given
 
 
@@ -303,10 +303,10 @@ def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
         raw = _real(root / spec.raw)
         with located(f"datasets.{name}: raw: {raw}"):
             if inside.startswith(raw):
-                raise ConfigError("the project is in there; put the images into a folder of their own")
+                raise ConfigError("contains the project; put the images into a separate folder")
             for what, place in (others | own).items():
                 if raw.startswith(place) or place.startswith(raw):
-                    raise ConfigError(f"overlaps {what} ({place}); put the images into a folder of their own")
+                    raise ConfigError(f"overlaps {what} ({place}); put the images into a separate folder")
         others[f"the raw files of '{name}'"] = raw
 
 
@@ -428,7 +428,7 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
     asks_tuned = of_variant.get(TUNED, of_dataset.get(TUNED, False))
     for name, value in ((TUNED, asks_tuned), (BY_DEFAULT, of_variant.get(BY_DEFAULT, True))):
         if not isinstance(value, bool):
-            raise ConfigError(f"{where}: {name}: is true or false, found {value!r}")
+            raise ConfigError(f"{where}: {name}: expected true or false, found {value!r}")
     settings = merge(merge(comparison.protocol, of_dataset), {key: value for key, value in of_variant.items() if key != BY_DEFAULT})
     settings.pop(TUNED, None)
     if tuned and asks_tuned:
@@ -449,7 +449,7 @@ def _training(params: Params, dataset: str, variant: str, tuned: bool) -> Traini
 
 def _check_epoch(training: TrainingConfig, epoch: Epoch) -> None:
     if epoch == "oracle":
-        raise ConfigError("evaluation.epoch: the comparison looks for the better loss, so no epoch of it is chosen on the test classes")
+        raise ConfigError("evaluation.epoch: the comparison must not choose the epoch on the test classes; use another than oracle")
     if epoch != "last" and epoch not in training.keep_epochs:
         raise ConfigError(f"evaluation.epoch is '{epoch}', which the run does not keep; set keep_epochs: [{epoch}]")
 

@@ -109,7 +109,7 @@ def write_tuned(found: TunedFile) -> Path:
     try:
         write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); run dml in a checkout whose flows/tables can") from None
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); run dml where flows/tables is writable") from None
     return path
 
 
@@ -125,7 +125,7 @@ def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
     where = f"{TUNED}/{table}/{path.name}"
     found = parse(TunedFile, read_yaml(path), where)
     if (found.table, found.row, found.dataset) != (table, row, dataset):
-        raise ConfigError(f"{where}: is of {found.table}/{found.row} on {found.dataset}; run: {tune_command(table, row, dataset)}")
+        raise ConfigError(f"{where}: is for {found.table}/{found.row} on {found.dataset}; run: {tune_command(table, row, dataset)}")
     return found
 
 

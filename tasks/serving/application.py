@@ -39,14 +39,14 @@ class _Strict(BaseModel):
 class EmbedRequest(_Strict):
     """Images to embed."""
 
-    images: list[str] = Field(min_length=1, description="Each the base64 of an encoded image file.")
+    images: list[str] = Field(min_length=1, description="Base64-encoded image files.")
 
 
 class SearchRequest(EmbedRequest):
     """Images to search with."""
 
-    k: int = Field(10, ge=1, description="How many neighbours of each image.")
-    thumbnails: bool = Field(False, description="Whether hits carry their pictures.")
+    k: int = Field(10, ge=1, description="Number of neighbours per image.")
+    thumbnails: bool = Field(False, description="Whether to return thumbnails of the hits.")
 
 
 class EmbedResponse(BaseModel):
@@ -54,17 +54,17 @@ class EmbedResponse(BaseModel):
 
     embeddings: list[list[float]]
     num_dimensions: int
-    model: str = Field(description="Identity of the network; embeddings of different ones do not compare.")
+    model: str = Field(description="Identity of the network; embeddings of different networks cannot be compared.")
 
 
 class Hit(BaseModel):
     """An item that was found."""
 
-    position: int = Field(description="In the index, from 0.")
+    position: int = Field(description="Position in the index, from 0.")
     score: float = Field(description="Larger is nearer: the cosine, or minus the distance.")
     name: str
     class_name: str | None
-    thumbnail: str | None = Field(None, description="A data: URL, where it was asked for and there is one.")
+    thumbnail: str | None = Field(None, description="A data: URL, if requested and available.")
 
 
 class SearchResponse(BaseModel):
@@ -81,8 +81,8 @@ class Health(BaseModel):
     model: str
     title: str
     num_dimensions: int
-    num_items: int | None = Field(description="Of the index; null where there is none, and nothing can be searched.")
-    images: int = Field(description="At most, in one request.")
+    num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
+    images: int = Field(description="Maximum number of images in one request.")
 
 
 class Problem(BaseModel):
@@ -134,11 +134,11 @@ def make_app(served: Served, backend: Backend, limits: Limits, measures: Measure
     async def search(request: Request) -> SearchResponse:
         """Find the items of the index that are nearest to the images."""
         if served.num_items is None:
-            raise RefusedError(404, "there is no index to search here, only a model; start the service with an index")
+            raise RefusedError(404, "the service has no index to search, only a model; start it with an index")
         images, asked = await _images(request, SearchRequest, limits)
         assert isinstance(asked, SearchRequest)
         if asked.k > limits.neighbours:
-            raise RefusedError(422, f"k: {asked.k} neighbours; at most {limits.neighbours} are given")
+            raise RefusedError(422, f"k: {asked.k} neighbours; the limit is {limits.neighbours}")
         found = await backend.search(images, asked.k, asked.thumbnails)
         return SearchResponse(results=[[_shown(hit) for hit in hits] for hits in found], model=served.model)
 
@@ -182,7 +182,7 @@ async def _images(request: Request, kind: type[EmbedRequest], limits: Limits) ->
         images, values = await _form(request, limits)
         asked = _parsed_form(kind, values)
     else:
-        raise RefusedError(415, "send application/json with the images in base64, or multipart/form-data with files called image")
+        raise RefusedError(415, "send application/json with the images in base64, or multipart/form-data with files named image")
     for number, data in enumerate(images, 1):
         check_image(data, limits, f"image {number}")
     return images, asked
@@ -202,7 +202,7 @@ async def _form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str
                 if isinstance(value, UploadFile) and name == "image":
                     images.append(await value.read())
                 elif isinstance(value, UploadFile):
-                    raise RefusedError(400, "a file of a form has to be called image")
+                    raise RefusedError(400, "files in a form must be named image")
                 elif name == "image":
                     raise RefusedError(400, "image: send a file, not text")
                 elif name in values:
@@ -215,7 +215,7 @@ async def _form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str
     except RefusedError:
         raise
     except Exception:  # noqa: BLE001 - the form parser raises anything on invalid bytes
-        raise RefusedError(400, "not a readable form") from None
+        raise RefusedError(400, "the form cannot be parsed") from None
     _check_number(len(images), limits)
     return images, values
 
@@ -224,7 +224,7 @@ def _check_number(number: int, limits: Limits) -> None:
     if number == 0:
         raise RefusedError(400, "no image was sent")
     if number > limits.images:
-        raise RefusedError(413, f"{number} images; at most {limits.images} are taken in a request")
+        raise RefusedError(413, f"{number} images; the limit is {limits.images} per request")
 
 
 def _parsed(kind: type[EmbedRequest], body: bytes) -> EmbedRequest:
@@ -258,7 +258,7 @@ def _from_base64(text: str, name: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise RefusedError(400, f"{name}: not base64 of an image file") from None
+        raise RefusedError(400, f"{name}: not valid base64") from None
 
 
 def _safe(text: str) -> str:
@@ -269,7 +269,7 @@ def _safe(text: str) -> str:
 def _takes(kind: type[EmbedRequest], fields: tuple[str, ...]) -> dict[str, Any]:
     """Return a request's body for OpenAPI: JSON, or a form with the same fields."""
     schema = kind.model_json_schema()
-    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "Image files, as many as there are."}
+    files = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "One or more image files."}
     form = {
         "type": "object",
         "required": ["image"],

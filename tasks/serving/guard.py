@@ -44,13 +44,13 @@ class Measures:
         labels = ("path", "status")
         self.requests = Counter("dml_requests", "Requests that were answered.", labels, registry=self.registry)
         self.seconds = Histogram(
-            "dml_request_seconds", "From a request's headers to its answer.", ["path"], buckets=SECONDS, registry=self.registry
+            "dml_request_seconds", "Seconds from a request's headers to its response.", ["path"], buckets=SECONDS, registry=self.registry
         )
         self.images = Counter("dml_images", "Images that went through the network.", registry=self.registry)
-        self.batches = Histogram("dml_batch_images", "Images of a batch of the network.", buckets=SIZES, registry=self.registry)
+        self.batches = Histogram("dml_batch_images", "Images per batch of the network.", buckets=SIZES, registry=self.registry)
         self.retries = Counter("dml_retries", "Requests sent to another replica because theirs died.", registry=self.registry)
-        self.errors = Counter("dml_errors", "Requests that failed by a fault of the service.", registry=self.registry)
-        self.open = Gauge("dml_requests_open", "Requests that are worked on.", registry=self.registry)
+        self.errors = Counter("dml_errors", "Requests that failed because of an error in the service.", registry=self.registry)
+        self.open = Gauge("dml_requests_open", "Requests in progress.", registry=self.registry)
         ProcessCollector(registry=self.registry)
 
 
@@ -92,7 +92,7 @@ class Guard:
         except Exception:  # noqa: BLE001 - the client gets one line for any error, and the log the rest
             self._measures.errors.inc()
             traceback.print_exc()
-            await response.refuse(RefusedError(500, "an error of the service; its log says more"), None)
+            await response.refuse(RefusedError(500, "internal error; see the service's log"), None)
         finally:
             self._num_held_bytes -= len(body)
             self._measures.open.dec()
@@ -108,14 +108,14 @@ class Guard:
         """
         headers = dict(scope["headers"])
         if self._hosts is not None and _host(headers.get(b"host", b"")) not in self._hosts:
-            raise RefusedError(403, "this service is called by another name; listening on loopback it answers to localhost alone")
+            raise RefusedError(403, "unknown Host header; listening on loopback, the service answers only to localhost")
         if self._token is not None and scope["path"] not in OPEN_PATHS:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token.encode()):
                 raise RefusedError(401, "a token is required: send it as the header Authorization: Bearer TOKEN")
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._limits.body_bytes:
-            raise RefusedError(413, f"a body of {int(length)} bytes; at most {self._limits.body_bytes} are taken")
+            raise RefusedError(413, f"request body of {int(length)} bytes; the limit is {self._limits.body_bytes}")
 
     async def _work(self, scope: MutableMapping[str, Any], receive: Receive, response: Send) -> None:
         """Have the application answer. A request counts only from here on: requests still being received block no others.
@@ -124,7 +124,7 @@ class Guard:
             RefusedError: too many requests are in progress.
         """
         if self._num_working >= self._limits.requests:
-            raise RefusedError(503, "too many requests at a time; ask again in a moment")
+            raise RefusedError(503, "too many concurrent requests; retry in a moment")
         self._num_working += 1
         try:
             await self._app(scope, receive, response)
@@ -145,15 +145,15 @@ class Guard:
                 patience = min(self._limits.quiet_seconds, until - time.monotonic())
                 message = await asyncio.wait_for(receive(), max(0.0, patience))
             except TimeoutError:
-                raise RefusedError(408, "the body came too slowly") from None
+                raise RefusedError(408, "the request body arrived too slowly") from None
             if message["type"] == "http.disconnect":
                 raise _GoneError
             piece = message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) + len(piece) > self._limits.body_bytes:
-                raise RefusedError(413, f"a body of more than {self._limits.body_bytes} bytes")
+                raise RefusedError(413, f"request body of more than {self._limits.body_bytes} bytes")
             if self._num_held_bytes + len(piece) > self._limits.held_bytes:
-                raise RefusedError(503, "too much is being sent at a time; ask again in a moment")
+                raise RefusedError(503, "too much data is being received; retry in a moment")
             body += piece
             self._num_held_bytes += len(piece)
 
@@ -266,7 +266,7 @@ class PatientProtocol(H11Protocol):
     def _give_up(self) -> None:
         self._timer = None
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._last_words(408, "the headers came too slowly")
+            self._last_words(408, "the headers arrived too slowly")
 
     def _last_words(self, status: int, why: str) -> None:
         line = json.dumps({"error": why}).encode() + b"\n"

@@ -70,17 +70,17 @@ def check_image(data: bytes, limits: Limits, name: str) -> None:
     if not data:
         raise RefusedError(422, f"{name}: empty")
     if len(data) > limits.image_bytes:
-        raise RefusedError(413, f"{name}: {len(data)} bytes; at most {limits.image_bytes} are taken")
+        raise RefusedError(413, f"{name}: {len(data)} bytes; the limit is {limits.image_bytes}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's warnings on its own, larger limit and on unusual but valid files
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
-        raise RefusedError(413, f"{name}: too many pixels; at most {limits.pixels} are taken") from None
+        raise RefusedError(413, f"{name}: too many pixels; the limit is {limits.pixels}") from None
     except Exception:  # noqa: BLE001 - Pillow's readers raise anything on malicious bytes
-        raise RefusedError(422, f"{name}: not an image, or damaged; JPEG, PNG, WebP, GIF, BMP and TIFF are taken") from None
+        raise RefusedError(422, f"{name}: not an image, or damaged; JPEG, PNG, WebP, GIF, BMP and TIFF are accepted") from None
     if width * height > limits.pixels:
-        raise RefusedError(413, f"{name}: {width} x {height} pixels; at most {limits.pixels} are taken")
+        raise RefusedError(413, f"{name}: {width} x {height} pixels; the limit is {limits.pixels} pixels")
     if max(width, height) > limits.elongation * max(1, min(width, height)):
         raise RefusedError(422, f"{name}: {width} x {height} pixels; a side may be at most {limits.elongation} times the other")

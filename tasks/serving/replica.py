@@ -192,5 +192,5 @@ def _why_not(row_D: NDArray[np.float32], needs_direction: bool) -> str | None:
     """Return why an embedding is unusable, or None: one such image must not fail the others of its batch."""
     square = float(np.dot(row_D, row_D))
     if not np.isfinite(square):
-        return "the network gives it no finite embedding"
-    return "the network gives it an embedding of zeros, which is near to nothing" if needs_direction and square == 0 else None
+        return "its embedding is not finite"
+    return "its embedding is zero and has no cosine similarity" if needs_direction and square == 0 else None

@@ -101,14 +101,14 @@ def listen(setting: Setting) -> socket.socket:
         ConfigError: it would be open to others without a token, or cannot be opened.
     """
     if setting.token is not None and len(setting.token) < SHORTEST_TOKEN:
-        raise ConfigError(f"the token has {len(setting.token)} letters; one of at least {SHORTEST_TOKEN} is required")
+        raise ConfigError(f"the token has {len(setting.token)} characters; at least {SHORTEST_TOKEN} are required")
     try:
         family, _, _, _, place = socket.getaddrinfo(setting.host, setting.port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError, OverflowError):
-        raise ConfigError(f"--host {setting.host} --port {setting.port}: no address of this machine") from None
+        raise ConfigError(f"--host {setting.host} --port {setting.port}: not an address of this machine") from None
     if setting.token is None and not ip_address(place[0]).is_loopback:
         raise ConfigError(
-            f"--host {setting.host}: other machines could reach this; put a token into the environment first (--token-env says where)"
+            f"--host {setting.host}: other machines could connect; set a token in the environment first (--token-env names the variable)"
         )
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # with this protocol asyncio sets TCP_NODELAY
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -200,7 +200,7 @@ class Replicas:
             async with asyncio.timeout(self._limits.answer_seconds):
                 answer = await self._ask(images, k, with_thumbnails)
         except TimeoutError:
-            raise RefusedError(503, f"no answer within {self._limits.answer_seconds:g} s; ask again later") from None
+            raise RefusedError(503, f"no answer within {self._limits.answer_seconds:g} s; retry later") from None
         if answer.refused is not None:
             raise RefusedError(422, answer.refused)
         self.measures.images.inc(len(images))
@@ -218,7 +218,7 @@ class Replicas:
                 await asyncio.sleep(AGAIN_SECONDS)
             except (BackPressureError, DeploymentUnavailableError):
                 break
-        raise RefusedError(503, "no replica takes this at the moment; ask again")
+        raise RefusedError(503, "no replica is available at the moment; retry later")
 
 
 async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, say: Callable[[str], None]) -> None:
@@ -263,4 +263,4 @@ async def _answer(setting: Setting, backend: Replicas, listener: socket.socket, 
     except OSError as error:
         raise ServiceError(f"the HTTP server cannot listen ({error.strerror or error}); start it again") from error
     if not ending.is_set():
-        raise ServiceError("the HTTP server ended by itself; start it again")
+        raise ServiceError("the HTTP server ended unexpectedly; start it again")

@@ -28,7 +28,7 @@ def replace_automations(url: str, path: Path) -> None:
             requests.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
         made = requests.post(f"{url}/automations/", json=wanted, timeout=SECONDS)
         if not made.ok:
-            raise ConfigError(f"{path}: Prefect does not take '{wanted['name']}' ({made.status_code}: {made.text[:300]})")
+            raise ConfigError(f"{path}: Prefect rejected '{wanted['name']}' ({made.status_code}: {made.text[:300]})")
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def _end_left(folder: Path, run: Path) -> int:
             process.kill()
     _, alive = psutil.wait_procs(left, timeout=10)
     if alive:
-        raise StackError(f"processes of the stack do not end: {', '.join(str(process.pid) for process in alive)}")
+        raise StackError(f"processes of the stack cannot be stopped: {', '.join(str(process.pid) for process in alive)}")
     return len(left)
 
 
@@ -281,9 +281,9 @@ def _wait(supervisor: Any, service: Service, until: float) -> None:
         found = supervisor.supervisor.getProcessInfo(service.name)
         seen.add(found["pid"])
         if found["statename"] == "FATAL" or (found["statename"] == "EXITED" and not service.restart) or len(seen - {0}) > TRIALS:
-            raise StackError(f"{service.name} ended ({found['spawnerr'] or found['description']}); what it said is in {service.log}")
+            raise StackError(f"{service.name} ended ({found['spawnerr'] or found['description']}); see {service.log}")
         if time.monotonic() > until:
-            raise StackError(f"{service.name} does not answer at {service.host}:{service.port}; what it said is in {service.log}")
+            raise StackError(f"{service.name} does not answer at {service.host}:{service.port}; see {service.log}")
         time.sleep(0.2)
 
 
@@ -300,7 +300,7 @@ def _set_up(stack: Stack, service: Service) -> None:
                 command, cwd=stack.root, env=service.environment, stdout=log, stderr=log, timeout=SETUP_SECONDS, check=False
             )
         if ran.returncode != 0:
-            raise StackError(f"{service.name}: '{' '.join(command[1:])}' failed; what it said is in {service.log}")
+            raise StackError(f"{service.name}: '{' '.join(command[1:])}' failed; see {service.log}")
     done.touch()
 
 
@@ -322,7 +322,7 @@ def _make_databases(stack: Stack) -> None:
             break
         except psycopg2.OperationalError:
             if time.monotonic() > until:
-                raise StackError(f"PostgreSQL lets nobody in; what it said is in {stack.services['postgres'].log}") from None
+                raise StackError(f"PostgreSQL refuses connections; see {stack.services['postgres'].log}") from None
             time.sleep(0.2)
     connection.autocommit = True
     with contextlib.closing(connection), connection.cursor() as cursor:

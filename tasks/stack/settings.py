@@ -118,7 +118,7 @@ class Stack:
         while len(done) < len(self.services):
             level = [service for name, service in self.services.items() if name not in done and done.issuperset(service.after)]
             if not level:
-                raise ConfigError("infra/stack.yaml: services come after each other in a circle, or after one that is not there")
+                raise ConfigError("infra/stack.yaml: services depend on each other in a cycle, or on an unknown service")
             levels.append(level)
             done.update(service.name for service in level)
         return levels
@@ -136,7 +136,7 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
     """
     path = project.root / "infra" / "stack.yaml"
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file; a project's stack is described there")
+        raise ConfigError(f"{path}: no such file; it describes the project's stack")
     file = parse(StackFile, read_yaml(path), str(path))
     folder, run = project.state / "stack", run_folder(project.state)
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _named(variable: str) -> str:
         ConfigError: it is not set.
     """
     if variable not in os.environ:
-        raise ConfigError(f"{variable} is not set; an S3 server of your own needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        raise ConfigError(f"{variable} is not set; an external S3 server needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
     return os.environ[variable]
 
 

@@ -103,20 +103,20 @@ class Row(Config):
     @model_validator(mode="after")
     def _consistent(self) -> "Row":
         if (self.kind == "quoted") != (self.source is not None):
-            raise ValueError("a quoted row, and no other, names its source")
+            raise ValueError("a quoted row must name its source, and no other row may")
         if self.kind == "quoted" and (
             self.variants or self.protocol or self.loss or self.training or self.datasets or self.epochs or self.lacks
         ):
-            raise ValueError("a quoted row is never run: it has no protocol, variants, changes, epochs or lacks")
+            raise ValueError("a quoted row is never run: it cannot have a protocol, variants, changes, epochs or lacks")
         if self.kind != "quoted" and not self.lacks and not self.variants:
-            raise ValueError("a row to be run names the protocol's variants, or what it lacks")
+            raise ValueError("a row to be run must name variants of the protocol, or set lacks")
         if (self.independent is None) != (self.independent_source is None):
-            raise ValueError("independent figures, and nothing else, name their independent_source")
+            raise ValueError("independent and independent_source must be set together")
         for variant in self.by_variant:
             if variant not in self.variants:
                 raise ValueError(f"by_variant: the row has no variant '{variant}'")
         if self.variants[:1] == (TUNED,):
-            raise ValueError("variant 'tuned' is laid over the row's first, so it stands behind that")
+            raise ValueError("variant 'tuned' changes the row's first variant, so it cannot be the first")
         return self
 
 
@@ -151,7 +151,7 @@ class Claim(Config):
     @model_validator(mode="after")
     def _has_a_history(self) -> "Claim":
         if self.exploratory and self.history is None:
-            raise ValueError("an exploratory claim has a history: what was changed after which look")
+            raise ValueError("an exploratory claim needs a history: what was changed after which look at the results")
         return self
 
 
@@ -248,7 +248,7 @@ class TableFile(Config):
                 raise ValueError(f"tolerances: no column is of metric '{metric}'")
         for block in self.columns:
             if block.options != self.dataset_options(block.dataset):
-                raise ValueError(f"columns of dataset '{block.dataset}' ask for different options")
+                raise ValueError(f"columns of dataset '{block.dataset}' have different options")
             if block.stands_in_for != self.stand_ins.get(block.dataset):
                 raise ValueError(f"columns of dataset '{block.dataset}' stand in for different datasets")
         for name, row in self.rows.items():
@@ -261,11 +261,11 @@ class TableFile(Config):
                     raise ValueError(f"row '{name}': no column is of dataset '{dataset}'")
             printed = any(value is not None for value in row.published)
             if printed and self.page is None:
-                raise ValueError(f"row '{name}' has published figures, and the table no page")
+                raise ValueError(f"row '{name}' has published figures, but the table has no page")
             for column, value in zip(self.flat_columns, row.published, strict=True):
                 is_judged = value is not None and row.kind != "quoted" and not row.lacks and column.unit != "minutes"
                 if is_judged and self.tolerance_of(row, column) is None:
-                    raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, nor has the table")
+                    raise ValueError(f"row '{name}' has no tolerance for {column.metric} on {column.dataset}, and neither has the table")
         if self.reference is not None and (self.reference not in self.rows or self.rows[self.reference].kind == "quoted"):
             raise ValueError(f"reference: no row that is run is called '{self.reference}'")
         for claim in self.claims:
@@ -344,5 +344,5 @@ def load_table(name: str) -> TableFile:
         return standing_table(load_params(find_project().params_file))
     table = parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
     if (table.page is None) != (name.partition("/")[0] == PROJECT):
-        raise ConfigError(f"{name}.yaml: page: a table of a paper says on which it is, one of the project's own has none")
+        raise ConfigError(f"{name}.yaml: page: required for a table of a paper, not allowed for one of the project's own")
     return table

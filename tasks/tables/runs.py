@@ -48,7 +48,7 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     """
     refuse_repeats("table", names)
     if STANDING in names:
-        raise ConfigError(f"{STANDING} is run by itself, as `dml reproduce` without a table: its runs are those of params.yaml")
+        raise ConfigError(f"{STANDING} cannot be named as a table; run `dml reproduce` without a table: its runs are those of params.yaml")
     tables = {name: load_table(name) for name in names}
     rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
     datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
@@ -84,7 +84,7 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
     asked = asked_runs(names, choice)
     left_out = {name: reasons for name, reasons in asked.left_out.items() if reasons}
     if not asked.runs:
-        why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no such row on such a dataset"
+        why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no row matches on these datasets"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
         small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
@@ -350,7 +350,7 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
     ]
     own = next((name for name in named if name.replace("-", "_") == dataset), None)
     if own is None and len(named) > 1:
-        raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; call the one of the tables '{dataset}'")
+        raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; rename the tables' one to '{dataset}'")
     return own or next(iter(named), None)
 
 

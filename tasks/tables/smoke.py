@@ -37,7 +37,7 @@ def make_small(spec: RunSpec) -> RunSpec:
         ConfigError: no images can be drawn in the layout of its dataset.
     """
     if spec.dataset not in LAYOUTS:
-        raise ConfigError(f"--smoke is of the papers' tables: it draws no images in the layout of '{spec.dataset}'")
+        raise ConfigError(f"--smoke supports only the papers' tables: it cannot draw images in the layout of '{spec.dataset}'")
     training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
     called = {"dataset": f"{spec.dataset}{SUFFIX}", "variant": f"{spec.table} {spec.variant}", "table": SMOKE}

@@ -39,9 +39,9 @@ def check_database(path: Path) -> None:
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
-    where, mend = f"MLflow's database {path} cannot be used", "put back a copy, or move it away and publish again with dml reproduce"
+    where, mend = f"MLflow's database {path} cannot be used", "restore a copy, or move it away and publish again with dml reproduce"
     if not path.is_file():
-        raise TrackingError(f"{where}: it is no file; move it away")
+        raise TrackingError(f"{where}: it is not a file; move it away")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=OPEN_SECONDS)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -49,12 +49,12 @@ def check_database(path: Path) -> None:
     except sqlite3.Error as error:
         raise TrackingError(f"{where}: {error}; {mend}") from None
     if tables and found is None:
-        raise TrackingError(f"{where}: it is not MLflow's or not whole; {mend}")
+        raise TrackingError(f"{where}: it is not an MLflow database or incomplete; {mend}")
     known, newest = schemas()
     if found is not None and found[0] != newest:
         if found[0] in known:
-            raise TrackingError(f"{where}: an older MLflow made it; back it up, then: mlflow db upgrade {SQLITE}{path}")
-        raise TrackingError(f"{where}: a newer MLflow made it; install that version, or set MLFLOW_TRACKING_URI to another database")
+            raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {SQLITE}{path}")
+        raise TrackingError(f"{where}: a newer MLflow wrote it; install that version, or set MLFLOW_TRACKING_URI to another database")
 
 
 @cache

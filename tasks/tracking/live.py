@@ -49,7 +49,7 @@ class LiveCurves:
                 self._tracker.log_epochs(self._run_id, {sent.epoch: sent.metrics for sent in self._unsent})
                 self._unsent, self._sent_at = [], time.monotonic()
         except TrackingError as error:
-            logger.warning("%s; no live curves for this run, training goes on", error)
+            logger.warning("%s; no live curves for this run, training continues", error)
             self._failed = True
         if self._system is not None and (self._failed or progress.epoch == progress.num_epochs - 1):
             self._system.finish()  # type: ignore[no-untyped-call]

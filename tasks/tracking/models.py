@@ -132,7 +132,7 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
     try:
         opened = load_model(folder, "cpu")
     except Exception as error:
-        raise SavedNetworkError(f"the saved network does not open again: {error}; it was not published") from error
+        raise SavedNetworkError(f"the saved network cannot be loaded: {error}; it was not published") from error
     backbone = training.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
     trained = Embedder(training.model.model_copy(update={"backbone": backbone}), num_classes)
     trained.load_state_dict({name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")})

@@ -35,7 +35,7 @@ def read_report(path: Path) -> Report:
     except DamagedError as error:
         raise DamagedError(f"{error}, kept as {move_damaged(path).name}; `dml reproduce` publishes it again") from None
     if report is None:
-        raise DamagedError(f"{path}: gone")
+        raise DamagedError(f"{path}: missing")
     return report
 
 

@@ -120,7 +120,7 @@ class Registry:
         except MlflowException as error:
             if error.error_code not in _UNKNOWN:
                 raise
-            raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists what is") from None
+            raise ConfigError(f"{address}: not in MLflow's registry ({str(error).splitlines()[0]}); `dml models` lists all") from None
         return _model_of(version)
 
     def _fetch(self, model_id: str, cache: Path, identity: str | None = None) -> Path:
@@ -129,7 +129,9 @@ class Registry:
             if not folder.exists():
                 model = self._client.get_logged_model(model_id)
                 with tempfile.TemporaryDirectory() as there:
-                    found = self._download(f"{model.artifact_location}/{NETWORK}", there, f"model {model_id} has no network of ours")
+                    found = self._download(
+                        f"{model.artifact_location}/{NETWORK}", there, f"model {model_id} has no network of this project"
+                    )
                     files = {name: (found / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
                 run_id = model.source_run_id
                 known = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)

@@ -133,7 +133,7 @@ class Tracker:
                 path.unlink()
                 num_delivered += 1
         if faults:
-            raise TrackingError(f"{num_delivered} records delivered, {len(faults)} not: {'; '.join(faults)}")
+            raise TrackingError(f"{num_delivered} records delivered, {len(faults)} failed: {'; '.join(faults)}")
         return num_delivered
 
     def live(self, comparison: str, identity: str, spec: RunSpec) -> LiveCurves:

@@ -100,7 +100,7 @@ def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, 
             trials[trial.number] = trial
         best, num_pairs = _best([trials[trial.number] for trial in kept]), num_pairs + more
         if not best:
-            raise TrainingError("every setting that was kept failed on a later pair of fold and seed")
+            raise TrainingError("every remaining trial failed on a later pair of fold and seed")
     winner = best[0]
     return Found(tuple(trials), winner, _confirm(trials[0], winner, score) if winner.number else None, space)
 

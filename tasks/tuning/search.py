@@ -218,7 +218,7 @@ def _plan(params: ProjectParams, table_name: str, table: TableFile, row: str, co
     spec = params.datasets[dataset]
     if parse_dataset(spec.reader, spec.options).shares_classes:
         raise ConfigError(
-            f"dataset '{dataset}' is split by image: its training classes are its test classes, and a search may not see those"
+            f"dataset '{dataset}' is split by image: its training classes are its test classes, and a search must not use those"
         )
     training = own.training.model_copy(update={"validation": None, "keep_epochs": (), "recall_every_epochs": None})
     with located(f"{table_name}/{row} on {column}"):

@@ -62,7 +62,7 @@ def row_space(
                 lay_over(training, {path: value})
     if not space:
         raise ConfigError(
-            f"nothing of it is searched: loss '{training.loss.name}' declares no range, and neither the table nor the row has any"
+            f"no setting to search: loss '{training.loss.name}' declares no range, and neither the table nor the row defines one"
         )
     return space
 
@@ -84,7 +84,7 @@ def own_value(training: TrainingConfig, path: str) -> Any:
     if path.startswith("optimiser.groups.") and values.get(path) is None:
         path = f"optimiser.{path.rpartition('.')[2]}"
     if values.get(path) is None:
-        raise ConfigError("the row has no value there for the search to begin at; give it one, or leave it out of the search")
+        raise ConfigError("the row has no value at which the search can start; set one, or remove it from the search")
     return values[path]
 
 
@@ -140,7 +140,7 @@ def _declared(training: TrainingConfig) -> Mapping[str, Search]:
 
 def _check_path(path: str) -> None:
     if path in NAMES or not (path.startswith(SEARCHED) or path == "num_epochs"):
-        raise ConfigError(f"may not be searched; what may are settings below {', '.join(SEARCHED)} and num_epochs")
+        raise ConfigError(f"cannot be searched; only settings below {', '.join(SEARCHED)} and num_epochs can")
 
 
 def _holding(search: Search, own: Any) -> Search:
@@ -148,11 +148,11 @@ def _holding(search: Search, own: Any) -> Search:
     if search.choices is not None:
         return search if own in search.choices else search.model_copy(update={"choices": (own, *search.choices)})
     if isinstance(own, bool) or not isinstance(own, int | float):
-        raise ConfigError(f"the row has {own!r} there, which is in no range; list choices")
+        raise ConfigError(f"the row's value {own!r} cannot be in a range; use choices")
     if search.log and own <= 0:
-        raise ConfigError(f"the row has {own:g} there, which is in no logarithmic range; leave log out")
+        raise ConfigError(f"the row's value {own:g} cannot be in a logarithmic range; remove log")
     if search.integer and not float(own).is_integer():
-        raise ConfigError(f"the row has {own:g} there, which is no whole number; leave integer out")
+        raise ConfigError(f"the row's value {own:g} is not an integer; remove integer")
     return search.holding(own)
 
 

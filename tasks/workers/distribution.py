@@ -60,4 +60,4 @@ def _result(reference: Any) -> Any:
             raise error.cause from None
         raise TrainingError(f"a part failed on the cluster: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise TrainingError(f"the cluster lost a part for good: {str(error).splitlines()[0]}") from error
+        raise TrainingError(f"the cluster lost a part and could not restart it: {str(error).splitlines()[0]}") from error

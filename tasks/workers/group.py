@@ -82,7 +82,7 @@ class Workers:
         """Start Ray and create the groups that fit, on the first call."""
         with self._lock:
             if self._closed:
-                raise TrainingError("the flow is ending, no job is taken up any more")
+                raise TrainingError("the flow is ending; no new jobs are accepted")
             if self._groups:
                 return
             placement = start_ray(self._scale)
@@ -140,11 +140,11 @@ class WorkerGroup:
                 self._end()
                 num_faults += not ended.has_made_way
                 if self._closed:
-                    raise TrainingError("the flow is ending, the job is given up; its checkpoint stays") from None
+                    raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
                     times = f"{num_faults} attempts" if num_faults > 1 else "1 attempt"
                     raise TrainingError(f"{job.spec.title}: given up after {times}; the last: {ended}") from None
-                self._say(f"{job.spec.title}: {ended}; other workers take it up (about 30 s)")
+                self._say(f"{job.spec.title}: {ended}; retrying with new workers (about 30 s)")
             except TrainingError:
                 self._end()
                 raise
@@ -189,7 +189,7 @@ class WorkerGroup:
             if not outcome.is_taken and now - submitted > START_SECONDS:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
             if outcome.quiet_seconds > (PATIENT_SECONDS if outcome.is_patient else 60 * self._scale.hang_minutes):
-                raise _GroupEndedError(f"no worker has gone on for {outcome.quiet_seconds:.0f} s (scale.hang_minutes)")
+                raise _GroupEndedError(f"no worker has made progress for {outcome.quiet_seconds:.0f} s (scale.hang_minutes)")
             if self._scale.is_elastic and outcome.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
                 if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:

@@ -69,7 +69,7 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
     """
     num_gpus, num_cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
     if scale.device == "cuda" and num_gpus == 0:
-        raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or look at nvidia-smi")
+        raise TrainingError("scale: device is cuda and Ray has no GPU; set device: auto to train on CPUs, or check nvidia-smi")
     device = "cuda" if scale.device != "cpu" and num_gpus > 0 else "cpu"
     num_devices = num_gpus if device == "cuda" else num_cpus
     if num_devices == 0:

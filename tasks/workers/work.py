@@ -132,7 +132,7 @@ def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
     folder = store.pull(job.train_key)
     checkpoint = load_checkpoint(folder, _identity(job))
     if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
-        raise StoreError(f"{folder}: the checkpoint of the trained network is gone; start the same command again, and it is trained again")
+        raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
     return checkpoint
 
 

@@ -87,11 +87,12 @@ def test_the_page_ends_with_the_verdicts(project: Project) -> None:
     assert "+  cub200:" in data
     assert "10 train images of 2 classes, 10 test images of 2 classes; raw files in data/raw/cub200" in data
     assert not weights.strip()
-    assert "10 runs, 10 to train: not measured here" in plan
+    assert "10 runs, 10 to train: no time estimate (not measured here)" in plan
     assert re.search(
         r"disk: about [\d.]+ GB \(cub200 packed, and DVC's copy \d+ MB, 10 trained networks with embeddings [\d.]+ GB\); ", plan
     ), plan
-    assert re.search(r"memory: about \d+ MB beside the libraries' own \(bn_inception, 32 images of 64 pixels at a time: ", plan), plan
+    memory = r"memory: about \d+ MB in addition to the libraries' own \(bn_inception, 32 images of 64 pixels at a time: "
+    assert re.search(memory, plan), plan
     assert "missing" not in plan
     assert "not downloaded yet" not in plan
     assert "FAILED" not in reproduced

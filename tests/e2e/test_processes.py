@@ -26,7 +26,7 @@ from tests.e2e.conftest import Project, make_project
 
 pytestmark = pytest.mark.slow
 RUN = ("dml", "run", "synthetic", "softtriple")
-GO_ON = "the same command goes on from the last checkpoint"
+GO_ON = "rerun the command to resume from the last checkpoint"
 # What anybody can try who reaches Ray's GCS: have it run a function.
 SUBMIT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(num_cpus=0)(lambda: 'ran here').remote()))"
 

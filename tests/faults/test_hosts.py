@@ -142,7 +142,7 @@ def test_the_cable_of_a_host_is_out_for_30_seconds(hosts: Hosts, alone: dict[str
     said = ends(process, printed)
     seconds = time.monotonic() - began
     assert hosts.left("partition") == alone
-    how = "another group of workers took it up" if "other workers take it up" in said else "the same workers went on"
+    how = "another group of workers took it up" if "retrying with new workers" in said else "the same workers went on"
     keep_host_fact("a partition of 30 s", f"{how}; ended {seconds:.0f} s after the cable was back, with the bytes of an undisturbed run")
 
 
@@ -156,7 +156,7 @@ def seconds_without_it(hosts: Hosts, process: subprocess.Popen[bytes], printed: 
     hosts.nodes.append(hosts.add_node(another, number))
     said = ends(process, printed)
     seconds = time.monotonic() - began
-    assert "other workers take it up" in said
+    assert "retrying with new workers" in said
     assert list((hosts.nodes[-1].project / f"state/{state}/cache/data").iterdir()), f"the {another} host trained"
     return seconds
 

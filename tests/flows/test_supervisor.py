@@ -32,7 +32,7 @@ print(os.getpid(), server.pid, flush=True)
 exec(sys.argv[2])
 """
 TRAIN = "time.sleep(600)"
-ONE_LINE = "interrupted; the same command goes on from the last checkpoint\n"
+ONE_LINE = "interrupted; rerun the command to resume from the last checkpoint\n"
 
 
 def _answer_signals() -> None:
@@ -124,7 +124,7 @@ def test_a_flow_whose_server_dies_ends_at_once_with_its_name(tmp_path: Path) -> 
     assert started.process.stdout is not None
     started.process.stdout.readline()
     os.kill(started.server, signal.SIGKILL)
-    assert started.end(2) == "error: the server died; the same command goes on from the last checkpoint\n"
+    assert started.end(2) == "error: the server died; rerun the command to resume from the last checkpoint\n"
 
 
 def test_a_server_that_is_stopped_in_order_is_no_loss(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def test_data_that_change_during_a_run_end_it_in_one_line_and_no_number_is_kept(
             assert begun.error is None, begun.error
         else:
             assert isinstance(begun.error, DataError)
-            assert "prepared anew during the run" in str(begun.error)
+            assert "prepared again during the run" in str(begun.error)
             assert len(list(begun.kept.glob("*"))) == num_records
             assert set((root / "state/store/evaluate").iterdir()) == before
 

@@ -114,7 +114,7 @@ def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     assert found("mlflow").how == "wrong"
     (state / "mlflow.db").unlink()
     (state / "mlflow.db").mkdir()
-    assert (found("mlflow").said, found("mlflow").mend) == ("it is no file", "move it away")
+    assert (found("mlflow").said, found("mlflow").mend) == ("it is not a file", "move it away")
     (state / "mlflow.db").rmdir()
     with sqlite3.connect(state / "mlflow.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num TEXT)")
@@ -140,7 +140,7 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
-    assert found("stack").said == "used but for DML_STORE"
+    assert found("stack").said == "used except for DML_STORE"
 
 
 def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
@@ -159,6 +159,6 @@ def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
     }
     ran = subprocess.run([sys.executable, "-m", "flows.cli", "doctor"], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr.splitlines() == ["error: 3 of 11 wrong: store, mlflow, prefect; the table says what to do"]
+    assert ran.stderr.splitlines() == ["error: 3 of 11 checks failed: store, mlflow, prefect; see the table for what to do"]
     assert "does not answer" in ran.stdout
     assert SECRET not in ran.stdout + ran.stderr

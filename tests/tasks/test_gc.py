@@ -220,5 +220,5 @@ def test_a_result_of_a_newer_version_stops_it(project: Project) -> None:
 
 def test_a_bucket_is_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", "s3://bucket/prefix")
-    with pytest.raises(ConfigError, match="a bucket may have users"):
+    with pytest.raises(ConfigError, match="a bucket may have other users"):
         find_unused(find_project(), 7.0)

@@ -211,7 +211,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "one class": (lambda raw: [shutil.rmtree(raw / name) for name in "bcd"], "0 classes to train on and 1 others"),
     "three classes": (lambda raw: shutil.rmtree(raw / "d"), "1 classes to train on and 2 others to test on, at least 2 of each"),
     "a class with one image": (lambda raw: [path.unlink() for path in (raw / "b").glob("[12].png")], "class 'b' has one image in train"),
-    "a damaged image": (lambda raw: (raw / "c/1.png").write_bytes(b"x"), r"1 images: unreadable, the first is c/1\.png; mend or remove"),
+    "a damaged image": (lambda raw: (raw / "c/1.png").write_bytes(b"x"), r"1 images: unreadable, the first is c/1\.png; fix or remove"),
     "the same image twice": (lambda raw: shutil.copy(raw / "a/0.png", raw / "d/0.png"), "2 images: same bytes in train and in another"),
     "images outside classes": (lambda raw: draw(raw / "x.png"), r"x\.png: an image outside the folders of the classes"),
     "something else": (lambda raw: (raw / "a/Thumbs.db").write_bytes(b""), r"Thumbs\.db: not the name of an image"),
@@ -237,8 +237,8 @@ def test_bad_names(name: str, project: Project, tmp_path: Path) -> None:
 
 def test_names_and_places_that_are_taken(project: Project, tmp_path: Path) -> None:
     refused(project, "has a dataset 'synthetic' already", "synthetic", tmp_path)
-    refused(project, "the project is in there", "mine", tmp_path)
-    refused(project, "the project is in there", "mine", project.root)
+    refused(project, "contains the project", "mine", tmp_path)
+    refused(project, "contains the project", "mine", project.root)
     for place, whose in (
         ("data/raw/synthetic/x", "the raw files of 'synthetic'"),
         ("data", "the raw files of"),

@@ -91,8 +91,8 @@ def test_a_folder_stays_where_it_is(project, add, tmp_path) -> None:
     ("words", "message"),
     [
         (("cub200", "nowhere.tgz"), r"nowhere\.tgz: no such file or folder; download CUB_200_2011\.tgz"),
-        (("cub200", "params.yaml"), r"params\.yaml: expected CUB_200_2011\.tgz or the folder that has all"),
-        (("cars196", "params.yaml"), r"params\.yaml: expected the folder that has all of the dataset's files; the official links are dead"),
+        (("cub200", "params.yaml"), r"params\.yaml: expected CUB_200_2011\.tgz or the folder with all"),
+        (("cars196", "params.yaml"), r"params\.yaml: expected the folder with all of the dataset's files; the official links are dead"),
         (("inshop", "../drawn"), r"has CUB_200_2011/, and neither Eval/list_eval_partition\.txt"),
         (("birds", "../drawn", "--part"), r"'birds' is not a published dataset"),
     ],

@@ -197,13 +197,13 @@ def test_another_network_or_other_images_are_refused(project: Project, model: Tr
             embed_images(other, images, tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/x").write_text("")
-    with pytest.raises(ConfigError, match="not begun by dml embed"):
+    with pytest.raises(ConfigError, match="was not created by dml embed"):
         embed_images(model, few, tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
-    [("gone", "no such folder"), ("gone.csv", "no such file"), (".", "no images there"), ("bad.csv", "column 'path' is missing")],
+    [("gone", "no such folder"), ("gone.csv", "no such file"), (".", "no images found"), ("bad.csv", "column 'path' is missing")],
 )
 def test_sources_of_nothing(source: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -280,8 +280,8 @@ def test_a_name_that_is_not_utf_8_is_refused(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("path,path\na.jpg,b.jpg\n", "column 'path' is there twice"),
-        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", "a box is not of numbers"),
+        ("path,path\na.jpg,b.jpg\n", "column 'path' appears twice"),
+        ("path,left,top,right,bottom\na.jpg,0,0,wide,3\n", "a box has a value that is not a number"),
         ("path,label\na.jpg\n", "not readable as a table"),
         ("label\n1\n", "column 'path' is missing"),
     ],

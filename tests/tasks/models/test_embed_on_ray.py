@@ -53,7 +53,7 @@ def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Pa
     assert rows_in(tmp_path / "there") == rows_in(tmp_path / "here")
     connect("local")
     gone = Images(images.names, None, None, tmp_path / "elsewhere", images.read)
-    with pytest.raises(DataError, match=r"elsewhere is not there on .*; on a cluster the images are in S3"):
+    with pytest.raises(DataError, match=r"elsewhere is missing on .*; on a cluster the images must be in S3"):
         embed_images(model, gone, tmp_path / "gone", spread=OnCluster(network))
 
 

@@ -59,11 +59,11 @@ def test_what_cannot_be_written_is_refused_before_work(project: Project, tmp_pat
         export(project, "own/good", "tflite", "fp32", tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
-    with pytest.raises(ConfigError, match="mine: there already, and no exported network"):
+    with pytest.raises(ConfigError, match="mine: already exists and is not an exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "mine")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="file: there already, and no exported network"):
+    with pytest.raises(ConfigError, match="file: already exists and is not an exported network"):
         export(project, "own/good", "onnx", "fp32", tmp_path / "file")
     monkeypatch.setattr("tasks.models.export.run_of", lambda project, identity: None)
-    with pytest.raises(ConfigError, match=r"^own/good: the run and its test images are not here, "):
+    with pytest.raises(ConfigError, match=r"^own/good: its run or test images are missing on this machine, "):
         export(project, "own/good", "onnx", "fp32", tmp_path / "out")

@@ -96,7 +96,7 @@ def test_a_better_one_takes_the_place_with_the_least_gain_in_points(gate: Any) -
 def test_a_gain_that_is_certain_and_too_small_is_refused(gate: Any) -> None:
     """0.4 points in each of twelve classes of 1000 queries: surely more than 0, and less than the 0.5 that are asked for."""
     registry = Registry()
-    with pytest.raises(ConfigError, match=r"not known to be better by 0.5 points: Recall@1 \+0.4 points, at least \+0.[1-4] "):
+    with pytest.raises(ConfigError, match=r"no significant gain of 0.5 points or more: Recall@1 \+0.4 points, at least \+0.[1-4] "):
         gate(registry, (0.004, 0.004))
     assert not registry.promoted
 
@@ -105,7 +105,7 @@ def test_each_attempt_is_judged_more_strictly_than_the_last(gate: Any) -> None:
     """-4 and 10 points: mean 3, deviation 7.31; at least -1.4 at first, and less each time."""
     registry = Registry()
     for least in ("-1.4", "-3.1"):
-        with pytest.raises(ConfigError, match=rf"not known to be better by 0.5 points: Recall@1 \+3.0 points, at least {least} "):
+        with pytest.raises(ConfigError, match=rf"no significant gain of 0.5 points or more: Recall@1 \+3.0 points, at least {least} "):
             gate(registry, (-0.04, 0.1))
     assert not registry.promoted
 

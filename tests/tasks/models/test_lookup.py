@@ -93,8 +93,8 @@ def test_a_network_has_several_names(project: Project) -> None:
         ("own/untrained/1", r"not trained here; train it: dml run own untrained --seed 1"),
         ("own/goot", r"unknown variant 'goot'; did you mean 'good'\?"),
         ("owm/good", r"unknown dataset of the comparison 'owm'; did you mean 'own'\?"),
-        ("nonsense", r"names no trained network; expected a run as dataset/variant"),
-        ("own/good/zero", "names no trained network"),
+        ("nonsense", r"does not name a trained network; expected a run as dataset/variant"),
+        ("own/good/zero", "does not name a trained network"),
     ],
 )
 def test_names_of_nothing(project: Project, text: str, said: str) -> None:

@@ -149,7 +149,7 @@ def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a", "b"]))
     parquet.write_table(pa.table({"name": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "a.parquet")
     for source in (tmp_path / "a.npz", tmp_path / "a.parquet"):
-        with pytest.raises(EvaluationError, match="says nothing of the model that made it"):
+        with pytest.raises(EvaluationError, match="does not name the model that made it"):
             Embeddings(source)
     (tmp_path / "b.npz").write_bytes(b"PK no archive")
     with pytest.raises(EvaluationError, match=r"b\.npz: cannot be read"):
@@ -199,7 +199,7 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
         ("truncated.jpg", "truncated.jpg: damaged or truncated"),
         ("missing.jpg", "missing.jpg: cannot be read (No such file or directory)"),
         ("notes.txt", "notes.txt: not an image, or damaged"),
-        ("empty", "empty: no images there (known by their names: .jpg, .png, ...)"),
+        ("empty", "empty: no images found (recognised by suffix: .jpg, .png, ...)"),
         ("some", "some/bad.jpg: damaged or truncated"),
     ],
 )
@@ -227,7 +227,7 @@ def test_what_cannot_be_searched_with_is_named(
 def test_nothing_is_made_by_looking_for_a_model(project: Project, tmp_path: Path) -> None:
     """Where MLflow has no database yet, none is made to be asked for the index's model."""
     elsewhere = Project(project.root, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
-    with pytest.raises(ConfigError, match="no trained run here has this identity"):
+    with pytest.raises(ConfigError, match="no trained run has this identity"):
         resolve_model("0" * 32, elsewhere)
     assert list(tmp_path.iterdir()) == []
 

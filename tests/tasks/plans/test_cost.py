@@ -43,14 +43,16 @@ def test_the_nearest_network_that_was_measured(spec: RunSpec) -> None:
 
 @pytest.mark.parametrize("other", [rate(device="cuda"), rate(step="embed"), rate(backbone="small_cnn", crop_size=48)])
 def test_what_says_nothing_of_it(spec: RunSpec, other: Rate) -> None:
-    assert step_estimate("train", spec, COUNTS, [other], TWO) == Estimate(None, "not measured here")
+    assert step_estimate("train", spec, COUNTS, [other], TWO) == Estimate(None, "no time estimate (not measured here)")
     assert step_estimate("train", spec, {}, [rate()], TWO).seconds is None
 
 
 def test_a_sum_is_unknown_where_one_is() -> None:
     assert total([]) == Estimate(0, "measured")
     assert total([Estimate(1, "measured"), Estimate(2, "from x")]) == Estimate(3, "from x")
-    assert total([Estimate(1, "measured"), Estimate(None, "not measured here")]) == Estimate(None, "not measured here")
+    assert total([Estimate(1, "measured"), Estimate(None, "no time estimate (not measured here)")]) == Estimate(
+        None, "no time estimate (not measured here)"
+    )
 
 
 def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: Path) -> None:

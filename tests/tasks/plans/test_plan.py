@@ -62,7 +62,7 @@ def test_runs_beside_each_other_take_no_less_than_the_longest(project: Project) 
     assert together(here, [long]).seconds == 80, "one run does not end sooner beside three idle devices"
     assert together(here, [long, short]).seconds == 80
     assert together(here, [long] * 8).seconds == 160
-    assert together(here, [long, Estimate(None, "not measured here")]).seconds is None
+    assert together(here, [long, Estimate(None, "no time estimate (not measured here)")]).seconds is None
 
 
 def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_a_damaged_result_is_rebuilt_and_a_part_run_again_loses_nothing(
     assert found.runs == tuple(one if run.place == one.place else run for run in expected)
     assert path.with_name("table1.json.damaged-1").read_bytes() == damaged
     (line,) = (record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    rebuilt = f"rebuilt {len(expected)} runs from the store; the same dml reproduce adds the others"
+    rebuilt = f"rebuilt {len(expected)} runs from the store; rerun dml reproduce to add the others"
     assert line == f"{path}: damaged; kept as table1.json.damaged-1; {rebuilt}"
 
 

@@ -54,14 +54,14 @@ def test_what_is_said_and_what_to_do_where_it_is_short() -> None:
     enough = Resources(disk, 10**12, memory, "bn_inception, 32 images of 224 pixels at a time", 8 * 10**9, "cuda").lines()
     assert enough == [
         "disk: about 1.2 GB (cub200 packed 1.2 GB); 1000.0 GB are free",
-        "disk: not known of sop as archive, unpacked and packed: the publisher states no size",
-        "GPU memory: about 1.6 GB beside the libraries' own (bn_inception, 32 images of 224 pixels at a time: "
+        "disk: unknown for sop as archive, unpacked and packed: the publisher states no size",
+        "GPU memory: about 1.6 GB in addition to the libraries' own (bn_inception, 32 images of 224 pixels at a time: "
         "activations 1.4 GB, weights 41 MB, gradients and optimiser 123 MB)",
     ]
     short = Resources(disk[:1], 10**9, memory, "x", 10**9, "cuda").lines()
-    assert [line.partition(",")[0] for line in short if "too little" in line or "can have" in line] == [
-        "disk: too little: name another disk (raw in params.yaml",
-        "GPU memory: a training can have 1.0 GB here: spread each batch over more workers (scale.num_workers)",
+    assert [line.partition(",")[0] for line in short if "not enough" in line or "only" in line] == [
+        "disk: not enough space: choose another disk (raw in params.yaml",
+        "GPU memory: only 1.0 GB available for each run: split each batch over more workers (scale.num_workers)",
     ]
     assert Resources((), 1, None, "", None, "cpu").lines() == []
 
@@ -75,7 +75,7 @@ def test_dml_plan_prints_it(project: Project, capsys: pytest.CaptureFixture[str]
         return capsys.readouterr().out
 
     printed = plan("softtriple/table5")
-    assert "disk: not known of sop as archive, unpacked, packed, and DVC's copy: the publisher states no size\n" in printed
+    assert "disk: unknown for sop as archive, unpacked, packed, and DVC's copy: the publisher states no size\n" in printed
     assert "memory: about " in printed
     found = json.loads(plan("softtriple/table5", "--json"))
     assert found["disk_unknown"] == ["sop as archive, unpacked, packed, and DVC's copy"]

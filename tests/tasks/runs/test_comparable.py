@@ -66,7 +66,7 @@ def test_a_setting_that_did_not_exist_yet_has_its_default() -> None:
 def test_two_values_of_one_seed_are_refused(values: list[tuple[str, int, float]]) -> None:
     repeated = [place for place, count in Counter((system, seed) for system, seed, _ in values).items() if count > 1]
     if repeated:
-        with pytest.raises(EvaluationError, match="has two results of seed"):
+        with pytest.raises(EvaluationError, match="has two results for seed"):
             scores_by_seed(values)
     else:
         found = scores_by_seed(values)

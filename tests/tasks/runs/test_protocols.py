@@ -113,7 +113,7 @@ def test_what_is_not_there_is_named(name, dataset, variant, said):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("paper: sgsl", "paper: other", "name it after its folder"),
+        ("paper: sgsl", "paper: other", "use the name of the folder"),
         ("gamma: 30", "gama: 30", "did you mean 'gamma'"),
         ("num_epochs: 100", "num_epoch: 100", "did you mean 'num_epochs'"),
         ("    datasets:\n      cub200", "    datasets:\n      cub201", "did you mean 'cub200'"),

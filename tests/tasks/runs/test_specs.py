@@ -71,7 +71,7 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
         ({"datasets": {"synthetic": {"reader": "cub20"}}}, "datasets.synthetic"),
         ({"datasets": {"synthetic": {"options": {"num_clases": 3}}}}, "did you mean 'num_classes'?"),
         ({"comparison": {"default_datasets": ["synthetik"]}}, "did you mean 'synthetic'?"),
-        ({"comparison": {"variants": {"softmax": {"by_default": "no"}}}}, " / softmax: by_default: is true or false, found 'no'"),
+        ({"comparison": {"variants": {"softmax": {"by_default": "no"}}}}, " / softmax: by_default: expected true or false, found 'no'"),
         ({"comparison": {"num_default_seeds": 0}}, "num_default_seeds"),
         ({"comparison": {"datasets": {"sop": {}}}}, "unknown dataset 'sop'"),
         ({"comparison": {"reference": "softmx"}}, "comparison.reference: unknown variant 'softmx'; did you mean 'softmax'?"),
@@ -170,5 +170,7 @@ def test_workers_are_a_number_or_the_fewest_and_the_most(given: object, ends: tu
 
 @pytest.mark.parametrize("given", [0, [4, 1], [1], [0, 2], "2", 1.0, True])
 def test_other_numbers_of_workers_are_refused(given: object) -> None:
-    with pytest.raises(ConfigError, match=r"test: num_workers: expected a number from 1 on, or the fewest and the most, as \[1, 4\]"):
+    with pytest.raises(
+        ConfigError, match=r"test: num_workers: expected an integer of at least 1, or a minimum and a maximum such as \[1, 4\]"
+    ):
         parse(ScaleSpec, {"num_workers": given}, "test")

@@ -81,7 +81,7 @@ def test_what_is_not_there_damaged_or_anothers_is_refused(tables: Path) -> None:
     with pytest.raises(ConfigError, match=f"not tuned on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path = write_tuned(FOUND.model_copy(update={"row": "softmax"})).rename(tuned_path(TABLE, ROW, DATASET))
-    with pytest.raises(ConfigError, match=f"is of project/fashion_mnist/softmax on fashion-mnist; {command}"):
+    with pytest.raises(ConfigError, match=f"is for project/fashion_mnist/softmax on fashion-mnist; {command}"):
         read_tuned(TABLE, ROW, DATASET)
     path.write_text("training: {}\n")
     with pytest.raises(ConfigError, match="key 'table' is missing"):
@@ -124,7 +124,7 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
     assert runs_of(TABLE, table, Choice((ROW,)), (ROW,))[DATASET][0].variant == "softtriple ours"
     assert row_training(TABLE, row, DATASET) == row_training(TABLE, row, DATASET, "ours")
     for variants in (("tuned",), ("tuned", "ours")):
-        with pytest.raises(ValueError, match="'tuned' is laid over the row's first"):
+        with pytest.raises(ValueError, match="'tuned' changes the row's first variant"):
             Row(label="x", kind="own", published=(None,), variants=variants)
 
 
@@ -154,7 +154,7 @@ def test_a_variant_of_the_standing_comparison_may_ask_for_them(tables: Path) -> 
         ConfigError, match="project/standing/softtriple is not tuned on fashion-mnist; run: dml tune project/standing/softtriple"
     ):
         comparison_runs(standing(tuned=True), "fashion-mnist", ["softtriple"], [0])
-    with pytest.raises(ConfigError, match="tuned: is true or false, found 'yes'"):
+    with pytest.raises(ConfigError, match="tuned: expected true or false, found 'yes'"):
         comparison_runs(standing(tuned="yes"), "synthetic", ["softtriple"], [0])
 
 

@@ -61,4 +61,4 @@ def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made:
     embedded, searched = replica._compute([_Asked(view, 0), _Asked(view, 3)])
     assert embedded.refused is None
     assert not embedded.row.any()
-    assert searched.refused == "the network gives it an embedding of zeros, which is near to nothing"
+    assert searched.refused == "its embedding is zero and has no cosine similarity"

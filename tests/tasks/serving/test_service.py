@@ -41,16 +41,16 @@ def refused(made: Made, *arguments: str, **environment: str) -> str:
 @pytest.mark.proof
 def test_what_it_refuses_to_start_with(made: Made) -> None:
     index = str(made.index)
-    assert "put a token" in refused(made, index, "--host", "0.0.0.0")
-    assert "put a token" in refused(made, index, "--host", "::")
+    assert "set a token" in refused(made, index, "--host", "0.0.0.0")
+    assert "set a token" in refused(made, index, "--host", "::")
     assert "at least 16" in refused(made, index, "--host", "0.0.0.0", DML_SERVE_TOKEN="short")
     assert "MY_TOKEN" in refused(made, index, "--token-env", "MY_TOKEN")
-    assert "no address" in refused(made, index, "--host", "nowhere.invalid")
+    assert "not an address" in refused(made, index, "--host", "nowhere.invalid")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert "choose another --port" in refused(made, index, "--port", str(taken.getsockname()[1]))
-    assert "names no trained network" in refused(made, "nothing-there")
+    assert "does not name a trained network" in refused(made, "nothing-there")
 
 
 def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Made) -> None:

@@ -83,7 +83,7 @@ def test_rows_and_datasets_without_an_equivalent_say_so() -> None:
 
 
 def test_the_projects_own_tables_have_no_smoke_and_say_so_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="--smoke is of the papers' tables: it draws no images in the layout of"):
+    with pytest.raises(ConfigError, match="--smoke supports only the papers' tables: it cannot draw images in the layout of"):
         chosen_runs(load_params(ROOT / "params.yaml"), ["project/claims"], Choice(smoke=True))
 
 

@@ -105,7 +105,7 @@ def test_an_exploratory_claim_is_marked_and_has_a_history():
     runs = [run("a", seed, recall_at_1=0.6 + seed / 100) for seed in range(3)] + [run("b", seed, recall_at_1=0.5) for seed in range(3)]
     found = judged(table(exploratory=True, history="K was 4 at first"), *runs)
     assert claim_line(found).startswith("holds (exploratory): a is better (")
-    with pytest.raises(ConfigError, match="an exploratory claim has a history"):
+    with pytest.raises(ConfigError, match="an exploratory claim needs a history"):
         table(exploratory=True)
 
 

@@ -62,7 +62,7 @@ def test_another_split_is_none_and_what_to_add_is_one_line(
 
 
 def test_two_that_fit_are_refused(params: Params) -> None:
-    with pytest.raises(ConfigError, match="datasets one, two are all read by 'mnist'; call the one of the tables 'mnist'"):
+    with pytest.raises(ConfigError, match="datasets one, two are all read by 'mnist'; rename the tables' one to 'mnist'"):
         project_dataset(having(params, one=SPLIT, two=SPLIT), "mnist", BY_IMAGE)
 
 

@@ -96,7 +96,7 @@ def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["evaluation.epoch=oracle"], "no epoch of it is chosen on the test classes"),
+        (["evaluation.epoch=oracle"], "must not choose the epoch on the test classes"),
         (["evaluation.epoch=best_validation"], r"does not keep; set keep_epochs: \[best_validation\]"),
         (["evaluation.epoch=best"], "evaluation.epoch"),
     ],

@@ -137,5 +137,5 @@ def test_the_standing_comparison_is_a_table_of_its_variants(tmp_path: Path) -> N
 
 
 def test_the_standing_comparison_is_run_by_itself() -> None:
-    with pytest.raises(ConfigError, match="project/standing is run by itself, as `dml reproduce` without a table"):
+    with pytest.raises(ConfigError, match="project/standing cannot be named as a table; run `dml reproduce` without a table"):
         chosen_runs(PARAMS, [CLAIMS, STANDING], Choice())

@@ -110,13 +110,13 @@ def test_distinct_seeds_have_a_mean_and_repeated_ones_are_one_line(what: str, se
     if len(set(seeds)) == len(seeds):
         MEANS[what](seeds)
         return
-    with pytest.raises(DmlError, match=r"two (results|runs) of ") as caught:
+    with pytest.raises(DmlError, match=r"two (results for|runs of) ") as caught:
         MEANS[what](seeds)
     assert "\n" not in str(caught.value)
 
 
 def test_a_report_of_repeated_seeds_writes_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DmlError, match="a has two results of seed 1"):
+    with pytest.raises(DmlError, match="a has two results for seed 1"):
         write_report("title", [_scored("a", 0), _scored("a", 1), _scored("a", 1)], tmp_path / "report")
     assert not (tmp_path / "report").exists()
 

@@ -77,7 +77,7 @@ def test_a_table_says_which_printed_differences_its_tolerance_cannot_tell() -> N
 def test_a_figure_whose_metric_has_no_tolerance_on_its_dataset_is_refused() -> None:
     file = {name: value for name, value in FILE.items() if name not in ("tolerance", "tolerances")}
     blocks = [{"dataset": "cub200", "metrics": ["recall@1", "ami"]}, FILE["columns"][1]]
-    with pytest.raises(ConfigError, match="row 'ours' has no tolerance for ami on cub200, nor has the table"):
+    with pytest.raises(ConfigError, match="row 'ours' has no tolerance for ami on cub200, and neither has the table"):
         parse(TableFile, file | {"columns": blocks}, "table")
 
 
@@ -95,5 +95,5 @@ def test_independent_figures_name_their_source() -> None:
     rows = FILE["rows"]
     assert isinstance(rows, dict)
     changed = FILE | {"rows": rows | {"ours": rows["ours"] | {"independent": [60, None, None]}}}
-    with pytest.raises(ConfigError, match="independent figures, and nothing else, name their independent_source"):
+    with pytest.raises(ConfigError, match="independent and independent_source must be set together"):
         parse(TableFile, changed, "table")

@@ -114,17 +114,17 @@ def _replace(path: Path, by: Callable[[Path], object]) -> None:
 
 
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (DAMAGE["cut"], "malformed; put back a copy, or move it away"),
-    "garbled": (DAMAGE["garble"], "file is not a database; put back a copy"),
-    "text": (lambda path: path.write_text("this is no database" * 100), "file is not a database; put back a copy"),
+    "cut": (DAMAGE["cut"], "malformed; restore a copy, or move it away"),
+    "garbled": (DAMAGE["garble"], "file is not a database; restore a copy"),
+    "text": (lambda path: path.write_text("this is no database" * 100), "file is not a database; restore a copy"),
     "of an older version": (
         lambda path: set_schema(path, "451aebb31d03"),
-        "an older MLflow made it; back it up, then: mlflow db upgrade sqlite:///",
+        "an older MLflow wrote it; back it up, then: mlflow db upgrade sqlite:///",
     ),
-    "of a newer version": (lambda path: set_schema(path, "f" * 12), "a newer MLflow made it; install that version"),
-    "without a version": (lambda path: set_schema(path, None), "not whole; put back a copy"),
-    "of another program": (lambda path: _replace(path, _other_database), "it is not MLflow's or not whole"),
-    "a folder": (lambda path: _replace(path, Path.mkdir), "it is no file; move it away"),
+    "of a newer version": (lambda path: set_schema(path, "f" * 12), "a newer MLflow wrote it; install that version"),
+    "without a version": (lambda path: set_schema(path, None), "incomplete; restore a copy"),
+    "of another program": (lambda path: _replace(path, _other_database), "it is not an MLflow database or incomplete"),
+    "a folder": (lambda path: _replace(path, Path.mkdir), "it is not a file; move it away"),
 }
 
 

@@ -76,7 +76,7 @@ def test_a_server_that_fails_once_is_left_alone(clock: Clock, num_good: int, cap
     clock.now += 100
     curves(epoch(1))
     assert not tracker.sent
-    assert [record.getMessage() for record in caplog.records] == ["no answer; no live curves for this run, training goes on"]
+    assert [record.getMessage() for record in caplog.records] == ["no answer; no live curves for this run, training continues"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -587,7 +587,7 @@ def test_a_damaged_record_is_set_aside_the_rest_is_delivered_and_numbers_come_fr
     for how, damage in DAMAGE.items():
         if how != "remove":
             damage(keep_report(tracker.outbox, report.model_copy(update={"identity": how})))
-    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 not: .*flip\.json\.damaged-1.*changed or gone") as caught:
+    with pytest.raises(TrackingError, match=r"^1 records delivered, 6 failed: .*flip\.json\.damaged-1.*changed or gone") as caught:
         tracker.sync()
     assert "\n" not in str(caught.value)
     (run_id,) = (run.run_id for run in published_runs(tracker.uri, "d", COMPARISON))
@@ -615,7 +615,7 @@ def test_a_record_of_a_newer_version_stays_in_the_outbox_and_the_others_are_deli
     before = newer.read_bytes()
     keep_report(tracker.outbox, report)
     with pytest.raises(
-        TrackingError, match=r"^1 records delivered, 1 not: .*newer\.json: written by a newer version \(format 9, .* up to 1\)"
+        TrackingError, match=r"^1 records delivered, 1 failed: .*newer\.json: written by a newer version \(format 9, .* up to 1\)"
     ):
         tracker.sync()
     with pytest.raises(NewerFormatError, match=r"newer\.json: written by a newer version"):

@@ -52,25 +52,25 @@ def test_rates_of_a_loss_without_parameters_are_left_out() -> None:
 def test_another_losss_option_in_the_table_is_left_out_and_in_the_row_refused() -> None:
     gate = {"loss.options.gate": Search(low=1.0, high=4.0)}
     assert "loss.options.gate" not in space_of(SOFTTRIPLE, gate)
-    with pytest.raises(ConfigError, match=r"search: loss.options.gate: the row has no value there"):
+    with pytest.raises(ConfigError, match=r"search: loss.options.gate: the row has no value at which the search can start"):
         space_of(SOFTTRIPLE, {}, gate)
 
 
 @pytest.mark.parametrize(
     ("path", "search", "said"),
     [
-        ("validation.share", {"low": 0.1, "high": 0.5}, "may not be searched"),
-        ("validation.folds", {"low": 2.0, "high": 3.0, "integer": True}, "may not be searched"),
-        ("validation", {"choices": ("none", "all")}, "may not be searched"),
-        ("keep_epochs", {"choices": ("oracle", "last")}, "may not be searched"),
-        ("evaluation.role", {"choices": ("test", "validation")}, "may not be searched"),
-        ("role", {"choices": ("test", "validation")}, "may not be searched"),
-        ("loss.name", {"choices": ("softmax", "softtriple")}, "may not be searched"),
-        ("model.backbone.weights", {"choices": ("none", "imagenet")}, "may not be searched"),
-        ("optimiser.learnin_rate", {"low": 0.1, "high": 0.5}, "no value there"),
+        ("validation.share", {"low": 0.1, "high": 0.5}, "cannot be searched"),
+        ("validation.folds", {"low": 2.0, "high": 3.0, "integer": True}, "cannot be searched"),
+        ("validation", {"choices": ("none", "all")}, "cannot be searched"),
+        ("keep_epochs", {"choices": ("oracle", "last")}, "cannot be searched"),
+        ("evaluation.role", {"choices": ("test", "validation")}, "cannot be searched"),
+        ("role", {"choices": ("test", "validation")}, "cannot be searched"),
+        ("loss.name", {"choices": ("softmax", "softtriple")}, "cannot be searched"),
+        ("model.backbone.weights", {"choices": ("none", "imagenet")}, "cannot be searched"),
+        ("optimiser.learnin_rate", {"low": 0.1, "high": 0.5}, "no value at which"),
         ("optimiser.learning_rate", {"low": -1.0, "high": 0.5}, "learning_rate"),
-        ("optimiser.weight_decay", {"low": 1e-5, "high": 1e-2, "log": True}, "no logarithmic range"),
-        ("transform.flip", {"low": 0.0, "high": 1.0}, "in no range"),
+        ("optimiser.weight_decay", {"low": 1e-5, "high": 1e-2, "log": True}, "cannot be in a logarithmic range"),
+        ("transform.flip", {"low": 0.0, "high": 1.0}, "cannot be in a range"),
         ("num_epochs", {"low": 1.0, "high": 5.0}, "num_epochs"),
     ],
 )
@@ -82,7 +82,7 @@ def test_what_may_not_be_searched_or_could_not_be_run_is_refused(path: str, sear
 
 
 def test_nothing_to_search_is_said() -> None:
-    with pytest.raises(ConfigError, match="nothing of it is searched: loss 'discriminative' declares no range"):
+    with pytest.raises(ConfigError, match="no setting to search: loss 'discriminative' declares no range"):
         space_of(small_training("discriminative", model={"head": {"kind": "two_layer"}, "backbone": {"name": "small_cnn"}}))
     with pytest.raises(ConfigError, match="it is not trained"):
         space_of(small_training("softtriple", num_epochs=0), RATE)

@@ -164,7 +164,7 @@ def test_what_a_table_may_say_of_scoring_changes_nothing(write: Callable[..., Pa
 @pytest.mark.parametrize("where", ["table", "row"])
 def test_a_search_over_what_is_read_is_refused(write: Callable[..., Params], packed: Path, path: str, where: str) -> None:
     search = {"search": {path: {"choices": ["test", "validation"]}}}
-    with pytest.raises(ConfigError, match="may not be searched"):
+    with pytest.raises(ConfigError, match="cannot be searched"):
         searches(write(search if where == "table" else in_row(**search)), packed)
 
 

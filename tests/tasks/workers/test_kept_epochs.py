@@ -115,7 +115,7 @@ def test_a_damaged_file_of_weights_gives_no_numbers(packed: Path, state: Path, t
     folder.mkdir(parents=True)
     (folder / CHECKPOINT_FILE).write_bytes((state / "store/train/x" / CHECKPOINT_FILE).read_bytes())
     DAMAGE[how](folder / CHECKPOINT_FILE)
-    with pytest.raises(StoreError, match=r"checkpoint.*(damaged|gone)"):
+    with pytest.raises(StoreError, match=r"checkpoint.*(damaged|missing)"):
         work.embed(job, CPU, lambda message: None)
     assert not (tmp_path / "store/embed").exists()
 
