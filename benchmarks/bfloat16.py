@@ -23,7 +23,7 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system, fit
-from dml_core.training.optim import build_optimiser
+from dml_core.training.optimisation.optimisers import build_optimiser
 from dml_core.training.validation import HeldOutRecall
 
 CPU = torch.device("cpu")

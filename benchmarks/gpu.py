@@ -57,7 +57,7 @@ from dml_core.float32 import without_tf32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
-from dml_core.training.optim import build_optimiser
+from dml_core.training.optimisation.optimisers import build_optimiser
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 
 ROOT = Path(__file__).parents[1]

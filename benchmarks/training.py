@@ -26,7 +26,7 @@ from dml_core.data.views.batches import TestView, iterate_batches
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
-from dml_core.training.optim import build_optimiser
+from dml_core.training.optimisation.optimisers import build_optimiser
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

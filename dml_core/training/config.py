@@ -10,11 +10,11 @@ from dml_core.data.views.samplers import SamplerConfig
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
-from dml_core.training.averaging_config import AverageConfig
 from dml_core.training.epochs import KeptEpoch
-from dml_core.training.optim_config import OptimiserConfig
+from dml_core.training.optimisation.averaging_config import AverageConfig
+from dml_core.training.optimisation.config import OptimiserConfig
+from dml_core.training.optimisation.schedules import ScheduleConfig
 from dml_core.training.parallel.cross_batch_config import CrossBatchConfig
-from dml_core.training.schedules import ScheduleConfig
 
 
 class LossChoice(Config):

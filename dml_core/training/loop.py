@@ -31,14 +31,15 @@ from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
-from dml_core.training.averaging import WeightAverage
 from dml_core.training.checkpoints.file import copied, save_checkpoint, take_up
 from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL, KeptEpoch
 from dml_core.training.history import Progress, Report, write_history
 from dml_core.training.mining import nearest_of_other_classes
-from dml_core.training.optim import build_optimiser, set_learning_rates
+from dml_core.training.optimisation.averaging import WeightAverage
+from dml_core.training.optimisation.optimisers import build_optimiser, set_learning_rates
+from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.parallel.batchnorm import check_batches, synchronise_batchnorm
 from dml_core.training.parallel.class_shards import (
     check_shardable,
@@ -52,7 +53,6 @@ from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chu
 from dml_core.training.parallel.workers import Failures, TrainingSystem, from_rank_zero, rank, shard_sizes, state_from_rank_zero, world_size
 from dml_core.training.preparing import load, prepare, training_outputs
 from dml_core.training.pulse import beat, patient
-from dml_core.training.schedules import learning_rate_factor
 from dml_core.training.seeding import derived_seed, seeded, step_generator
 
 Validate = Callable[[nn.Module], dict[str, float]]

@@ -17,7 +17,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
-from dml_core.training.optim_config import OptimiserConfig
+from dml_core.training.optimisation.config import OptimiserConfig
 
 HALF = 2  # bytes of a bfloat16 number
 

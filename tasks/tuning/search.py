@@ -18,7 +18,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.config import TrainingConfig
-from dml_core.training.schedules import ScheduleConfig
+from dml_core.training.optimisation.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, loss_learns, prepared_folder
 from tasks.environment import Project
 from tasks.runs.identity import evaluate_identity, source_digest

@@ -18,7 +18,7 @@ from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, Saving
 from dml_core.training.config import LossChoice, TrainingConfig
 from dml_core.training.history import HISTORY_FILE, Progress, read_history
 from dml_core.training.loop import fit
-from dml_core.training.schedules import learning_rate_factor
+from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.validation import HeldOutRecall
 from tests.conftest import LAST_BATCHES, small_training
 

@@ -12,7 +12,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.embedder import Embedder, ModelConfig
 from dml_core.models.heads import HeadConfig
 from dml_core.models.pooling import PoolingConfig
-from dml_core.training.optim import GroupConfig, OptimiserConfig, build_optimiser, set_learning_rates
+from dml_core.training.optimisation.optimisers import GroupConfig, OptimiserConfig, build_optimiser, set_learning_rates
 from dml_core.training.parallel.workers import TrainingSystem
 
 

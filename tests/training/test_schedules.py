@@ -5,7 +5,7 @@ import torch
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from dml_core.training.schedules import ScheduleConfig, learning_rate_factor
+from dml_core.training.optimisation.schedules import ScheduleConfig, learning_rate_factor
 
 
 def by_epoch(num_epochs, num_steps=10, **options):

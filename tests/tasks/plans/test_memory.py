@@ -10,7 +10,7 @@ from dml_core.config import merge, parse
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system
-from dml_core.training.optim import build_optimiser
+from dml_core.training.optimisation.optimisers import build_optimiser
 from tasks.plans.memory import activation_bytes, kept_storages, num_states, training_memory
 
 SIZE = 32

@@ -5,9 +5,9 @@ import torch
 
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
-from dml_core.training.optim import TensorFlowAdam, build_optimiser, set_learning_rates
+from dml_core.training.optimisation.optimisers import TensorFlowAdam, build_optimiser, set_learning_rates
+from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.parallel.workers import TrainingSystem
-from dml_core.training.schedules import learning_rate_factor
 from tasks.runs.protocols import load_protocol
 
 NUM_STEPS = 100  # of an epoch

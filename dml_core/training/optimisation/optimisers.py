@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dml_core.errors import ConfigError
-from dml_core.training.optim_config import GroupConfig, OptimiserConfig
+from dml_core.training.optimisation.config import GroupConfig, OptimiserConfig
 from dml_core.training.parallel.workers import TrainingSystem
 
 

@@ -1,4 +1,4 @@
-"""Settings of the optimiser (built in `optim.py`); light to import."""
+"""Settings of the optimiser (built in `optimisers.py`); light to import."""
 
 from typing import Literal
 

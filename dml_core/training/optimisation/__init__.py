@@ -1,0 +1,1 @@
+"""Optimisers with their groups of parameters, learning-rate schedules, and the moving average of the weights."""
