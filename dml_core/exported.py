@@ -21,7 +21,7 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale
 from dml_core.errors import ConfigError, StoreError
 from dml_core.models.embedder import Embedder
-from dml_core.trained import Forward, GraphFile, Precision
+from dml_core.network_description import Forward, GraphFile, Precision
 
 INPUT, OUTPUT = "pixels", "embeddings"
 FILES = {"onnx": "network.onnx", "torch-export": "network.pt2"}

@@ -13,16 +13,15 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import Field
 from torch import Tensor
 
-from dml_core.config import Config, parse
+from dml_core.config import parse
 from dml_core.data.store.decode import decode_upright, orientation, upright
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import TransformConfig
@@ -31,59 +30,10 @@ from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import check_regular, file_sha256, read_regular, replace_folder, sealed, unsealed
 from dml_core.models.config import ModelConfig
 from dml_core.models.embedder import Embedder
+from dml_core.network_description import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE, Forward, Metric, NetworkDescription
 
-DESCRIPTION_FILE, WEIGHTS_FILE = "network.json", "network.pt"
-FORMAT = 2  # of the description; format 1 had no format number and no hash, and omitted None values
 REMEDY = "make the folder again"
-Metric = Literal["cosine", "euclidean"]  # same values as in `EvaluationConfig`, whose code is not in MLflow's copy
-Precision = Literal["fp32", "fp16", "int8"]
 AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8] | Tensor
-Forward = Callable[[Tensor], NDArray[np.float32]]
-
-
-class GraphFile(Config):
-    """The file of an exported network.
-
-    Attributes:
-        format: runtime of the graph.
-        name: file name, in the description's folder.
-        precision: precision of weights and arithmetic.
-    """
-
-    format: Literal["onnx", "torch-export"]
-    name: str = Field(pattern=r"^\w[\w.-]*$")
-    precision: Precision
-
-
-class NetworkDescription(Config):
-    """Description of a trained network: everything that determines its embeddings, except the weights.
-
-    Attributes:
-        model: the network; its weights are in a separate file.
-        transform: the protocol's views, of which the test view is used.
-        num_classes: number of training classes; some heads have a layer of that size.
-        embedding_dim: D.
-        identity: identity of the training step; None in older descriptions.
-        metric: metric with which the run compares embeddings.
-        title: display name.
-        graph: file of an exported network; None for a state dict.
-        file_sha256: hash of the weights or graph file; None in older descriptions.
-    """
-
-    model: ModelConfig
-    transform: TransformConfig
-    num_classes: int
-    embedding_dim: int
-    identity: str | None = None
-    metric: Metric = "cosine"
-    title: str = ""
-    graph: GraphFile | None = None
-    file_sha256: str | None = None
-
-    @property
-    def file(self) -> str:
-        """Name of the file with the weights or the graph, in the description's folder."""
-        return WEIGHTS_FILE if self.graph is None else self.graph.name
 
 
 class TrainedModel:

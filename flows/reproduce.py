@@ -37,8 +37,8 @@ from tasks.runs.provenance import Code
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params, RunSpec, changes_results, is_whole, load_params, row_name, standing_runs
 from tasks.runs.tuned import STANDING
+from tasks.tables.file import STANDING_VARIANT
 from tasks.tables.seeds_auto import checked_resolve
-from tasks.tables.standing import VARIANT
 
 logger = logging.getLogger(__name__)
 
@@ -148,9 +148,9 @@ def _looked_at(params: Params, spec: RunSpec) -> tuple[str, str | None]:
 
 def _keep(outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
     """Add the measured runs to the result of the standing comparison's table, which has pages like every table."""
-    runs = tuple(measured_run(outcome, row_name(outcome.spec.variant), VARIANT, outcome.spec.dataset) for outcome in outcomes)
+    runs = tuple(measured_run(outcome, row_name(outcome.spec.variant), STANDING_VARIANT, outcome.spec.dataset) for outcome in outcomes)
     failed = {
-        f"{row_name(failure.spec.variant)} {VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
+        f"{row_name(failure.spec.variant)} {STANDING_VARIANT}, {failure.spec.dataset}, seed {failure.spec.seed}": failure.reason
         for failure in failures
     }
     add_runs(services.project, STANDING, runs, failed, services.tags.get("git_commit"))

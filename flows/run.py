@@ -49,6 +49,7 @@ from tasks.runs.records import (
 )
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
+from tasks.tracking.live import LiveCurves
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
@@ -312,7 +313,7 @@ def train(
     store = services.store
 
     def work() -> CheckpointRecord:
-        live = services.tracker.live(spec.comparison, published_id, spec)
+        live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
         rates: list[float] = []
         with _of_same_data(dataset, store, key):

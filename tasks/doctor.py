@@ -22,7 +22,7 @@ from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store
 from tasks.tracking.availability import check_database
-from tasks.tracking.published import OUTBOX
+from tasks.tracking.names import OUTBOX
 
 SECONDS = 5.0
 RAY_SECONDS = 60

@@ -33,8 +33,8 @@ from tasks.storage import LOCKS, Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import RESULT
+from tasks.tracking.names import OUTBOX
 from tasks.tracking.outbox import REPORT
-from tasks.tracking.published import OUTBOX
 
 STEPS = ("train", "embed", "evaluate")
 DAY_SECONDS = 86400.0

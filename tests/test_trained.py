@@ -14,7 +14,8 @@ from torch import Tensor
 from dml_core.config import parse
 from dml_core.data.store.decode import ORIENTATION_TAG
 from dml_core.errors import ConfigError, DataError
-from dml_core.trained import NetworkDescription, TrainedModel
+from dml_core.network_description import NetworkDescription
+from dml_core.trained import TrainedModel
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
 DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop_to_box": True}, "num_classes": 3, "embedding_dim": 3}

@@ -1,13 +1,4 @@
-"""The end of every `dml` verb: the exit code, and at most one line on standard error.
-
-| exit code | meaning |
-|---|---|
-| 0 | done |
-| 1 | an error of this program: the line names the log file with the traceback |
-| 2 | a problem that the user can fix: the line says what, where and how |
-| 130 | interrupted with Ctrl-C |
-| 141 | the reader of standard output has closed it, as `head` does |
-"""
+"""The end of every `dml` verb: the exit code (`flows.cli.exit_codes`), and at most one line on standard error."""
 
 import contextlib
 import os
@@ -17,10 +8,10 @@ from pathlib import Path
 from typing import TextIO
 
 from flows.cli.app import HiddenError, app
+from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
 from flows.cli.interrupts import INTERRUPTED
+from flows.cli.supervisor import supervise
 
-DONE, BUG, MENDABLE, BROKEN_PIPE = 0, 1, 2, 141
-SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can distinguish it from a library's `sys.exit(1)`; the command's is 1
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 
@@ -48,7 +39,6 @@ def main() -> None:
 def _supervised() -> Path | None:
     """Continue in a supervised process and return its log file; None outside a project, an error that the command itself reports."""
     from dml_core.errors import ConfigError, StoreError
-    from flows.cli.supervisor import supervise
     from tasks.environment import find_project
 
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.app import app, open_project, print_table
-from flows.cli.tables import AUTO, NumSeeds, Rows, TrackName, choice_of
+from flows.cli.table_options import AUTO, NumSeeds, Rows, TrackName, choice_of
 
 if TYPE_CHECKING:
     from tasks.plans.cost import Estimate

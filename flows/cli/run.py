@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app, open_project, prefect_starting
-from flows.cli.tables import AUTO, MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, resolving
+from flows.cli.table_options import AUTO, MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, resolving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,8 @@ def reproduce(
 
     until = resolving(seeds, resolve, max_seeds, smoke)
     if tables and tables != [STANDING]:
-        from flows.cli.tables import choice_of, run_tables
+        from flows.cli.table_options import choice_of
+        from flows.cli.tables import run_tables
 
         if set_:
             raise ConfigError("--set applies only to the standing comparison; a table's settings are in its file")

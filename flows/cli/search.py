@@ -169,7 +169,8 @@ def _tell_bad(bad: list[str] | None) -> None:
 
 
 def _open_model(text: str) -> "TrainedModel":
-    from dml_core.trained import DESCRIPTION_FILE, load_model
+    from dml_core.network_description import DESCRIPTION_FILE
+    from dml_core.trained import load_model
     from flows.cli.app import open_project
     from tasks.models.lookup import resolve_model
 

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.cli.exits import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
+from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
 from tasks.processes import GO_ON
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
     from tasks.environment import shown
-    from tasks.tracking.published import OUTBOX
+    from tasks.tracking.names import OUTBOX
 
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import

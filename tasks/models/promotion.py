@@ -30,7 +30,7 @@ from tasks.models.lookup import IDENTITY, find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.specs import load_params
 from tasks.tracking.models import registered_name
-from tasks.tracking.published import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.names import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Registry, Version
 
 CHAMPION = "champion"

@@ -18,10 +18,9 @@ from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.storage import Store
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile, label_parts, load_table
+from tasks.tables.file import STANDING_VARIANT, TableFile, label_parts, load_table
 from tasks.tables.result import MeasuredRun
 from tasks.tables.runs import asked_runs, datasets_of
-from tasks.tables.standing import VARIANT
 
 FIRST_SEEDS = 10
 _SEED = re.compile(rb'seed\\?": ?(\d{1,9})\b')
@@ -60,7 +59,7 @@ def _standing(project: Project, params: Params, seeds: list[int]) -> Iterator[Na
         except DataError:
             continue  # not prepared: no run of it has an identity
         for spec in comparison_runs(params, dataset, seeds=seeds):
-            yield row_name(spec.variant), VARIANT, dataset, spec, record
+            yield row_name(spec.variant), STANDING_VARIANT, dataset, spec, record
 
 
 def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> Iterator[Named]:

@@ -21,11 +21,13 @@ from dml_core.search_space import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
 from tasks.runs.protocols import TABLES, Variant
-from tasks.runs.specs import load_params
+from tasks.runs.specs import Params, load_params, row_name
 from tasks.runs.tuned import STANDING as STANDING
 from tasks.runs.tuned import TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
 
+STANDING_VARIANT = "standing"  # of each row of the standing comparison
+STANDING_METRICS = ("recall@1", "map@r", "nmi")
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
 ImageRole = Literal["test", "train"]
@@ -339,10 +341,29 @@ def load_table(name: str) -> TableFile:
     if name not in table_names():
         raise _unknown_table(name)
     if name == STANDING:
-        from tasks.tables.standing import standing_table
-
         return standing_table(load_params(find_project().params_file))
     table = parse(TableFile, read_yaml(TABLES / f"{name}.yaml"), f"{name}.yaml")
     if (table.page is None) != (name.partition("/")[0] == PROJECT):
         raise ConfigError(f"{name}.yaml: page: required for a table of a paper, not allowed for one of the project's own")
     return table
+
+
+def standing_table(params: Params) -> TableFile:
+    """Return the standing comparison of `params.yaml` as a table: each variant is a row, each dataset a block of columns."""
+    comparison = params.comparison
+    first = f"recall@{params.evaluation.recall_at[0]}"
+    metrics = (first, *STANDING_METRICS[1:]) if params.evaluation.clustering else (first, STANDING_METRICS[1])
+    columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
+    nothing = (None,) * (len(metrics) * len(columns))
+    rows = {
+        row_name(variant): Row(label=variant, kind="own", published=nothing, variants=(STANDING_VARIANT,))
+        for variant in comparison.variants
+    }
+    return TableFile(
+        title="The standing comparison",
+        states="Every loss on one network, one budget and one augmentation, on the datasets of `comparison` in params.yaml.",
+        columns=columns,
+        rows=rows,
+        reference=None if comparison.reference is None else row_name(comparison.reference),
+        search=comparison.search,
+    )

@@ -18,7 +18,7 @@ from dml_core.evaluation.statistics.comparing import Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.training.config import TrainingConfig
 from tasks.runs.best import best_seed
-from tasks.tracking.published import DETAIL, SUMMARY_TAG, PublishedRun, metric_name
+from tasks.tracking.names import DETAIL, SUMMARY_TAG, PublishedRun, metric_name
 
 NOTE_TAG, SOURCE_TAG, COMMIT_TAG, USER_TAG = "mlflow.note.content", "mlflow.source.name", "mlflow.source.git.commit", "mlflow.user"
 KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experiment.primaryMetric.name", "mlflow.sharedViewState."

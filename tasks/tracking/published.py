@@ -1,4 +1,4 @@
-"""Read a comparison from MLflow without importing it, and define the names used there.
+"""Read a comparison from MLflow without importing it.
 
 `dml compare` answers in a second or two; the import of MLflow alone takes five seconds of CPU. So a server is queried over its REST
 interface, and a local database is read as an SQLite file. If a server requires a login, or results are in another database, MLflow's own
@@ -11,79 +11,18 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dml_core.errors import TrackingError
 from tasks.environment import shown, without_secrets
-from tasks.runs.comparable import Facts
 from tasks.tracking.availability import check_available
+from tasks.tracking.names import PART_TAG, PUBLISHED_TAG, PublishedRun, current_runs_filter, experiment_name
 
-EXPERIMENT_PREFIX = "dml-repro/"
-PARENT_TAG, IDENTITY_TAG, PUBLISHED_TAG, COMPARISON_TAG, PART_TAG, VARIANT_TAG, SEED_TAG, PROCESS_TAG = (
-    "mlflow.parentRunId",
-    "dml.identity",
-    "dml.published",
-    "dml.comparison",
-    "dml.part_of",
-    "dml.variant",
-    "dml.seed",
-    "dml.process",
-)
-OLDER_CODE_TAG = "dml.older_code"
-SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # which runs may be averaged and compared (`tasks.runs.comparable`)
-SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
-TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
-DETAIL = "detail/"  # prefix of metrics that explain the others
-OUTBOX = "outbox"
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
 # With one of these in the environment the client must authenticate; only MLflow's own client supports all of them.
 LOGIN_VARIABLES = re.compile(r"MLFLOW_TRACKING_(?!URI$)\w+")
-
-
-@dataclass
-class PublishedRun:
-    """A run in MLflow: its last metrics and its tags."""
-
-    run_id: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    tags: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def variant(self) -> str:
-        """Variant of the comparison."""
-        return self.tags[VARIANT_TAG]
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return int(self.tags[SEED_TAG])
-
-    def facts(self, dataset: str) -> Facts:
-        """Return the facts that decide which other runs on the dataset it may be averaged and compared with."""
-        return Facts(dataset, self.variant, self.seed, self.tags.get(DIGEST_TAG), self.tags.get(SETTINGS_TAG))
-
-
-def experiment_name(dataset: str) -> str:
-    """Return the MLflow experiment of a dataset; the prefix marks this project's experiments on a shared server."""
-    return f"{EXPERIMENT_PREFIX}{dataset}"
-
-
-def metric_name(name: str) -> str:
-    """Return a metric's name in MLflow, which allows no @."""
-    return name.replace("@", "_at_")
-
-
-def plain_name(name: str) -> str:
-    """Return a metric's own name from its name in MLflow."""
-    return name.replace("_at_", "@")
-
-
-def current_runs_filter(comparison: str) -> str:
-    """Return MLflow's filter for the comparison's complete runs; superseded runs are deleted there and not found."""
-    return f"tags.`{PART_TAG}` = '{comparison}' and tags.`{PUBLISHED_TAG}` = 'true'"
 
 
 def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:

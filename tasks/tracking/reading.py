@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dml_core.errors import TrackingError
 from tasks.environment import shown, without_secrets
 from tasks.tracking.availability import check_available
-from tasks.tracking.published import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
+from tasks.tracking.names import EXPERIMENT_PREFIX, IDENTITY_TAG, PART_TAG, PublishedRun, current_runs_filter, experiment_name
 
 
 def search_published(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:

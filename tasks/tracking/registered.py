@@ -23,11 +23,12 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREA
 
 from dml_core.config import merge
 from dml_core.errors import ConfigError, TrackingError
-from dml_core.trained import DESCRIPTION_FILE, WEIGHTS_FILE, write_folder
+from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
+from dml_core.trained import write_folder
 from tasks.environment import shown
 from tasks.locks import alone
 from tasks.tracking.models import find_model
-from tasks.tracking.published import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
+from tasks.tracking.names import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
 from tasks.tracking.reading import all_pages, all_runs, told_as_tracking_error
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`

@@ -10,7 +10,7 @@ from dml_core.evaluation.statistics.confidence import Summary, summarise
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.runs.records import ComparisonReport
-from tasks.tracking.published import DETAIL, PublishedRun, metric_name, plain_name
+from tasks.tracking.names import DETAIL, PublishedRun, metric_name, plain_name
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -37,9 +37,7 @@ from tasks.runs.records import ComparisonReport, RunReport, StepRecord, read_sco
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
 from tasks.tracking import pages
-from tasks.tracking.live import LiveCurves
-from tasks.tracking.outbox import keep_report, read_report, run_records
-from tasks.tracking.published import (
+from tasks.tracking.names import (
     COMPARISON_TAG,
     DIGEST_TAG,
     EXPERIMENT_PREFIX,
@@ -58,8 +56,9 @@ from tasks.tracking.published import (
     PublishedRun,
     current_runs_filter,
     experiment_name,
-    in_order,
 )
+from tasks.tracking.outbox import keep_report, read_report, run_records
+from tasks.tracking.published import in_order
 from tasks.tracking.reading import all_pages, all_runs, as_published, told_as_tracking_error
 from tasks.tracking.summaries import comparable_runs, compare_published, summarise_published, today_of, validation_scores
 
@@ -135,10 +134,6 @@ class Tracker:
         if faults:
             raise TrackingError(f"{num_delivered} records delivered, {len(faults)} failed: {'; '.join(faults)}")
         return num_delivered
-
-    def live(self, comparison: str, identity: str, spec: RunSpec) -> LiveCurves:
-        """Return the curves of a run in training, sent to the run that `publish` will complete."""
-        return LiveCurves(self, comparison, identity, spec)
 
     def begin_run(self, comparison: str, identity: str, spec: RunSpec) -> str:
         """Find or create the run that is being trained and return its id.

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def test_import_rules() -> None:
     ran = subprocess.run([Path(sys.executable).parent / "lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
     assert re.search(r"Contracts: [1-9]\d* kept, 0 broken", ran.stdout)
+
+
+def all_imports(path: Path) -> set[str]:
+    """Names of modules in all import statements of a file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports inside functions and for type checkers count too."""
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES}
+    imports = {name: all_imports(path) & files.keys() - {name} for name, path in files.items()}
+    assert sum(map(len, imports.values())) > 1000
+    order = TopologicalSorter(imports)
+    order.prepare()  # CycleError names a circle
 
 
 def test_the_core_loads_no_service() -> None:

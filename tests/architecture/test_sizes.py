@@ -13,7 +13,6 @@ FUNCTION_LINES, MODULE_LINES, FOLDER_NAMES = 60, 400, 14
 EXCEPTIONS = {
     "dml_core/training/loop.py": "the training loop is read top to bottom",
     "dml_core/training/loop.py:fit": "the documented parameters are half of it",
-    "dml_core/trained.py": "opening, embedding and writing of a network share one description",
     "dml_core/evaluation/statistics/comparing.py": "one comparison; half of it are docstrings with the method's conditions",
     "flows/cli/run.py:reproduce": "the options of the command, each with its help",
     "flows/run.py": "the chain of a run is defined only there",
@@ -28,7 +27,6 @@ EXCEPTIONS = {
     "dml_core/measurements": "a file for each measurement",
     "flows/cli": "a file for each group of verbs",
     "tasks": "a folder or file for each service",
-    "tasks/tables": "to be divided: files of tables, and judging",
 }
 
 

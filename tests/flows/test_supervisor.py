@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 FLOW = """
 import os, subprocess, sys, time
 from pathlib import Path
-from flows.cli.exits import SUPERVISED_BUG
+from flows.cli.exit_codes import SUPERVISED_BUG
 from flows.cli.supervisor import supervise
 from tasks.processes import watch_children
 

@@ -46,9 +46,9 @@ from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, or_set_aside
 from tasks.storage import Store
 from tasks.tables import present
+from tasks.tables.file import STANDING_VARIANT, standing_table
 from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, result_path
-from tasks.tables.standing import VARIANT, standing_table
 from tasks.tables.view import comparable
 from tasks.tracking.outbox import keep_report, read_report
 from tests.conftest import small_training
@@ -149,7 +149,8 @@ class Walk(RuleBasedStateMachine):
 
     def entry(self, spec: RunSpec, scored: str, scores: MetricRecord) -> MeasuredRun:
         return MeasuredRun(
-            row=row_name(spec.variant), variant=VARIANT, dataset=self.name, project_dataset=self.name, seed=spec.seed, identity=scored,
+            row=row_name(spec.variant), variant=STANDING_VARIANT, dataset=self.name,
+            project_dataset=self.name, seed=spec.seed, identity=scored,
             scores=scores.metrics, figures=f"evaluate/{scored}", training=spec.training.model_dump(mode="json"),
             evaluation=spec.evaluation.model_dump(mode="json"), digest=self.digest,
         )  # fmt: skip
@@ -227,7 +228,7 @@ class Walk(RuleBasedStateMachine):
     def forget_what_cannot_be_rebuilt(self) -> None:
         """Of a damaged result those runs come back that today's settings and data make, and whose scores are whole."""
         today = {
-            (row_name(spec.variant), VARIANT, "last", self.name, spec.seed): identity.evaluate_identity(spec, self.dataset)
+            (row_name(spec.variant), STANDING_VARIANT, "last", self.name, spec.seed): identity.evaluate_identity(spec, self.dataset)
             for spec in comparison_runs(self.params, self.name, None, range(3))
         }
         self.measured = {place: scored for place, scored in self.measured.items() if scored == today.get(place) and self.is_whole(scored)}

@@ -22,10 +22,9 @@ from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING
 from tasks.sealed import NewerFormatError, seal, unseal
 from tasks.tables.choice import Choice
-from tasks.tables.file import label_parts, load_table
+from tasks.tables.file import STANDING_VARIANT, label_parts, load_table
 from tasks.tables.result import MeasuredRun, TableResult, result_path
 from tasks.tables.runs import asked_runs
-from tasks.tables.standing import VARIANT
 from tests.damage import DAMAGE, as_format
 from tests.tasks.plans.conftest import look
 
@@ -60,7 +59,7 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
     scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=describe_folder(folder))
     keep(checkpoint)
     keep(scores)
-    row, variant = label_parts(spec.variant) if " " in spec.variant else (row_name(spec.variant), VARIANT)
+    row, variant = label_parts(spec.variant) if " " in spec.variant else (row_name(spec.variant), STANDING_VARIANT)
     outcome = Outcome(spec, read_scores(scores, folder), {}, True, "", "", 0.0, (), 12.5, digest=record.digest)
     return measured_run(outcome, row, variant, dataset)
 

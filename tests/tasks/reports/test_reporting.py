@@ -11,7 +11,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from tasks.reports.reporting import recall_by_k, write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
-from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import compare_published, comparison_table, summarise
 from tests.conftest import small_training
 

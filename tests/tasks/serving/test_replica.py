@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from dml_core.index.index import Index
-from dml_core.trained import WEIGHTS_FILE, read_description, write_description
+from dml_core.network_description import WEIGHTS_FILE
+from dml_core.trained import read_description, write_description
 from tasks.serving.replica import Answer, Replica, _Asked
 from tests.tasks.serving.conftest import Made
 

@@ -9,11 +9,10 @@ from dml_core.data.store.info import read_info
 from tasks.environment import Project
 from tasks.runs.specs import DatasetSpec, RunSpec, comparison_runs, load_params
 from tasks.tables.choice import Choice
-from tasks.tables.file import label_parts, load_table
+from tasks.tables.file import STANDING_VARIANT, label_parts, load_table, standing_table
 from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import runs_of
-from tasks.tables.standing import VARIANT, standing_table
 from tasks.tables.view import comparable
 from tests.conftest import ROOT
 
@@ -48,7 +47,10 @@ def project(tmp_path: Path, packed: Path) -> Project:
 def test_the_standing_comparison_is_held_to_params_yaml_and_to_the_prepared_data(project: Project) -> None:
     digest = read_info(project.packed("synthetic")).fingerprint
     specs = {name: comparison_runs(PARAMS, name, ["softmax"], [0])[0] for name in ("synthetic", "fashion-mnist")}
-    now, elsewhere = measured(specs["synthetic"], "softmax", VARIANT, digest), measured(specs["fashion-mnist"], "softmax", VARIANT, "x")
+    now, elsewhere = (
+        measured(specs["synthetic"], "softmax", STANDING_VARIANT, digest),
+        measured(specs["fashion-mnist"], "softmax", STANDING_VARIANT, "x"),
+    )
     gone = now.model_copy(update={"row": "gone"})
     shorter = {**now.training, "num_epochs": 1}
     old = [now.model_copy(update=change | {"seed": 1}) for change in ({"digest": "old"}, {"digest": None}, {"training": shorter})]

@@ -13,9 +13,8 @@ from dml_core.measurements.registry import measured_by, parse_measurement
 from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING, load_table, paper_tables, project_tables, table_names
+from tasks.tables.file import STANDING, load_table, paper_tables, project_tables, standing_table, table_names
 from tasks.tables.runs import at_scale, chosen_runs, column_dataset, datasets_of, named_dataset
-from tasks.tables.standing import standing_table
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
-from flows.cli.tables import choice_of
+from flows.cli.table_options import choice_of
 from tasks.environment import Project
 from tasks.reports.reporting import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN
@@ -24,7 +24,7 @@ from tasks.tables.file import TableFile, chosen_tables
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import asked_runs
 from tasks.tables.view import shown_table
-from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import comparable_runs, compare_published, summarise_published
 from tasks.tuning.search import planned
 from tests.conftest import ROOT, small_training

@@ -9,7 +9,7 @@ import pytest
 
 from dml_core.evaluation.statistics.confidence import summarise
 from tasks.tracking import pages
-from tasks.tracking.published import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import compare_published, summarise_published
 from tests.conftest import small_training
 

@@ -47,17 +47,10 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
+from tasks.tracking.live import LiveCurves
+from tasks.tracking.names import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, VARIANT_TAG, PublishedRun, experiment_name
 from tasks.tracking.outbox import keep_report, read_report
-from tasks.tracking.published import (
-    COMPARISON_TAG,
-    IDENTITY_TAG,
-    PARENT_TAG,
-    PROCESS_TAG,
-    VARIANT_TAG,
-    PublishedRun,
-    experiment_name,
-    published_runs,
-)
+from tasks.tracking.published import published_runs
 from tasks.tracking.reading import search_published
 from tasks.tracking.summaries import comparable_runs, compare_published
 from tasks.tracking.tracker import Tracker
@@ -252,7 +245,7 @@ def test_every_setting_is_recorded_and_those_that_differ_from_the_defaults_are_t
 
 
 def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tracker: Tracker, report: RunReport) -> None:
-    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     live(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     run_id = tracker.publish(report)
     (model,) = client_of(tracker).search_logged_models([client_of(tracker).get_run(run_id).info.experiment_id])
@@ -269,7 +262,7 @@ def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", "1")
-    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     live(Progress(0, 2, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     until = time.monotonic() + 60
     (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
@@ -285,7 +278,7 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
-    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     for epoch in range(2):
         live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     client = client_of(tracker)
@@ -308,7 +301,7 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
 def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when_the_run_is_published(
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = tracker.live(COMPARISON, report.identity, spec_of(report))
+    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     live(Progress(0, 4, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
 
@@ -327,7 +320,7 @@ def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
 ) -> None:
     """Its workers died before its checkpoint was in place; or the flow did, and another one goes on."""
     monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
-    for live in [tracker.live(COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
+    for live in [LiveCurves(tracker, COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
         for epoch in (0, 0, 1):
             live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
@@ -345,7 +338,7 @@ def test_a_server_that_dies_while_a_run_is_created_leaves_nothing_out(
 
     with monkeypatch.context() as patch:
         patch.setattr(tracker._client, call, dies)
-        tracker.live(COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+        LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     run_id = tracker.publish(report)
     undisturbed = tracker.publish(other(tracker, report, "identity-of-y", "softtriple", 1, 0.5))
     settings = [client_of(tracker).get_run(found).data.params for found in (run_id, undisturbed)]
@@ -563,7 +556,7 @@ def test_means_are_the_same_to_the_bit_whichever_seed_ended_first(tracker: Track
 def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunReport, store: Store, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     away = Tracker("http://127.0.0.1:9", tmp_path, store)
-    away.live(COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
+    LiveCurves(away, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     assert away.publish(report) is None
     assert away.publish(comparison()) is None
     assert tracker.publish(comparison()) is None  # it waits with its runs, though this server would take it

@@ -14,6 +14,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from tasks.runs.records import RunReport
 from tasks.storage import Store
+from tasks.tracking.live import LiveCurves
 from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
 from tests.tasks.tracking.test_tracking import client_of, comparison, made, migrated, other, spec_of, store, tracker  # noqa: F401
@@ -76,7 +77,7 @@ def test_curves_and_the_publishing_of_one_run_go_on_while_another_is_uploaded(
     first = pool.submit(tracker.publish, report)
     assert has_begun.wait(SECONDS)
     second = other(tracker, report, "second", "contrastive", 1, 0.5)
-    live = tracker.live(report.comparison, "second", spec_of(second))
+    live = LiveCurves(tracker, report.comparison, "second", spec_of(second))
     ended(pool.submit(live, Progress(0, 2, 5, 5, 100.0, {"loss": 1.0}, epoch_ended=True)))
     assert not live._failed
     assert client_of(tracker).get_metric_history(live._run_id, "epoch/loss")[0].value == 1.0

@@ -1,0 +1,13 @@
+"""Exit codes of `dml`.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | an error of this program: the line names the log file with the traceback |
+| 2 | a problem that the user can fix: the line says what, where and how |
+| 130 | interrupted with Ctrl-C |
+| 141 | the reader of standard output has closed it, as `head` does |
+"""
+
+DONE, BUG, MENDABLE, BROKEN_PIPE = 0, 1, 2, 141
+SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can distinguish it from a library's `sys.exit(1)`; the command's is 1
