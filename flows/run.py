@@ -33,7 +33,7 @@ from flows.step_cache import SealedJSON, forget_failure, is_finished
 from flows.step_lock import StepLock
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
-from tasks.environment import Project, finished_records, open_project, shown
+from tasks.environment import Project, finished_records, open_project, ray_cluster, shown
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
 from tasks.runs.provenance import Code, find_older, made_by_older_code, record_provenance
@@ -198,7 +198,7 @@ def bring_weights(
     Raises:
         ConfigError: a file is missing and cannot be downloaded, or damaged.
     """
-    if os.environ.get("RAY_ADDRESS", "local") not in ("", "local"):
+    if ray_cluster() is not None:
         return
     to_train = [spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)]
     backbones = [spec.training.model.backbone for spec in to_train]

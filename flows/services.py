@@ -1,7 +1,6 @@
 """Resources shared by the steps of a flow: workers, store, MLflow, the terminal."""
 
 import logging
-import os
 import threading
 from typing import Any
 
@@ -10,11 +9,11 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
-from tasks.environment import Project, git_tags
+from tasks.environment import Project, git_tags, ray_cluster
 from tasks.locks import running
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import check_formats
-from tasks.storage import LOCKS, Store
+from tasks.storage import LOCKS, open_store
 from tasks.tracking.tracker import Tracker
 from tasks.workers.group import Workers
 from tasks.workers.progress import ProgressDisplay
@@ -39,7 +38,7 @@ class Services:
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
-        self.store = Store(project.store, project.state / "cache")
+        self.store = open_store(project)
         self.store.check_writable()
         check_formats(project.state)
         self._running = running(self.store.folder(LOCKS))
@@ -82,7 +81,7 @@ class Services:
             self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train")
         elif num_to_train:
             self.is_announced = True
-            where = "connecting to the Ray cluster" if os.environ.get("RAY_ADDRESS") else "starting Ray on this machine (about 25 s)"
+            where = "connecting to the Ray cluster" if ray_cluster() else "starting Ray on this machine (about 25 s)"
             self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train; {where}")
 
     def close(self) -> None:

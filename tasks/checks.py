@@ -24,7 +24,7 @@ from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
 from tasks.environment import Project, answers, shown
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
-from tasks.storage import Store
+from tasks.storage import open_store
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss  # imports torch
@@ -138,7 +138,7 @@ def check_places(project: Project) -> list[str]:
         StoreError: the store is not writable.
         ConfigError: Prefect or Ray is set to an address that does not answer.
     """
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()
     for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):

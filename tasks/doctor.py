@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
-from tasks.environment import STACK_ENV, Project, answers, shown, stack_environment
+from tasks.environment import STACK_ENV, Project, answers, ray_cluster, shown, stack_environment
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
-from tasks.storage import Store
+from tasks.storage import Store, open_store
 from tasks.tracking.availability import check_database
 from tasks.tracking.names import OUTBOX
 
@@ -144,7 +144,7 @@ def _outbox(project: Project) -> Finding:
 
 def _store(project: Project) -> Finding:
     where = shown(project.store)
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     if store.is_remote and endpoint:
         where = f"{where} at {shown(endpoint)}"
@@ -260,8 +260,8 @@ def _pool(project: Project) -> Finding:
 
 
 def _ray(project: Project) -> Finding:
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "local"):
+    address = ray_cluster()
+    if address is None:
         return Finding("ray", "", "ok", f"{_version('ray')}, each flow starts it on this machine")
     where = shown(address)
     if not answers(address):

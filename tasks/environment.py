@@ -85,6 +85,12 @@ def state_folder(root: Path) -> Path:
     return Path(os.environ.get("DML_STATE") or root / "state").absolute()
 
 
+def ray_cluster() -> str | None:
+    """Return the address of the Ray cluster, or None if Ray starts on this machine: `RAY_ADDRESS` is unset or `local`."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return None if address in ("", "local") else address
+
+
 def _unset_empty() -> None:
     """Remove empty variables of the project and of the places and addresses of Prefect, Ray, MLflow and S3: empty means unset."""
     for name, value in list(os.environ.items()):
@@ -229,7 +235,7 @@ def set_environment(project: Project) -> None:
         # Not needed by the server of one flow: schedules, automations, late and paused flows, event history.
         services = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
         defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
-    if "RAY_ADDRESS" not in os.environ:
+    if ray_cluster() is None:
         defaults |= _ray_on_this_machine()
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

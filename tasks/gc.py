@@ -29,7 +29,7 @@ from tasks.runs.records import DatasetRecord, RunReport
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
-from tasks.storage import LOCKS, Store
+from tasks.storage import LOCKS, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table, table_names
 from tasks.tables.result import RESULT
@@ -82,7 +82,7 @@ def find_unused(project: Project, days: float) -> Found:
         ConfigError: the store is a bucket, or the parameters are wrong.
         StoreError, TrackingError: a table's result is damaged or MLflow does not answer, so their references are unknown.
     """
-    if Store(project.store, project.state / "cache").is_remote:
+    if open_store(project).is_remote:
         raise ConfigError(f"{project.store}: a bucket may have other users, whose tables are unknown here; set a lifecycle rule on it")
     stored = list(_stored(Path(project.store)))
     kept = _referred_to(project, stored)

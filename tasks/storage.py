@@ -21,7 +21,7 @@ from typing import Any
 from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
 from dml_core.files import SET_ASIDE
-from tasks.environment import without_secrets
+from tasks.environment import Project, without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
 MULTIPART_BYTES = 64 << 20  # an upload or download in one piece is limited to 5 GiB and restarts from its first byte
@@ -277,6 +277,11 @@ class Store:
                 return ""  # pushed by other software; a push of the same bytes adds the hash and keeps the ETag
             self._object_hashes[version] = sha256
         return self._object_hashes[version]
+
+
+def open_store(project: Project) -> Store:
+    """Return the project's store; copies of a bucket's folders are kept in the state folder."""
+    return Store(project.store, project.state / "cache")
 
 
 def _transfers() -> Any:

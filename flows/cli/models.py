@@ -122,11 +122,11 @@ def embed(
     The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
-    import os
     import time
 
     project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs no project
     from dml_core.trained import load_model
+    from tasks.environment import ray_cluster
     from tasks.models.embed import OnCluster, embed_to
     from tasks.models.lookup import resolve_model
     from tasks.models.sources import find_images
@@ -134,7 +134,7 @@ def embed(
     images = find_images(source)
     folder = resolve_model(model, project)
     network = load_model(folder)
-    cluster = OnCluster(folder, batch_size) if "RAY_ADDRESS" in os.environ else None
+    cluster = OnCluster(folder, batch_size) if ray_cluster() else None
     began = time.monotonic()
 
     def tell(done: int, of: int) -> None:

@@ -58,10 +58,10 @@ def sync() -> None:
 
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
-        from tasks.storage import Store
+        from tasks.storage import open_store
         from tasks.tracking.tracker import Tracker
 
-        num_delivered = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache")).sync()
+        num_delivered = Tracker(project.tracking_uri, project.state, open_store(project)).sync()
     print(f"{num_delivered} records delivered to {shown(project.tracking_uri)}")
 
 

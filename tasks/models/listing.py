@@ -10,7 +10,7 @@ from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint,
 from tasks.environment import Project
 from tasks.models.lookup import TrainedRun, run_scores, trained_runs
 from tasks.runs.best import VALIDATION, best_seed, said_best
-from tasks.storage import Store
+from tasks.storage import Store, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def list_models(project: Project, dataset: str | None, every_seed: bool) -> List
         dataset: the only dataset to list; None for all.
         every_seed: list all seeds.
     """
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     by_dataset: dict[str, dict[str, dict[int, tuple[TrainedRun, dict[str, float]]]]] = {}
     for run in trained_runs(project):
         if dataset in (None, run.spec.dataset):

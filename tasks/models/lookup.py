@@ -22,7 +22,7 @@ from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_s
 from tasks.runs.provenance import find_older
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
-from tasks.storage import Store
+from tasks.storage import Store, open_store
 
 REGISTRY_PREFIX = "models:/"
 IDENTITY = re.compile(r"[0-9a-f]{32}")
@@ -94,7 +94,7 @@ def find_run(project: Project, text: str) -> TrainedRun:
     record = read_dataset(project, dataset)
     runs = {run.spec.seed: run for spec in specs if (run := as_trained(project, spec, record)) is not None and (seed or run.scored)}
     if runs:
-        store = Store(project.store, project.state / "cache")
+        store = open_store(project)
         scores = {number: run_scores(store, run).get(VALIDATION, -1.0) for number, run in runs.items()} if len(runs) > 1 else {}
         return runs[best_seed(runs, scores)]
     raise ConfigError(f"{text}: not trained here; train it: dml run {dataset} {variant}{f' --seed {seed[0]}' if seed else ''}")
@@ -169,7 +169,7 @@ def package(project: Project, run: TrainedRun) -> Path:
     folder = _folder(project, run.trained, epoch)
     with alone(folder.parent / ".lock"):
         if not folder.exists():
-            kept = Store(project.store, project.state / "cache").pull(f"train/{run.trained}")
+            kept = open_store(project).pull(f"train/{run.trained}")
             checkpoint = load_checkpoint(kept, run.trained)
             if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
                 raise StoreError(f"{kept}: not the checkpoint of a finished training; train it again: dml reproduce")
@@ -187,7 +187,7 @@ def _folder(project: Project, identity: str, epoch: str) -> Path:
 
 def _made(project: Project, kind: str, step: StepIdentity) -> str | None:
     """Return the identity under which a step's files are in the store, or None; readers check whether the files are complete."""
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     older = find_older(project.state, step)
     for identity in (step.identity, *([older.identity] if older is not None else [])):
         key = f"{kind}/{identity}"

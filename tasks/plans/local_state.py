@@ -13,7 +13,7 @@ from tasks.plans.cost import placement_here
 from tasks.runs.rates import read_rates
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params
-from tasks.storage import Store
+from tasks.storage import open_store
 from tasks.tables.file import TableFile
 from tasks.tables.runs import named_dataset
 
@@ -34,7 +34,7 @@ class LocalState:
         self.rates = read_rates(project.state)
         self.placement = placement_here(params.scale)
         self._records = finished_records()
-        self._store = Store(project.store, project.state / "cache")
+        self._store = open_store(project)
         self._found = cache(self._dataset)
 
     def dataset(self, dataset: str, table: TableFile) -> DatasetRecord:

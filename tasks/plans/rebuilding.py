@@ -16,7 +16,7 @@ from tasks.runs.provenance import find_older
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING, TUNED
-from tasks.storage import Store
+from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import STANDING_VARIANT, TableFile, label_parts, load_table
 from tasks.tables.result import MeasuredRun
@@ -96,7 +96,7 @@ def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunS
             kept = read_finished(finished_records(), "evaluate", scored)
             if not isinstance(kept, ScoreRecord):
                 continue
-            scores = read_scores(kept, Store(project.store, project.state / "cache").pull(kept.key))
+            scores = read_scores(kept, open_store(project).pull(kept.key))
         except DmlError:
             continue
         return MeasuredRun(

@@ -25,6 +25,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
 from dml_core.errors import ConfigError, DmlError
+from tasks.environment import ray_cluster
 from tasks.serving.application import Served, make_app
 from tasks.serving.guard import Guard, Measures, PatientProtocol
 from tasks.serving.limits import Limits, RefusedError
@@ -81,7 +82,7 @@ def run_service(setting: Setting, say: Callable[[str], None]) -> None:
     """
     listener = listen(setting)
     with listener:
-        address = os.environ.get("RAY_ADDRESS", "local")
+        address = ray_cluster() or "local"
         name = f"dml-serve-{os.getpid()}"
         try:
             backend = _start_replicas(setting, address, name)

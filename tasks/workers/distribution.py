@@ -3,12 +3,12 @@
 Training uses worker groups (`tasks.workers.group`); this is for work without them: embedding images that belong to no run.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from dml_core.errors import DmlError, TrainingError
+from tasks.environment import ray_cluster
 from tasks.workers.group import connect, stop_ray
 
 ShareT = TypeVar("ShareT")
@@ -32,7 +32,7 @@ def spread(work: Callable[[ShareT, ItemT], ResultT], shared: ShareT, items: Iter
     import ray
 
     if not ray.is_initialized():
-        connect(os.environ.get("RAY_ADDRESS", "local"))
+        connect(ray_cluster() or "local")
     try:
         have = ray.cluster_resources()
         num_gpus = int(have.get("GPU", 0))

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
-from tasks.environment import shown, without_secrets
+from tasks.environment import ray_cluster, shown, without_secrets
 from tasks.processes import GO_ON, watch_children
 from tasks.runs.specs import ScaleSpec
 from tasks.workers.jobs import Job, Outcome
@@ -229,17 +229,16 @@ class WorkerGroup:
         self._num_workers = self._fitting_size()
         num_threads = max(1, (os.cpu_count() or 1) // (self._num_workers * self._placement.num_groups))
         folder = self._folder.absolute()
+        on_a_cluster = ray_cluster() is not None  # of several machines, which share no rendezvous file
         trainer = TorchTrainer(
             _serve,
-            train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": _is_on_a_cluster()},
+            train_loop_config={"board": self._board, "num_threads": num_threads, "on_a_cluster": on_a_cluster},
             scaling_config=ScalingConfig(
                 num_workers=self._num_workers,
                 use_gpu=self._placement.device == "cuda",
                 resources_per_worker=self._placement.resources,
             ),
-            torch_config=Rendezvous(
-                timeout_s=COLLECTIVE_TIMEOUT_SECONDS, board=self._board, folder=None if _is_on_a_cluster() else str(folder)
-            ),
+            torch_config=Rendezvous(timeout_s=COLLECTIVE_TIMEOUT_SECONDS, board=self._board, folder=None if on_a_cluster else str(folder)),
             run_config=RunConfig(
                 name=f"workers-{os.getpid()}-{next(_group_number)}",
                 storage_path=str(folder),
@@ -326,11 +325,6 @@ def _serve(config: dict[str, Any]) -> None:
 _group_number = itertools.count()
 
 
-def _is_on_a_cluster() -> bool:
-    """Return whether workers may be on several machines, which share no rendezvous file."""
-    return "RAY_ADDRESS" in os.environ
-
-
 def start_ray(scale: ScaleSpec) -> Placement:
     """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
 
@@ -342,7 +336,7 @@ def start_ray(scale: ScaleSpec) -> Placement:
     import ray
 
     if not ray.is_initialized():
-        connect(os.environ.get("RAY_ADDRESS", "local"))
+        connect(ray_cluster() or "local")
     return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 

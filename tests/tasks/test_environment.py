@@ -14,6 +14,7 @@ from tasks.environment import (
     Project,
     find_project,
     git_tags,
+    ray_cluster,
     set_environment,
     shown,
     stack_environment,
@@ -124,3 +125,21 @@ def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Pat
         return
     with pytest.raises(StoreError, match=r"stack/env: damaged.*dml stack up"):
         find_project()
+
+
+@pytest.mark.parametrize(
+    ("address", "cluster"), [(None, None), ("", None), ("local", None), ("10.0.0.1:6379", "10.0.0.1:6379"), ("auto", "auto")]
+)
+def test_a_ray_on_this_machine_is_bound_to_the_loopback(
+    address: str | None, cluster: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`local` is Ray's own word for a cluster that is started here."""
+    for name in ("RAY_ADDRESS", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # restored at the end, whatever sets it meanwhile
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    set_environment(Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), "sqlite:///x"))
+    assert ray_cluster() == cluster
+    on_loopback = (os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"), os.environ.get("GLOO_SOCKET_IFNAME")) == ("0", "lo")
+    assert on_loopback == (cluster is None)

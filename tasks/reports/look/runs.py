@@ -20,7 +20,7 @@ from tasks.runs.provenance import finished_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
 from tasks.scores.figures import Side
-from tasks.storage import Store
+from tasks.storage import Store, open_store
 
 
 class NotRunError(DmlError):
@@ -104,7 +104,7 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
     seeds = sorted({*params.comparison.seeds, *([] if asked is None else [asked])})
     specs = comparison_runs(params, dataset, of_run[:1] or None, seeds, overrides)
     record = read_dataset(project, dataset)
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     found = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
     chosen_seed = params.comparison.seeds[0] if asked is None else asked
     if of_run and asked is None and found:
@@ -148,7 +148,7 @@ def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tu
     Raises:
         StoreError: the embeddings are missing, or of another dataset.
     """
-    folder = Store(project.store, project.state / "cache").pull(run.embeddings)
+    folder = open_store(project).pull(run.embeddings)
     if not (folder / MANIFEST_FILE).is_file():
         raise StoreError(f"{folder}: the embeddings of {run.spec.title} are gone; the same dml reproduce makes them again")
     sides = []

@@ -21,7 +21,7 @@ from tasks.reports.site.details import line_details
 from tasks.reports.site.pictures import diagram_picture
 from tasks.reports.site.waiting import waits
 from tasks.runs.specs import Params, table_comparison
-from tasks.storage import Store
+from tasks.storage import Store, open_store
 from tasks.tables.counts import Counted
 from tasks.tables.file import PROJECT, load_table, run_label, table_names
 from tasks.tables.present import table_today
@@ -77,7 +77,7 @@ def write_site(project: Project, params: Params, names: Sequence[str], folder: P
         folder: output folder; by default the project's `results/site`.
     """
     folder = folder or project.root / SITE
-    store = Store(project.store, project.state / "cache")
+    store = open_store(project)
     pages = []
     for name in names:
         with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
