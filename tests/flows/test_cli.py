@@ -144,7 +144,7 @@ def test_evaluate_scores_files(project: Path) -> None:
     files = ["--embeddings", str(project / "e.npy"), "--labels", str(project / "l.npy")]
     approximate = CliRunner().invoke(app, ["evaluate", *files, "--k", "1", "--approximate", "hnsw"])
     assert json.loads(approximate.stdout)["is_approximate"] == 1
-    assert "the index found 1.0000 @1, over 4 sampled queries" in approximate.stderr
+    assert "the exact nearest neighbours: 1.0000 @1, over 4 sampled queries" in approximate.stderr
     swapped = ["--embeddings", files[3], "--labels", files[1]]
     for words, error, said in (([*files, "--k", "1,x"], ConfigError, "--k 1,x"), (swapped, EvaluationError, "found shape (4,)")):
         with pytest.raises(error, match=re.escape(said)):

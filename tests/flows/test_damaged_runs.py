@@ -83,7 +83,7 @@ class Place:
         self.state = state
         self.store = Store(str(state / "store"), state / "cache")
         self.workers = InProcess()
-        tracker = SimpleNamespace(live=lambda *_: lambda message: None)
+        tracker = SimpleNamespace(begin_run=lambda *_: "run", log_epochs=lambda *_: None)
         self.services: Any = SimpleNamespace(
             project=SimpleNamespace(state=state),
             submitted={},
@@ -353,7 +353,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
 ) -> None:
     """Each waits in its training until all six are there."""
     monkeypatch.setattr(run, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
-    place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=60)
+    place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
     train = place.workers.run
 
     def meet(job: Job, watch: Callable[[Progress], None]) -> dict[str, object]:

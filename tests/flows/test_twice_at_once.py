@@ -300,7 +300,7 @@ class Run(threading.Thread):
     def run(self) -> None:
         try:
             with closing(Services(self.project, ScaleSpec())) as services:
-                services.workers, services.tracker = self.workers, SimpleNamespace(live=lambda *_: lambda message: None)  # type: ignore[assignment]
+                services.workers, services.tracker = self.workers, SimpleNamespace(begin_run=lambda *_: "run", log_epochs=lambda *_: None)  # type: ignore[assignment]
                 self._steps(services, read_dataset(self.project, "own"), comparison_runs(load_params(self.project.params_file), "own")[1])
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.error = error
