@@ -1,4 +1,4 @@
-"""Where CI=true, a skip that is not allowed and an exception that nobody raised fail the run."""
+"""With CI=true, disallowed skips fail the test run; unraised exceptions always do."""
 
 import pytest
 
