@@ -1,4 +1,4 @@
-"""With CI=true, disallowed skips fail the test run; unraised exceptions always do."""
+"""With CI=true, disallowed skips fail the test run; exceptions in threads and destructors always do."""
 
 import pytest
 
