@@ -59,7 +59,7 @@ def by_hand(embeddings: NDArray[Any], queries: NDArray[Any], metric: Metric) -> 
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("num_queries", [1, 50])  # FAISS multiplies matrices from about 20 queries
+@pytest.mark.parametrize("num_queries", [1, 50])  # FAISS uses matrix products from about 20 queries
 def test_an_exact_index_finds_what_sorting_all_scores_finds(tmp_path: Path, metric: Metric, num_queries: int) -> None:
     embeddings, queries = rows(), rows(num_queries, seed=1)
     built(tmp_path / "index", embeddings, metric=metric)
