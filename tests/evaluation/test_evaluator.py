@@ -71,7 +71,7 @@ def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
 
 
 def test_there_is_no_interval_where_nothing_tells_how_classes_vary() -> None:
-    """Positives in one class of 20, next to 20 classes of one image, show no variation between classes; perfect embeddings have none."""
+    """Positives in only one class, of 20 images, show no variation between classes; perfect embeddings have none."""
     config = EvaluationConfig(clustering=False, intervals=IntervalConfig())
     singletons = np.r_[np.zeros(20, int), np.arange(1, 21)]
     one = evaluate(np.random.default_rng(0).normal(size=(40, 8)), singletons, config)
