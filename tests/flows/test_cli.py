@@ -109,7 +109,7 @@ def test_an_unknown_key(project: Path) -> None:
 
 @pytest.mark.slow
 def test_missing_raw_data(project: Path) -> None:
-    change(project, datasets={"cars": {"reader": "cars196", "raw": "data/raw/cars", "options": {}}})  # its raw data are not there
+    change(project, datasets={"cars": {"reader": "cars196", "raw": "data/raw/cars", "options": {}}})  # its download links no longer work
     refused(dml("data", "fetch", "cars", cwd=project), "data/raw/cars")
     refused(dml("data", "prepare", "cars", cwd=project), "data/raw/cars")
     assert not (project / "data" / "packed").exists()
