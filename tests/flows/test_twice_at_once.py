@@ -302,7 +302,7 @@ class Run(threading.Thread):
             with closing(Services(self.project, ScaleSpec())) as services:
                 services.workers, services.tracker = self.workers, SimpleNamespace(live=lambda *_: lambda message: None)  # type: ignore[assignment]
                 self._steps(services, read_dataset(self.project, "own"), comparison_runs(load_params(self.project.params_file), "own")[1])
-        except BaseException as error:  # noqa: BLE001 - the test checks it
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.error = error
 
     def _steps(self, services: Services, dataset: DatasetRecord, spec: RunSpec) -> None:
