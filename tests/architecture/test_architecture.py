@@ -1,4 +1,4 @@
-"""Rules of the tree: imports, registries against files, what DVC watches, what the README says."""
+"""Rules of the repository: imports, registries against files, the files that DVC watches, the README's claims."""
 
 import ast
 import importlib
@@ -27,7 +27,7 @@ SOURCES = sorted(path for folder in ("dml_core", "tasks", "flows") for path in (
 
 
 def modules_loaded_by(statement: str) -> set[str]:
-    """Top-level packages in memory after a statement, in a fresh process."""
+    """Return the top-level packages loaded by a statement in a new process."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted({{name.partition('.')[0] for name in sys.modules}})))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     return set(json.loads(ran.stdout))
@@ -40,7 +40,7 @@ def test_import_rules() -> None:
 
 
 def all_imports(path: Path) -> set[str]:
-    """Names of modules in all import statements of a file."""
+    """Return the names of the modules in all import statements of a file."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,7 +56,7 @@ def test_no_module_imports_itself_through_others() -> None:
     imports = {name: all_imports(path) & files.keys() - {name} for name, path in files.items()}
     assert sum(map(len, imports.values())) > 1000
     order = TopologicalSorter(imports)
-    order.prepare()  # CycleError names a circle
+    order.prepare()  # a CycleError names the cycle
 
 
 def test_the_core_loads_no_service() -> None:

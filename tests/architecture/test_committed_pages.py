@@ -1,6 +1,6 @@
-"""The pages in `docs/pages` are those of the committed results, of today's table files and of today's statistics.
+"""The pages in `docs/pages` match the committed results, the current table files and the current statistics.
 
-A page's JSON is its record: what was measured, seed by seed, and what follows from it. `dml report TABLE... -o docs/pages` writes all three
+A page's JSON is its record: the measured values of each seed and their conclusions. `dml report TABLE... -o docs/pages` writes all three
 files of a page and the index; it needs the state and the store in which the tables were run.
 """
 
@@ -38,7 +38,7 @@ def test_there_are_pages_and_each_is_whole() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_of_today_s_table_file(name: str) -> None:
-    """All that does not depend on what was measured."""
+    """Everything that does not depend on measured values."""
     now, then = shown_table(name, load_table(name), TableResult(name=name)), page(name)
     assert [row.name for row in then.rows] == [row.name for row in now.rows], AGAIN.format(name)
     for shown in (now, then):

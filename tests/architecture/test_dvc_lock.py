@@ -1,4 +1,4 @@
-"""The committed results are those of the committed code and parameters, as far as hashes can say it."""
+"""The committed results are those of the committed code and parameters, according to their hashes."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from tests.conftest import ROOT
 
 
 def test_dvc_lock_fits_the_tree() -> None:
-    """What git has: code, parameters, results. Raw and packed data are not in a fresh clone, and DVC says so."""
+    """Only for paths in git (code, parameters, results): DVC reports raw and packed data as missing in a fresh clone."""
     asked = subprocess.run([sys.executable, "-m", "dvc", "status", "--json"], cwd=ROOT, capture_output=True, text=True, check=True)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     differing = {

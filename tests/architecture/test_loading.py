@@ -1,4 +1,4 @@
-"""Nothing that the product code loads is executed: weights alone of state dicts, no pickles, no arrays of objects, YAML by safe loaders."""
+"""Product code never executes loaded data: torch.load only with weights_only, no pickles, no object arrays, YAML only with safe loaders."""
 
 import ast
 import io
@@ -18,14 +18,14 @@ EXECUTING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "ma
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, dict[str, ast.expr], ast.Call]]:
-    """Every call's dotted name and keywords."""
+    """Yield the dotted name, the keywords and the node of every call."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), {word.arg: word.value for word in node.keywords if word.arg}, node
 
 
 def unsafe(source: str) -> list[str]:
-    """What a file loads in a way that may execute it."""
+    """Return the calls and imports of a file that may execute loaded data."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -82,7 +82,7 @@ def test_the_strict_loader_is_a_safe_one() -> None:
 
 
 class Planted:
-    """What a pickle can do when it is loaded."""
+    """An object whose unpickling creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -92,7 +92,7 @@ class Planted:
 
 
 def test_a_library_that_asks_for_whole_pickles_is_given_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchvision does for the weights that it keeps; without the variable the planted call is made."""
+    """As torchvision does for cached weights; without the variable, the planted call is executed."""
     data = io.BytesIO()
     torch.save({"weight": Planted(tmp_path / "planted")}, data)
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")

@@ -1,4 +1,4 @@
-"""The figures in the words of docs/results.md are those of the committed results."""
+"""The numbers in the text of docs/results.md are those of the committed results."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Sizes of functions, modules and folders: an exception to a limit has a reason here, and an exception that is not needed is removed."""
+"""Limits on the sizes of functions, modules and folders: each exception has a reason here, and unnecessary exceptions are removed."""
 
 import ast
 import subprocess
@@ -36,7 +36,7 @@ def sources() -> list[str]:
 
 
 def too_large() -> dict[str, int]:
-    """Function, module or folder -> its size, for those above the limit."""
+    """Return function, module or folder -> its size, for those above the limit."""
     sizes: dict[str, int] = {}
     names = defaultdict(set)
     for source in sources():

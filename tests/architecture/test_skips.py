@@ -1,4 +1,4 @@
-"""Where CI=true, a skip that is not allowed and an exception that nobody raised fail the run."""
+"""With CI=true, disallowed skips fail the test run; exceptions in threads and destructors always do."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The command for a GPU: with a few small images on the CPU, and where there is a GPU its checks on that."""
+"""The GPU benchmark: with a few small images on the CPU, and its checks on a GPU if there is one."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import torch
 from benchmarks import gpu
 
 ROOT = Path(__file__).parents[2]
-# What a machine that only has a GPU need not have.
+# Packages that a machine used only for its GPU may not have.
 BLOCKED = (
     "ray",
     "prefect",

@@ -1,4 +1,4 @@
-"""What the rehearsal draws: the published counts to the image, in trees and archives that the readers take for the publisher's."""
+"""The rehearsal's drawn datasets: the exact published counts, in trees and archives that the readers accept as the publisher's."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 
 def drawn_counts(sizes: list[int], num_train_classes: int, has_queries: bool) -> dict[str, Counts]:
-    """Images and classes by role, by the writers' rule: the first classes train, pictures of others are queries and gallery by turns."""
+    """Return images and classes by role, by the writers' rule: the first classes train; others alternate between query and gallery."""
     images: Counter[str] = Counter()
     classes: dict[str, set[int]] = {}
     for index, size in enumerate(sizes):
@@ -110,7 +110,7 @@ def test_a_project_s_reader_takes_the_drawn_archives_for_the_publisher_s(name: s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", rehearsal.LAYOUTS)
 def test_readers_accept_a_tree_of_the_published_counts(name: str, tmp_path: Path) -> None:
-    """With `published_counts` on, as they are for a person; the image files are one byte each, for reading the lists opens none."""
+    """With `published_counts` on, as for a user; each image file has one byte, because reading the lists opens none."""
 
     def pictures(sizes: list[int]) -> Iterator[Picture]:
         return (Picture(index, number, b"-", rehearsal.BOX) for index, size in enumerate(sizes) for number in range(size))

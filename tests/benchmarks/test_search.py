@@ -1,4 +1,4 @@
-"""The benchmark of the search, with few items: every kind beside bare FAISS, in a process as a person starts it."""
+"""The search benchmark with few items: every kind of index compared with plain FAISS, in a process as a user starts it."""
 
 import json
 import subprocess

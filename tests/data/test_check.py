@@ -1,4 +1,4 @@
-"""`check` lists every problem of a raw folder; the contact sheet shows the images where they belong."""
+"""`check` lists every problem of a raw folder; the contact sheet shows the images at their places."""
 
 import io
 import shutil

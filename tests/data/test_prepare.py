@@ -1,4 +1,4 @@
-"""Packing: what comes out is what went in, the same every time, whole or not at all."""
+"""Packing: the input images come out unchanged, the same every time, completely or not at all."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def test_packed_data_with_a_damaged_description_are_replaced(raw: Path, tmp_path
 
 @pytest.mark.parametrize("num_bytes", [0, 3000, 20_000])
 def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(raw: Path, tmp_path: Path, num_bytes: int) -> None:
-    """The kernel refuses to let any file of this process grow above the limit."""
+    """The kernel does not let any file of this process grow above the limit."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
     try:
@@ -170,7 +170,7 @@ def test_a_disk_that_fills_up_is_one_line_and_leaves_nothing(raw: Path, tmp_path
 
 
 def killed_after(num_images: int, raw: Path, out: Path) -> None:
-    """Pack in a process that kills itself (as kill -9 does) once so many images are packed."""
+    """Pack in a process that kills itself with SIGKILL after packing `num_images` images."""
 
     def maybe_die(done: int, _: int) -> None:
         if done >= num_images:
@@ -223,18 +223,18 @@ def test_missing_and_foreign_packed_folder(tmp_path: Path) -> None:
 
 
 def test_every_changed_byte_of_a_description_is_found(raw: Path, tmp_path: Path) -> None:
-    """Its counts and options too, which no hash of the images or of the manifest covers."""
+    """This includes counts and options, which no hash of the images or of the manifest covers."""
     written = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
     path = tmp_path / "out/dataset.json"
     data = path.read_bytes()
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-        with suppress(DataError):  # a changed space stays without meaning
+        with suppress(DataError):  # a changed space has no effect
             assert read_info(tmp_path / "out") == written
 
 
 def test_a_description_of_the_first_format_is_read(raw: Path, tmp_path: Path) -> None:
-    """It had no hash and called its format otherwise; preparing again gives it both."""
+    """It had no hash and a different key for its format; preparing again writes both."""
     written = prepare("synthetic", raw, tmp_path / "out", OPTIONS)
     first = written.model_dump(mode="json", exclude={"format"}) | {"format_version": 1}
     (tmp_path / "out/dataset.json").write_text(json.dumps(first))
@@ -244,7 +244,7 @@ def test_a_description_of_the_first_format_is_read(raw: Path, tmp_path: Path) ->
 
 
 class Listed(DatasetConfig):
-    """A dataset whose rows the test states."""
+    """A dataset with the rows given by the test."""
 
     listed: tuple[tuple[str, int, str, str], ...]
 

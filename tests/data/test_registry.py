@@ -1,4 +1,4 @@
-"""The registry and the files agree, both ways."""
+"""Every registered dataset has a module, and every dataset module is registered."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Backup and restore by the lines of docs/operations.md: everything is removed, restored, shown as it was, and nothing is trained again."""
+"""Backup and restore with the commands of docs/operations.md: after everything is removed and restored, nothing is trained again."""
 
 import json
 import re
@@ -16,7 +16,7 @@ BLOCKS = dict(re.findall(r"^```\n# ((?:back up|restore): [\w ]+)\n(.*?)^```$", (
 
 
 def do(what: str, project: Project, **environment: str) -> None:
-    """Run a block of the page, ended by the first line that fails."""
+    """Run a block of the page; its first failing line ends it."""
     ran = subprocess.run(
         ["bash", "-ec", BLOCKS[what]], cwd=project.root, env=project.environment | environment, capture_output=True, text=True, check=False
     )
@@ -24,7 +24,7 @@ def do(what: str, project: Project, **environment: str) -> None:
 
 
 def remove_all(project: Project) -> None:
-    """What a new machine with a fresh clone does not have."""
+    """Remove everything that a new machine with a fresh clone does not have."""
     for name in ("state", "data", "results", ".dvc/cache", ".dvc/tmp"):
         shutil.rmtree(project.root / name, ignore_errors=True)
     project.git("checkout", "--quiet", ".")
@@ -49,7 +49,7 @@ def test_one_machine(tmp_path: Path) -> None:
 
 
 def servers(project: Project) -> dict[str, str]:
-    """Where the stack's servers are now, as the page asks for it."""
+    """Return the environment variables for the stack's servers that the page requires."""
     chosen = json.loads((project.root / "state" / "stack" / "chosen.json").read_text())
     port, password = str(chosen["ports"]["postgres"]), chosen["secrets"]["postgres"]
     database = {"PGHOST": "127.0.0.1", "PGPORT": port, "PGUSER": "dml", "PGPASSWORD": password}
@@ -78,5 +78,5 @@ def test_servers(tmp_path: Path) -> None:
 
 
 def table(printed: str) -> list[str]:
-    """What was printed but for the line that names the stack."""
+    """Return the printed lines without the one that names the stack."""
     return [line for line in printed.splitlines() if "local stack" not in line]

@@ -1,4 +1,4 @@
-"""`dml gc` on real runs: what newer settings superseded goes, what is referred to stays, and the next run reuses all of it."""
+"""`dml gc` on real runs: superseded steps are removed, referenced steps are kept, and the next run reuses all of them."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_what_was_superseded_goes_and_the_rest_is_reused(project: Project) -> No
     project.run("dml", "reproduce")
     superseded = stored(project)
     beside = ["-v", "softtriple", "--set", "evaluation.recall_at=[1]"]
-    project.run("dml", "reproduce", *beside)  # a comparison of its own: MLflow alone refers to its scores, its network is the first's
+    project.run("dml", "reproduce", *beside)  # a separate comparison: only MLflow refers to its scores; its network is that of the first
     project.change(comparison={"protocol": {"num_epochs": 1}})
     project.run("dml", "reproduce")
     before = stored(project)
@@ -27,7 +27,7 @@ def test_what_was_superseded_goes_and_the_rest_is_reused(project: Project) -> No
     listed = project.run("dml", "gc", "--days", "0")
     assert stored(project) == before, "without --delete nothing goes"
     named = set(re.findall(r"(?:train|embed|evaluate)/[0-9a-f]{32}", listed))
-    # softtriple's first scores alone: its network and embeddings are also those of the other comparison, and untrained is as it was.
+    # Only softtriple's first scores: the other comparison uses the same network and embeddings, and untrained has not changed.
     assert len(named) == 1, listed
     assert named < superseded
     assert "nothing was removed" in listed

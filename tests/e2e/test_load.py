@@ -30,7 +30,7 @@ VARIANTS = (
 
 
 def scores(project: Project, num_runs: int, uri: str | None = None) -> dict[tuple[str, str], dict[str, float]]:
-    """The final scores of the runs that MLflow has, by variant and seed; each is there once and is finished."""
+    """Return the final scores of MLflow's runs by variant and seed; each run must exist once and be finished."""
     runs = [run for run in mlflow_runs(project, uri=uri) if "variant" in run.data.params]
     found = {(run.data.params["variant"], run.data.params["seed"]): run for run in runs}
     assert len(found) == len(runs) == num_runs
@@ -42,7 +42,7 @@ def scores(project: Project, num_runs: int, uri: str | None = None) -> dict[tupl
 
 
 def objects(project: Project) -> dict[str, tuple[str, dict[str, str]]]:
-    """Every object of the bucket: the SHA-256 of its bytes as they are read now, and what was noted with it."""
+    """Return object name -> SHA-256 of its current bytes and its metadata, for every object of the bucket."""
     client = bucket(project)
 
     def look(name: str) -> tuple[str, tuple[str, dict[str, str]]]:
@@ -54,7 +54,7 @@ def objects(project: Project) -> dict[str, tuple[str, dict[str, str]]]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Every sealed record of a finished step."""
+    """Return every sealed record of a finished step."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         kept = json.loads(path.read_text()).get("result")
@@ -64,7 +64,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def databases_are_settled(project: Project) -> None:
-    """Every run of the flows, of their tasks and of MLflow has ended well, and none of their slots is taken."""
+    """Assert that all flow, task and MLflow runs ended successfully and hold no slots."""
     assert slots(project) == {}
     assert in_postgres(project, "mlflow", "SELECT DISTINCT status, lifecycle_stage FROM runs") == [("FINISHED", "active")]
     assert in_postgres(project, "prefect", "SELECT DISTINCT state_type FROM flow_run WHERE start_time IS NOT NULL") == [("COMPLETED",)]
@@ -73,7 +73,7 @@ def databases_are_settled(project: Project) -> None:
 
 
 def bytes_are_those_recorded(project: Project, num_runs: int) -> None:
-    """The bucket has the files of the steps' records and no others of steps, each with its hash; MLflow's copies have the same bytes."""
+    """Assert that the bucket has exactly the recorded step files, with their hashes, and that MLflow's copies have the same bytes."""
     there = objects(project)
     in_store = {name: found for name, found in there.items() if name.startswith("store/")}
     assert {name for name, (sha256, noted) in in_store.items() if noted.get("sha256") != sha256} == set()
@@ -88,7 +88,7 @@ def bytes_are_those_recorded(project: Project, num_runs: int) -> None:
 
 
 def damage_is_seen(project: Project, num_runs: int) -> None:
-    """A bit of a network in the store or in MLflow, or a file of the store that is gone: each is put back afterwards."""
+    """Assert that a flipped bit in the store or in MLflow, or a missing file of the store, is detected; restore the file each time."""
     client, names = bucket(project), stored(project)
     in_store = next(name for name in names if name.startswith("store/train/") and name.endswith("checkpoint.pt"))
     in_mlflow = next(name for name in names if name.endswith("steps/train/checkpoint.pt"))
@@ -109,7 +109,7 @@ def damage_is_seen(project: Project, num_runs: int) -> None:
 def test_of_many_runs_nothing_is_lost(tmp_path: Path, num_seeds: int, at_a_time: int) -> None:
     num_runs = len(VARIANTS) * num_seeds
     project = project_with_stack(tmp_path / "project", VARIANTS)
-    file = project.root / "infra" / "stack.yaml"  # two nodes that have room for this, whatever this machine has
+    file = project.root / "infra" / "stack.yaml"  # two nodes with enough slots, whatever the size of this machine
     file.write_text(re.sub(r"--num-cpus=\{share\}", f"--num-cpus={at_a_time // 2}", file.read_text()))
     sampler = {"batch_size": 16, "num_classes_per_batch": 4, "num_samples_per_class": 4}
     project.change(

@@ -1,4 +1,4 @@
-"""The example notebook runs, as it is in the documentation, in a project with that run."""
+"""The example notebook of the documentation runs in a project with the run that it uses."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A small one with the notebook's run."""
+    """A small project with the notebook's run."""
     params: dict[str, Any] = yaml.safe_load(yaml.safe_dump(PARAMS))
     params["datasets"] = {"synthetic": params["datasets"]["own"] | {"raw": "data/raw/synthetic"}}
     comparison = params["comparison"]

@@ -1,4 +1,4 @@
-"""docs/own-images.md is run as it stands: a person's folder of images, from `dml data add` to the neighbours of one image."""
+"""The commands of docs/own-images.md run unchanged: a user's folder of images, from `dml data add` to the neighbours of one image."""
 
 import colorsys
 import re
@@ -19,7 +19,7 @@ BIRDS = ("avocet", "bunting", "crane", "dunlin", "egret", "finch", "goldcrest", 
 
 
 def draw_birds(folder: Path) -> None:
-    """A folder per class of twelve JPEGs, of different sizes, most not square; a class's pictures share a tint, so that few suffice."""
+    """Draw a folder per class with twelve JPEGs of different sizes, most not square; each class has one tint, so that few suffice."""
     rng = np.random.default_rng(2)
     pose = draw_pose(rng)
     for index, name in enumerate(BIRDS):
@@ -33,7 +33,7 @@ def draw_birds(folder: Path) -> None:
 
 
 def run_block(project: Project, language: str, code: str) -> str:
-    """Run a block of the page in the project's folder; what it printed."""
+    """Run a block of the page in the project's folder and return its output."""
     words = [sys.executable, "-c", code] if language == "python" else ["bash", "-e", "-c", code]
     ran = subprocess.run(
         words, cwd=project.root, env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -62,8 +62,8 @@ def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) ->
     assert len(pictures.split()) == 2
     classes = [line.split("/")[0] for line in neighbours.splitlines() if re.fullmatch(r"\w+/\d\d\.jpg  [\d.-]+", line)]
     assert len(classes) == 5, neighbours
-    assert classes.count("heron") >= 3, neighbours  # of 96 images, 11 would be right
-    # DVC has taken nothing over: the images are as they were, and a missing one is not brought back but packed without.
+    assert classes.count("heron") >= 3, neighbours  # 11 of the 96 images are relevant
+    # DVC does not manage the folder: its images are unchanged, and a missing one is not restored but omitted when packing.
     assert {path: path.read_bytes() for path in (tmp_path / "birds").rglob("*.jpg")} == before
     assert not [path for path in (tmp_path / "birds").rglob("*") if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)]
     assert yaml.safe_load((project.root / "params.yaml").read_text())["datasets"]["birds"]["raw"] == str(tmp_path / "birds")

@@ -1,7 +1,7 @@
-"""docs/papers-on-a-gpu.md is run as it stands: from an archive in the official layout to the verdicts of a table, on a CPU.
+"""The commands of docs/papers-on-a-gpu.md, from an archive in the official layout to the verdicts of a table, on a CPU.
 
-Replaced are the data (drawn: `--part` behind `dml data add`), the weights file (drawn: its hash in the table of published files), and in
-the paper's protocol the size of the crops and the number of epochs.
+Three things are replaced: the images are drawn (`--part` is appended to `dml data add`), the weights file is generated (its hash is set
+in the table of published files), and the paper's protocol gets smaller crops and fewer epochs.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ SMALLER = {
 
 
 def blocks() -> list[str]:
-    """The page's commands, a text for each block."""
+    """Return the page's command blocks."""
     return re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -46,7 +46,7 @@ def replace(path: Path, changes: dict[str, str]) -> None:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
-    """A project with none of the papers' datasets, and beside it the downloads that the page tells of."""
+    """A project with none of the papers' datasets, next to a folder with the downloads that the page names."""
     downloads = tmp_path / "downloads"
     write_cub200(tmp_path / "drawn", draw_pictures(DRAWN), DRAWN.num_classes)
     downloads.mkdir()
@@ -64,7 +64,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def run_page(project: Project) -> list[str]:
-    """Run the page's blocks in one shell; what each printed."""
+    """Run the page's blocks in one shell and return the output of each."""
     mark = "--- the next block of the page"
     script = f"\necho '{mark}'\n".join(blocks()).replace("CUB_200_2011.tgz\n", "CUB_200_2011.tgz --part\n")
     script = f'dml() {{ python -m flows.cli "$@"; }}\n{script}'

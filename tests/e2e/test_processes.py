@@ -1,7 +1,7 @@
-"""What a flow starts: who can reach it while it runs, what is left of it when a part of it is killed, and what damaged files cost.
+"""Processes of a flow: who can reach them, what remains after one is killed, and how damaged files are handled.
 
-One unfinished run is disturbed again and again, and goes on each time; its end is compared, byte for byte, with that of a run that nobody
-disturbed. Then its files are damaged, and it is run again.
+One unfinished run is interrupted and resumed several times; its result must equal, byte for byte, that of an uninterrupted run. Then its
+files are damaged, and it runs again.
 """
 
 import http.client
@@ -27,12 +27,12 @@ from tests.e2e.conftest import Project, make_project
 pytestmark = pytest.mark.slow
 RUN = ("dml", "run", "synthetic", "softtriple")
 GO_ON = "rerun the command to resume from the last checkpoint"
-# What anybody can try who reaches Ray's GCS: have it run a function.
+# An attack open to anyone who can reach Ray's GCS: submitting a function.
 SUBMIT = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(num_cpus=0)(lambda: 'ran here').remote()))"
 
 
 class Disturbed:
-    """A run in the middle, with all of its processes."""
+    """An unfinished run with all of its processes."""
 
     def __init__(self, project: Project, state: Path, command: tuple[str, ...] = RUN) -> None:
         self.state = state
@@ -40,7 +40,7 @@ class Disturbed:
         self.supervisor = psutil.Process(self.process.pid)
 
     def until(self, found: Callable[[], Any], what: str) -> Any:
-        """Wait for something in the run."""
+        """Wait until `found` returns a true value, and return it."""
         deadline = time.monotonic() + 600
         while not (result := found()):
             assert self.process.poll() is None, self.process.communicate()[0]
@@ -49,11 +49,11 @@ class Disturbed:
         return result
 
     def processes(self) -> list[psutil.Process]:
-        """The run's processes that exist: the supervisor and all below it."""
+        """Return the run's existing processes: the supervisor and all of its descendants."""
         return [self.supervisor, *self.supervisor.children(recursive=True)]
 
     def named(self, part: str) -> list[psutil.Process]:
-        """Those of them that have `part` in their command line."""
+        """Return the run's processes with `part` in their command line."""
         found = []
         for process in self.processes():
             try:
@@ -64,12 +64,12 @@ class Disturbed:
         return found
 
     def trains_further(self) -> None:
-        """Wait until it has written down more steps than it has now."""
+        """Wait until the run has recorded more steps than it has now."""
         before = trained(self.state)
         self.until(lambda: trained(self.state) > before, "a new epoch")
 
     def freeze_in_the_middle(self) -> None:
-        """Wait until it has trained further than it had, and let its workers stand still there."""
+        """Wait until the run has trained further, then stop its workers."""
         self.trains_further()
         workers = self.named("RayTrainWorker")
         assert len(workers) == 2
@@ -77,7 +77,7 @@ class Disturbed:
             worker.send_signal(signal.SIGSTOP)
 
     def ends(self, code: int, line: str, within_seconds: float) -> None:
-        """It has to end like this from now on: exit code, one line that begins so and says how to go on, and no process left."""
+        """Assert that the run ends with this exit code, a last line that starts with `line` and says how to resume, and no process left."""
         began, started = time.monotonic(), self.processes()
         printed, _ = self.process.communicate(timeout=120)
         assert self.process.returncode == code, printed
@@ -91,7 +91,7 @@ class Disturbed:
 
 
 def trained(state: Path) -> int:
-    """How many steps a run has written down; 0 before its first checkpoint."""
+    """Return the number of recorded steps of a run; 0 before its first checkpoint."""
     histories = list((state / "store/train").glob("*/history.jsonl"))
     return len(histories[0].read_text().splitlines()) if histories and list(histories[0].parent.glob("checkpoint*")) else 0
 
@@ -99,7 +99,7 @@ def trained(state: Path) -> int:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = make_project(tmp_path_factory.mktemp("project"), ("softtriple",))
-    # Workers that this test lets stand still are to be left so.
+    # The run must not replace the workers that this test stops.
     made.change(comparison={"protocol": {"num_epochs": 24}, "datasets": {"synthetic": {"num_epochs": 24}}}, scale={"hang_minutes": 60.0})
     return made
 
@@ -161,7 +161,7 @@ def test_a_run_ends_the_same_after_every_loss(project: Project, tmp_path: Path) 
 
 
 def damage_much(state: Path) -> None:
-    """A checkpoint, a shard, the scores, Prefect's record of a step, Prefect's database."""
+    """Damage a checkpoint, a shard, the scores, Prefect's record of a step, and Prefect's database."""
     flip(next((state / "store/train").rglob("checkpoint.pt")))
     cut(next((state / "store/train").rglob("history.jsonl")))
     garble(next((state / "store/embed").rglob("test-00000*.npy")))
@@ -179,7 +179,7 @@ def nothing_listens_beyond_this_machine(run: Disturbed) -> None:
             if connection.status == psutil.CONN_LISTEN:
                 listening.setdefault(" ".join(process.cmdline())[:300], []).append(connection.laddr.ip)
     for part in ("gcs_server", "raylet", "RayTrainWorker", "DashboardAgent", "RuntimeEnvAgent", "prefect.server.api"):
-        assert any(part in words for words in listening), (part, list(listening))  # so that an empty list proves nothing
+        assert any(part in words for words in listening), (part, list(listening))  # an empty list proves nothing
     assert {address for addresses in listening.values() for address in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
 
 
@@ -212,9 +212,9 @@ def nobody_submits_work_without_the_token(run: Disturbed) -> None:
 
 
 def agents_answer_nobody_without_the_token(run: Disturbed, session: Path) -> None:
-    """Ray's agents speak HTTP; one of them takes whole jobs, once it has started.
+    """Assert that Ray's HTTP agents, one of which accepts whole jobs once it has started, reject requests without the token.
 
-    Its port is the same for every Ray of a machine: beside another Ray that came first, it goes without, and says so in its log.
+    Its port is the same for every Ray of a machine: if another Ray uses it, the agent runs without HTTP and logs this.
     """
 
     def goes_without() -> bool:
@@ -239,5 +239,5 @@ def answers_of_agents(run: Disturbed) -> list[int]:
 
 
 def session_of(gcs: psutil.Process) -> Path:
-    """The logs of Ray's session."""
+    """Return the log folder of Ray's session."""
     return Path(next(word.partition("=")[2] for word in gcs.cmdline() if word.startswith("--log_dir=")))

@@ -18,7 +18,7 @@ SHARE = 0.002
 
 
 def tables(printed: str) -> list[list[dict[str, str]]]:
-    """The Markdown tables that were printed, each as its rows by title."""
+    """Return the printed Markdown tables, each as a list of rows by column title."""
     found = []
     for block in printed.strip().split("\n\n")[1:]:
         titles, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
@@ -47,6 +47,6 @@ def test_every_dataset_goes_from_its_archive_to_the_page(tmp_path: Path) -> None
     assert {row["dataset"] for row in times} == {*names, "all"}
     assert {name: sum(row["dataset"] == name for row in times) for name in names} == dict.fromkeys(names, 13)
     assert [row["dataset"] for row in disk] == [row["dataset"] for row in plans] == names
-    for row in plans:  # before packing the plan knows the published counts alone, so of a share it promises too much
+    for row in plans:  # before packing, the plan uses the published counts, so it overestimates for a share
         planned, written = (float(row[title].replace(",", "")) for title in ("disk planned, MB", "written, MB"))
         assert planned > 0.9 * written, "the databases and pages of the state are not planned"

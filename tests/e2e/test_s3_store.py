@@ -1,4 +1,4 @@
-"""A whole run whose store is S3: what the workers wrote is there, and another machine's driver can use it."""
+"""A whole run whose store is S3: the workers' files are there, and another machine's driver can use them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 
 def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket: str) -> None:
-    project = make_project(tmp_path / "project", ("softtriple",))  # takes the AWS environment along
+    project = make_project(tmp_path / "project", ("softtriple",))  # copies the AWS environment
     store = {"DML_STORE": f"s3://{s3_bucket}/team"}
     printed = project.run("dml", "run", "synthetic", "softtriple", **store)
     assert "train: ran" in printed
@@ -19,7 +19,7 @@ def test_a_run_on_an_s3_store_leaves_every_step_there(tmp_path: Path, s3_bucket:
     for step, file in (("train", "checkpoint.pt"), ("embed", "manifest.json"), ("evaluate", "metrics.json")):
         assert any(name.startswith(f"team/{step}/") and name.endswith(file) for name in names), (step, names)
 
-    # A cache that is gone (another machine) is filled again from the store, and nothing is computed anew.
+    # Without the cache, as on another machine, the files are fetched from the store, and nothing is computed again.
     for name in ("train", "embed", "evaluate"):
         assert (project.root / "state/cache" / name).exists()
         (project.root / "state/cache" / name).rename(tmp_path / name)

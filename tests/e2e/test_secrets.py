@@ -1,9 +1,8 @@
-"""No secret is written or shown anywhere, and nothing listens beyond this machine: a project on its stack, runs that fail, one that passes.
+"""No secret is written or shown, and nothing listens beyond this machine, for a project on its stack with failing and successful runs.
 
 The secrets are those of the stack (PostgreSQL's password, Ray's token) and planted ones: MLflow's login in its address and in the
-environment, Prefect's API key, the key of an S3 server of one's own, which the stack uses here. What is searched: what was printed, every
-file of project, state and servers, every row of both databases, every object in the bucket, and the command lines of all processes while
-something runs.
+environment, Prefect's API key, and the key of a user's own S3 server, which the stack uses here. The tests search the output, every file of
+project, state and servers, every row of both databases, every object in the bucket, and the command lines of all running processes.
 """
 
 import base64
@@ -30,13 +29,13 @@ from tests.e2e.stacks import bucket, project_with_stack
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PLANTED = {"MLflow": "planted4mlflow4password", "Prefect": "planted4prefect4key"}
 OWN_S3 = {"AWS_ACCESS_KEY_ID": "team", "AWS_SECRET_ACCESS_KEY": "planted4s3s4secret"}
-# Where the secrets of the stack are kept, until `dml stack down`: files that nobody else can read.
+# Files with the stack's secrets, readable only by their owner, until `dml stack down`.
 KEPT = {"chosen.json", "env", "ray-token", "supervisor.conf", "postgres-password"}
 RUN = ("dml", "run", "synthetic", "softtriple")
 
 
 class Watcher:
-    """Looks at all processes while something runs: command lines, and where those of the project listen."""
+    """Record, in a thread, the command lines of all processes and the addresses on which the project's processes listen."""
 
     def __init__(self) -> None:
         self.commands: set[str] = set()
@@ -61,7 +60,7 @@ class Watcher:
 
 
 class Story:
-    """What the tests look at: the project, what it printed, what was seen meanwhile, the secrets."""
+    """The data that the tests check: the project, its output, the watched processes, the secrets."""
 
     def __init__(self, project: Project, watcher: Watcher) -> None:
         self.project = project
@@ -76,7 +75,7 @@ class Story:
         }
         self.printed = ""
         self.own = {
-            "PREFECT_API_URL": self.told["PREFECT_API_URL"],  # so that what Prefect prints is allowed to have tracebacks
+            "PREFECT_API_URL": self.told["PREFECT_API_URL"],  # allows tracebacks in Prefect's output
             "PREFECT_API_KEY": PLANTED["Prefect"],
             "MLFLOW_TRACKING_URI": self.told["MLFLOW_TRACKING_URI"].replace("//", f"//user:{PLANTED['MLflow']}@"),
             "MLFLOW_TRACKING_USERNAME": "user",
@@ -89,7 +88,7 @@ class Story:
         return printed
 
     def has_secret(self, text: bytes | str) -> list[str]:
-        """Names of the secrets that are in a text, plain or as a login's header has them."""
+        """Return the names of the secrets in a text, plain or base64-encoded as in a login header."""
         data = text.encode() if isinstance(text, str) else text
         forms = {name: (value.encode(), base64.b64encode(f"user:{value}".encode())) for name, value in self.secrets.items()}
         return [name for name, kinds in forms.items() if any(form in data for form in kinds)]
@@ -103,7 +102,7 @@ def closed_port() -> int:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """A stack, runs on it that fail in several ways, one that passes while MLflow is away, and its delivery."""
+    """A stack with runs that fail in several ways, and one that succeeds while MLflow is unreachable and is delivered later."""
     project = project_with_stack(tmp_path_factory.mktemp("secrets") / "project", ("softtriple",))
     s3 = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     s3.start()
@@ -124,17 +123,17 @@ def tell(story: Story) -> None:
     away = f"http://user:{PLANTED['MLflow']}@127.0.0.1:{closed_port()}"
     story.run("dml", "doctor")
     assert "does not answer" in story.run("dml", "doctor", code=2, MLFLOW_TRACKING_URI=away)
-    # No such bucket; no such server of Prefect's.
+    # The bucket and Prefect's server do not exist.
     assert "no-such-bucket" in story.run(*RUN, code=2, DML_STORE="s3://no-such-bucket/store")
     nobody = f"http://user:{PLANTED['Prefect']}@127.0.0.1:{closed_port()}/api"
     assert "does not answer" in story.run(*RUN, code=2, PREFECT_API_URL=nobody)
-    # A loss that fails in the workers.
+    # The loss fails in the workers.
     loss = story.project.root / "dml_core" / "losses" / "softtriple.py"
     whole = loss.read_text()
     loss.write_text(f"{whole}\n    def forward(self, *_):\n        raise RuntimeError('a fault of the loss')\n")
     assert "a fault of the loss" in story.run(*RUN, code=2)
     loss.write_text(whole)
-    # One that passes; MLflow is away, and its record is delivered later.
+    # The run succeeds without MLflow; its record is delivered later.
     assert "does not answer" in story.run(*RUN, MLFLOW_TRACKING_URI=away)
     assert "cannot be used" in story.run("dml", "sync", code=2, MLFLOW_TRACKING_URI=away)
     assert "1 records delivered" in story.run("dml", "sync")
@@ -159,7 +158,7 @@ def test_no_file_has_a_secret_but_those_that_keep_them(story: Story) -> None:
     files = [path for folder in (story.project.root, run) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 500
     for path in files:
-        with suppress(FileNotFoundError):  # the servers are up, and remove what they no longer need
+        with suppress(FileNotFoundError):  # the running servers remove temporary files
             if names := story.has_secret(path.read_bytes()):
                 found[path] = names
     assert {path for path in found if path.name not in KEPT} == set(), found

@@ -1,4 +1,4 @@
-"""The standing comparison with as many seeds as its differences take."""
+"""The standing comparison with as many seeds as its differences require."""
 
 import re
 from pathlib import Path

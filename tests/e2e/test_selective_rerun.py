@@ -1,4 +1,4 @@
-"""What a change reruns, through real DVC, Prefect, Ray and MLflow: one story in order, each chapter a change and a count of what ran.
+"""Selective reruns through real DVC, Prefect, Ray and MLflow: each test makes a change and counts the steps that run, in order.
 
 Two datasets, two variants (one of them untrained), one seed: a full run is 4 x (train, embed, evaluate).
 """
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def stages_run(printed: str) -> list[str]:
-    """The stages whose command DVC ran."""
+    """Return the stages whose command DVC ran."""
     return re.findall(r"Running stage '([^']+)'", printed)
 
 
@@ -68,7 +68,7 @@ def test_changed_evaluation_reruns_no_training_and_dvc_tells_the_difference(proj
     page = (project.root / "plots/index.html").read_text()
     drawn = [json.JSONDecoder().raw_decode(part)[0] for part in page.split("var spec = ")[1:]]
     synthetic = next(spec for spec in drawn if "synthetic" in spec["title"]["text"])
-    assert synthetic["encoding"]["color"]["field"] == "variant"  # a line each
+    assert synthetic["encoding"]["color"]["field"] == "variant"  # one line per variant
     points = {(row["variant"], row["k"]) for row in synthetic["data"]["values"]}
     assert points == {(variant, k) for variant in ("untrained", "softtriple") for k in ("1", "3")}
 
@@ -106,7 +106,7 @@ def set_held_out(project: Project, validation: dict[str, float] | None, role: st
 
 @pytest.mark.proof
 def test_runs_scored_on_validation_classes_are_a_comparison_of_their_own(project: Project) -> None:
-    """A story of its own."""
+    """Independent of the tests before it."""
     project.run("dml", "reproduce", "--variant", "untrained")
     of_test = project.run("dml", "compare", "synthetic")
     set_held_out(project, {"share": 0.5}, role="validation")

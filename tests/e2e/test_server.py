@@ -1,6 +1,6 @@
-"""With a Prefect server: the deployments of infra/prefect.yaml, a run that a worker takes from its pool, and one that the schedule makes.
+"""With a Prefect server: the deployments of infra/prefect.yaml, a run that a worker takes from its pool, and a scheduled run.
 
-One story in order, on one server, with one worker that takes one run at a time.
+The tests run in order on one server, with one worker that executes one run at a time.
 """
 
 import json
@@ -38,7 +38,7 @@ class Server:
     worker: psutil.Popen | None = None
 
     def start_worker(self) -> None:
-        """Deploy infra/prefect.yaml, and start a worker that takes one run after another from its pool."""
+        """Deploy infra/prefect.yaml, and start a worker that executes the runs of its pool one at a time."""
         self.prefect("work-pool", "create", "dml", "--type", "process")
         self.prefect("deploy", "--all", "--prefect-file", str(Path("infra") / "prefect.yaml"))
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "dml", "--limit", "1"]
@@ -46,7 +46,7 @@ class Server:
             self.worker = psutil.Popen(command, cwd=self.project.root, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
 
     def stop_worker(self) -> None:
-        """End the worker at once, with the run that it may have taken meanwhile; asked to end, it would wait for that run."""
+        """Kill the worker, with any run that it has taken: on SIGTERM it would wait for that run."""
         if self.worker is not None:
             for process in (*self.worker.children(recursive=True), self.worker):
                 with suppress(psutil.NoSuchProcess):
@@ -72,7 +72,7 @@ class Server:
             return json.loads(answer.read())
 
     def finished(self, deployment: str) -> dict:
-        """The first run of a deployment that has come to its end, waited for."""
+        """Wait for a finished run of the deployment, and return the first."""
         deadline = time.monotonic() + 400
         terminal = {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}
         while time.monotonic() < deadline:
@@ -84,7 +84,7 @@ class Server:
         raise AssertionError(f"no run of {deployment} has ended; the worker said: {self.worker_log.read_text()[-3000:]}")
 
     def logged(self, flow_run: dict) -> str:
-        """The log lines that the server has of a run."""
+        """Return the log lines of a run on the server."""
         chosen = {"flow_run_id": {"any_": [flow_run["id"]]}}
         return "\n".join(line["message"] for line in self.ask("logs/filter", logs=chosen, limit=200))
 
@@ -95,7 +95,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     project = make_project(folder / "project", ("untrained",))
     shutil.copytree(ROOT / "infra", project.root / "infra")
     deployments = project.root / "infra" / "prefect.yaml"
-    deployments.write_text(deployments.read_text().replace("variant: softtriple", "variant: untrained"))  # the only one of this project
+    deployments.write_text(deployments.read_text().replace("variant: softtriple", "variant: untrained"))  # the project's only variant
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -162,7 +162,7 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
 
 @pytest.mark.proof
 def test_a_worker_runs_a_deployed_flow(server: Server) -> None:
-    # Other settings for the scores alone: the scheduled run below finds the network and its embeddings, and scores them itself.
+    # Changes only the scores: the scheduled run below reuses the network and its embeddings, and computes its own scores.
     parameters = {"variant": "untrained", "seed": 0, "overrides": ["evaluation.recall_at=[1]"]}
     (single,) = (entry for entry in server.ask("deployments/filter") if entry["name"] == "single-run")
     server.ask(f"deployments/{single['id']}/create_flow_run", parameters=parameters)

@@ -1,6 +1,6 @@
-"""The local stack from nothing to nothing: up, a comparison through it, schedules, a dataset that changes, processes that are killed, down.
+"""The local stack from start to stop: up, a comparison, schedules, a dataset that changes, processes that are killed, down.
 
-One story in order, on one stack: each test goes on from the one before it.
+The tests run in order on one stack; each continues from the one before.
 """
 
 import shutil
@@ -24,19 +24,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
 ENDS = ("COMPLETED", "FAILED", "CRASHED")
 EPOCHS = 150
-SOON = 75  # seconds; each minute the server looks for what it shall schedule
-# What Prefect makes less than five minutes before it is due has its events held back for a quarter of an hour, and with them the
-# automation that takes a crashed run up again (docs/stack.md).
+SOON = 75  # seconds; the server's scheduler runs once a minute
+# Prefect delays the events of a run that it creates less than five minutes before its start by a quarter of an hour, and with them the
+# automation that retries a crashed run (docs/stack.md).
 AHEAD = SOON + 5 * 60
 
 
 @pytest.fixture(scope="module")
 def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
-    """A project whose stack is up, from nothing; ended afterwards, whatever happened."""
+    """A project with a newly started stack, which is stopped afterwards in any case."""
     project = project_with_stack(tmp_path_factory.mktemp("stack") / "project", ("untrained", "softtriple"))
     add_tables(project, "table91")
     with stack_up(project):
-        quarterly = deployment_of(project, "dataset-change")  # must not come between the others
+        quarterly = deployment_of(project, "dataset-change")  # must not run between the other deployments
         for schedule in quarterly["schedules"]:
             ask(project, f"deployments/{quarterly['id']}/schedules/{schedule['id']}", method="DELETE")
         yield project
@@ -46,7 +46,7 @@ def test_it_is_up_on_the_loopback_alone_and_a_second_up_changes_nothing(stacked:
     before = {process.pid for process in processes(stacked)}
     assert len(before) >= 8
     listening = {
-        connection.laddr.ip.removeprefix("::ffff:")  # IPv4 on a socket that takes both
+        connection.laddr.ip.removeprefix("::ffff:")  # IPv4 on a dual-stack socket
         for process in processes(stacked)
         for connection in process.net_connections(kind="tcp")
         if connection.status == psutil.CONN_LISTEN
@@ -65,14 +65,14 @@ def test_it_is_up_on_the_loopback_alone_and_a_second_up_changes_nothing(stacked:
 def test_a_comparison_runs_through_it(stacked: Project) -> None:
     printed = stacked.run("dml", "reproduce", PREFECT_API_URL=told(stacked)["PREFECT_API_URL"])
     assert "note: using the local stack" in printed
-    # The run is in MLflow, and its files in S3 under its id.
+    # The run is in MLflow, and its files are in S3 under its id.
     (run,) = mlflow_runs(stacked, "params.variant = 'softtriple' and params.seed = '0'")
     assert 0 <= run.data.metrics["recall_at_1"] <= 1
     assert in_postgres(stacked, "mlflow", f"SELECT status FROM runs WHERE run_uuid = '{run.info.run_id}'") == [("FINISHED",)]
     names = stored(stacked)
     assert any(run.info.run_id in name and name.endswith("steps/train/checkpoint.pt") for name in names)
     assert any(name.startswith("store/train/") and name.endswith("checkpoint.pt") for name in names)
-    # Its flow run is in Prefect's own database there.
+    # Its flow run is in the stack's Prefect database.
     (state,) = in_postgres(stacked, "prefect", "SELECT state_type FROM flow_run WHERE name LIKE 'comparison on synthetic%'")
     assert state == ("COMPLETED",)
 
@@ -83,7 +83,7 @@ def deployment_of(project: Project, name: str) -> dict[str, Any]:
 
 
 def schedule_soon(project: Project, name: str, parameters: dict[str, Any] | None = None, seconds: int = SOON) -> str:
-    """Have a deployment's schedule fire so soon, once, in the place of its own; the deployment's id."""
+    """Replace a deployment's schedules by one that fires once, in `seconds`; return the deployment's id."""
     deployment = deployment_of(project, name)
     for schedule in deployment["schedules"]:
         ask(project, f"deployments/{deployment['id']}/schedules/{schedule['id']}", method="DELETE")
@@ -95,16 +95,16 @@ def schedule_soon(project: Project, name: str, parameters: dict[str, Any] | None
 
 
 def runs_of(project: Project, deployment: str) -> dict[str, dict[str, Any]]:
-    """The deployment's runs that have begun, by their ids."""
+    """Return the started runs of the deployment by id."""
     found = ask(project, "flow_runs/filter", {"deployments": {"id": {"any_": [deployment]}}})
     return {run["id"]: run for run in found if run["state"]["type"] not in ("SCHEDULED", "PENDING")}
 
 
 def run_of(project: Project, deployment: str, known: Collection[str], *states: str) -> dict[str, Any]:
-    """A run of the deployment that is not among `known` and has come to one of these states, waited for."""
+    """Wait for a run of the deployment that is not in `known` and is in one of these states, and return it."""
     until = time.monotonic() + 900
     while time.monotonic() < until:
-        with suppress(OSError):  # the server may be on its way back
+        with suppress(OSError):  # the server may be restarting
             for name, run in runs_of(project, deployment).items():
                 if name not in known and run["state"]["type"] in states:
                     return run
@@ -114,7 +114,7 @@ def run_of(project: Project, deployment: str, known: Collection[str], *states: s
 
 
 def history(project: Project, run: dict[str, Any]) -> list[dict[str, Any]]:
-    """The states that a flow run was in, oldest first."""
+    """Return the states of a flow run, oldest first."""
     states = ask(project, f"flow_run_states/?flow_run_id={run['id']}", method="GET")
     return sorted(states, key=lambda state: str(state["timestamp"]))
 
@@ -162,7 +162,7 @@ def test_a_changed_dataset_is_noticed_and_compared_anew(stacked: Project) -> Non
 
 
 def kill(project: Project, *parts: str) -> None:
-    """kill -9 of the stack's processes whose command has one of these parts, all at once; each part has at least one."""
+    """Kill the stack's processes whose command contains one of `parts`, with SIGKILL; each part must match at least one."""
     found = [(part, process) for process in processes(project) for part in parts if part in " ".join(process.cmdline())]
     assert {part for part, _ in found} == set(parts)
     for _, process in found:
@@ -175,9 +175,9 @@ DATABASE, MLFLOW = "postgres -D", "mlflow server"
 
 
 def in_the_middle(project: Project, num_epochs: int, seconds: int = SOON) -> tuple[str, dict[str, Any]]:
-    """A nightly run that trains for so many epochs, has left a checkpoint and is known to the server to live; with its deployment's id."""
+    """Start a nightly run; return it, once it has a checkpoint and the server its heartbeat, with its deployment's id."""
     before = {name for name in stored(project) if name.endswith("checkpoint.pt")}
-    project.change(comparison={"protocol": {"num_epochs": num_epochs}})  # so that there is something to train, and time to kill it
+    project.change(comparison={"protocol": {"num_epochs": num_epochs}})  # requires training that lasts until the kill
     known = runs_of(project, deployment_of(project, "nightly")["id"])
     deployment = schedule_soon(project, "nightly", seconds=seconds)
     run = run_of(project, deployment, known, "RUNNING", *ENDS)
@@ -193,14 +193,14 @@ def in_the_middle(project: Project, num_epochs: int, seconds: int = SOON) -> tup
 
 
 def scores(project: Project) -> dict[str, float]:
-    """The final scores in MLflow of the one run of today's settings."""
+    """Return the final scores in MLflow of the only run with the current settings."""
     (run,) = mlflow_runs(project, "params.variant = 'softtriple'")
     assert run.info.status == "FINISHED"
     return {name: value for name, value in run.data.metrics.items() if name in ("recall_at_1", "map_at_r", "r_precision", "nmi")}
 
 
 def has_what_an_undisturbed_run_has(project: Project, before: Collection[str]) -> None:
-    """The one network that was not among the objects `before`, and all scores, have the bytes of the same run from its initial weights."""
+    """Assert that the one network not in `before`, and all scores, have the bytes of the same run repeated from its initial weights."""
     assert len(scores(project)) == 4
     now = stored(project)
     (network,) = [name for name in now if name.endswith("checkpoint.pt") and name not in before and name.startswith("store/train/")]
@@ -211,7 +211,7 @@ def has_what_an_undisturbed_run_has(project: Project, before: Collection[str]) -
 
 
 def end_of(project: Project, deployment: str, run: dict[str, Any], killed: datetime) -> tuple[dict[str, Any], list[dict[str, Any]], float]:
-    """A struck run when it is over, the states that it was in, and the seconds from the strike to its end."""
+    """Wait for the end of an interrupted run; return the run, its states, and the seconds from the kill to its end."""
     finished = run_of(project, deployment, set(runs_of_when_back(project, deployment)) - {run["id"]}, "COMPLETED", "FAILED")
     seconds = (datetime.now(UTC) - killed).total_seconds()
     states = history(project, run)
@@ -264,7 +264,7 @@ def test_a_run_goes_on_where_the_database_and_mlflow_are_killed(stacked: Project
 
 
 def runs_of_when_back(project: Project, deployment: str) -> dict[str, dict[str, Any]]:
-    """`runs_of`, of a server that supervisor is bringing back."""
+    """Return `runs_of` as soon as supervisor has restarted the server."""
     until = time.monotonic() + 120
     while True:
         try:
@@ -278,10 +278,10 @@ def test_the_next_run_of_the_schedule_has_the_slot_of_one_that_died(stacked: Pro
     (retry,) = ask(stacked, "automations/filter", {"automations": {"name": {"any_": ["retry-crashed-flows"]}}})
     ask(stacked, f"automations/{retry['id']}", {"enabled": False}, method="PATCH")
     deployment, run = in_the_middle(stacked, EPOCHS + 3)
-    kill(stacked, WORKER, FLOW, SERVER)  # the slots that the run holds are not forgotten with the server
+    kill(stacked, WORKER, FLOW, SERVER)  # the server does not forget the slots that the run holds
     stacked.change(comparison={"protocol": {"num_epochs": 2}})
     known = runs_of_when_back(stacked, deployment)
-    schedule_soon(stacked, "nightly")  # fires while the server believes that the dead run lives, and waits for its slot
+    schedule_soon(stacked, "nightly")  # fires while the server regards the dead run as running, and waits for its slot
     finished = run_of(stacked, deployment, known, *ENDS)
     dead = runs_of(stacked, deployment)[run["id"]]
     for each in (dead, finished):

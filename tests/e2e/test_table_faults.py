@@ -1,6 +1,6 @@
-"""A table of ten rows, made twice: by two shells at once that share its runs, and alone, killed again and again. The bytes are the same.
+"""A table of ten rows, run by two shells at once with shared runs, and run by one command that is killed several times: the same bytes.
 
-The project's copy is made to write down every training that is begun, so that nothing has to be believed.
+The project's copy logs every training that starts, so that the tests can count them.
 """
 
 import re
@@ -32,7 +32,7 @@ WORK["train"] = _written_down
 
 
 def table(dims: list[int]) -> str:
-    """A table file with a row for each embedding size."""
+    """Return a table file with a row for each embedding size."""
     row = TABLE["rows"]["trained"]
     training = {dim: merge(TINY, {"model": {"head": {"embedding_dim": dim}}, "num_epochs": 3}) for dim in dims}
     rows = {f"of-{dim}": {**row, "label": f"Of {dim}", "training": training[dim]} for dim in dims}
@@ -41,7 +41,7 @@ def table(dims: list[int]) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a table of ten rows, and one that has five of them and one of its own."""
+    """A project with a table of ten rows, and a table with five of these rows and one other."""
     made = make_project(tmp_path_factory.mktemp("project"), ("untrained",))
     materialise("synthetic", {"num_classes": 8, "images_per_class": 5, "image_size": 24, "num_modes": 2}, made.root / "data/raw/cub200")
     made.change(datasets={"cub200": {"reader": "cub200", "raw": "data/raw/cub200", "options": {"published_counts": False}}})
@@ -54,7 +54,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def shared(project: Project) -> Path:
-    """The state after both tables were run at the same time, from two shells."""
+    """State folder after both tables ran at the same time, from two shells."""
     state = project.root / "state"
     started = [project.start("dml", "reproduce", name) for name in (TEN, SHARING)]
     printed = [process.communicate(timeout=900)[0] for process in started]
@@ -65,17 +65,17 @@ def shared(project: Project) -> Path:
 
 
 def measured_rows(state: Path, name: str) -> int:
-    """How many rows of a table's page have figures that were measured."""
+    """Return the number of rows with measured values on a table's page."""
     return len(re.findall(r"\| as_published, 1 seed \| \d", (state / f"reports/tables/{name}.md").read_text()))
 
 
 def begun(state: Path) -> list[str]:
-    """The identity of every training that was begun, in order."""
+    """Return the identity of every started training, in order."""
     return [line.removeprefix("train/") for line in (state / "begun.txt").read_text().splitlines()]
 
 
 def finished(state: Path) -> set[str]:
-    """The identities of the trainings whose record is kept."""
+    """Return the identities of the trainings with a finished record."""
     kept = [path for path in (state / "prefect/storage").glob("*") if "CheckpointRecord" in path.read_text()]
     return {path.name for path in kept}
 

@@ -1,4 +1,4 @@
-"""A paper's table through the whole chain: run over seeds, judged, shown again, kept as a page, its runs shared with another table."""
+"""A paper's table through the whole chain: run over seeds, judged, shown, published as a page, its runs shared with other tables."""
 
 import json
 import re
@@ -58,7 +58,7 @@ OWN = {
 
 
 def add_tables(project: Project, *names: str, num_epochs: int = 1) -> None:
-    """Give a project CUB-200-2011, drawn, and tables of a paper of these names, all with the same rows."""
+    """Add a drawn CUB-200-2011 and paper tables of these names, all with the same rows, to a project."""
     trained = TABLE["rows"]["trained"] | {"training": TINY | {"num_epochs": num_epochs}}
     table = TABLE | {"rows": TABLE["rows"] | {"trained": trained}}
     raw = project.root / "data/raw/cub200"
@@ -70,9 +70,9 @@ def add_tables(project: Project, *names: str, num_epochs: int = 1) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project that has CUB-200-2011, drawn, and three tables of a paper with the same rows, and one of the project's own.
+    """A project with a drawn CUB-200-2011, three paper tables with the same rows, and one table of the project.
 
-    It is an exported tree, in no git checkout, at a path of unusual letters.
+    It is an exported tree, without a git checkout, at a path with unusual characters.
     """
     made = make_project(tmp_path_factory.mktemp(UNUSUAL) / "project", ("untrained",))
     shutil.rmtree(made.root / ".git")
@@ -82,7 +82,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def cells(printed: str, beginning: str) -> list[str]:
-    """The cells of the row whose second cell begins so."""
+    """Return the result cells of the row whose second cell starts with `beginning`."""
     rows = [[cell.strip() for cell in re.split("[|│]", line)[1:-1]] for line in printed.splitlines()]
     (found,) = [row for row in rows if len(row) == 5 and row[1].startswith(beginning)]
     return found[2:]
@@ -116,9 +116,9 @@ def test_it_is_run_and_judged_and_shown_again_and_has_a_page(project: Project) -
 
 @pytest.mark.proof
 def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> None:
-    project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seeds", "3")  # reused where the first test has run it
+    project.run("dml", "reproduce", "softtriple/table91", "--row", "trained", "--seeds", "3")  # reused if the first test has run it
     printed = project.run("dml", "reproduce", "softtriple/table9[23]", "project/tiny", "--seeds", "3")
-    assert "6 of 15 runs to train" in printed  # those of the rows that no table has run yet, once for both
+    assert "6 of 15 runs to train" in printed  # runs of the rows that no table has run yet, once for both tables
     assert "9 of 15 runs reused" in printed
     for name in ("softtriple/table92", "softtriple/table93"):
         assert f"{name}: 6 runs; page: " in printed
@@ -135,7 +135,7 @@ def test_what_tables_share_is_run_once_and_stands_in_each(project: Project) -> N
 
 @pytest.mark.proof
 def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be_told(project: Project) -> None:
-    """A twentieth of a point is finer than these few queries can be."""
+    """A precision of 0.05 points cannot be reached with so few queries."""
     printed = project.run("dml", "reproduce", "softtriple/table92", "--seeds", "auto", "--resolve", "0.05", "--max-seeds", "5")
     rounds = re.findall(r"softtriple/table92 on cub200: (\d) seeds; the least precise difference is (\w+) as_published -", printed)
     assert [count for count, _ in rounds] == ["3", "5"]
@@ -151,7 +151,7 @@ def test_seeds_are_added_in_one_flow_until_the_cap_and_the_page_says_what_can_be
 
 @pytest.mark.proof
 def test_a_table_of_the_project_is_kept_with_its_measurements_under_the_columns_dataset(project: Project) -> None:
-    """Run by the test before this one, in the same flow as tables of a paper."""
+    """The test before this one ran the table, in one flow with paper tables."""
     kept = json.loads(json.loads((project.root / "state/tables/project/tiny.json").read_text())["record"])
     assert {(run["dataset"], run["seed"], run["scores"]["csc_train"] > 0) for run in kept["runs"]} == {
         ("synthetic", n, True) for n in range(3)

@@ -1,4 +1,4 @@
-"""`dml tune` for real: killed and resumed it is the undisturbed search; its winner is run by its table; MLflow has its runs."""
+"""`dml tune` with real runs: a killed and resumed search equals the uninterrupted one; its table runs the winner; MLflow has its runs."""
 
 import re
 import shutil
@@ -56,12 +56,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def tuned(project: Project) -> tuple[str, dict[str, Any]]:
-    """What an undisturbed search printed, and the file that it wrote."""
+    """Output of an uninterrupted search, and the file that it wrote."""
     return project.run(*COMMAND), read_yaml(project.root / TUNED)
 
 
 def own_rate(project: Project) -> float:
-    """The row's own learning rate."""
+    """Return the row's own learning rate."""
     return float(read_yaml(project.root / "flows/tables/project/protocol.yaml")["training"]["optimiser"]["learning_rate"])
 
 
@@ -137,7 +137,7 @@ def test_mlflow_has_the_runs_under_the_search(project: Project, tuned: tuple[str
 
 
 def without_results(project: Project, root: Path) -> Project:
-    """A copy of the project in which nothing was run or tuned."""
+    """Return a copy of the project without runs and tuned settings."""
     shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state", "tiny"), symlinks=True)
     return Project(root, project.environment | {"PYTHONPATH": str(root)})
 

@@ -1,4 +1,4 @@
-"""The evaluator beside pytorch-metric-learning and scikit-learn on inputs without ties, from two items to a thousand classes."""
+"""The evaluator agrees with pytorch-metric-learning and scikit-learn on inputs without ties, from two items to a thousand classes."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def clustered(num_samples: int, num_classes: int, seed: int = 0) -> tuple[np.nda
 @pytest.mark.parametrize(("num_samples", "num_classes"), [(300, 12), (40, 1), (2, 1), (2500, 1000), (60, 50)])
 def test_self_retrieval_agrees_with_pytorch_metric_learning(num_samples: int, num_classes: int) -> None:
     embeddings, labels = clustered(num_samples, num_classes)
-    # All neighbours are asked for: the reciprocal rank of a positive beyond the k they fetch would count as 0.
+    # k covers all neighbours: with a smaller k, the reciprocal rank of a positive beyond k would count as 0.
     calculator = AccuracyCalculator(include=tuple(THEIR_NAMES.values()), k=num_samples - 1)
     theirs = calculator.get_accuracy(torch.from_numpy(embeddings), torch.from_numpy(labels))
     ours = evaluate(embeddings, labels, EvaluationConfig(clustering=False))

@@ -1,4 +1,4 @@
-"""Approximate indexes: exact where they search everything, honest about what they miss."""
+"""Approximate indexes: exact if they search everything; otherwise their misses are measured."""
 
 from functools import partial
 from typing import Literal
@@ -51,7 +51,7 @@ def test_what_an_index_misses_is_measured(index: Literal["ivf_flat", "ivf_pq"]) 
 
 
 def test_the_first_found_is_the_nearest_as_often_as_index_recall_says() -> None:
-    """Every item a class of its own, and every query of its nearest item's: a hit is then the nearest item and nothing else."""
+    """Each item is its own class, and each query has the class of its nearest item, so that only the nearest item is a hit."""
     generator = np.random.default_rng(0)
     items = generator.standard_normal((400, 16)).astype(np.float32)
     items /= np.linalg.norm(items, axis=1, keepdims=True)
@@ -63,19 +63,19 @@ def test_the_first_found_is_the_nearest_as_often_as_index_recall_says() -> None:
 
 
 def test_index_recall_worked_out_by_hand() -> None:
-    """Points on a line, in two shards. 0 has 1 and -1 at distance 1; 10 has 3 at 7 and 2 at 8; nothing was found for 10 but 3."""
+    """Points on a line, in two shards: 0 has neighbours 1 and -1 at distance 1; 10 has 3 at 7 and 2 at 8, of which only 3 was found."""
     parts = [np.array([[0.0], [1], [2], [-1]]), np.array([[3.0], [10]])]
     gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in parts]
     asked = as_points(np.array([[0.0], [10]]), "euclidean")
     found = np.array([[3, 4], [4, -1]])
     recalls = module.index_recall(gallery, asked, np.array([0, 5]), {n: found[:, :n] for n in (1, 2, 3)})
     assert recalls == {"index_recall@1": 1, "index_recall@2": 1 / 2, "index_recall@3": 1 / 2}
-    # As queries that are no items of the gallery each is its own nearest, and neither was found.
+    # As queries outside the gallery, both points are their own nearest neighbours, and neither was found.
     assert module.index_recall(gallery, asked, None, {n: found[:, :n] for n in (1, 2)}) == {"index_recall@1": 0, "index_recall@2": 1 / 2}
 
 
 def test_an_index_is_trained_on_an_evenly_spaced_part_and_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every second of 127 points on a line, 0, 2, ..., 126: their mean is 63. Shards, and blocks of 7, are nothing to the index."""
+    """It is trained on 0, 2, ..., 126, every second of 127 points, with mean 63; shards and blocks of 7 make no difference."""
     monkeypatch.setattr(module, "NUM_ROWS_AT_ONCE", 7)
     points = (np.arange(127) + 1000 * (np.arange(127) % 2)).astype(np.float32)[:, None]
     gallery = [EmbeddingShard(lambda part=part: part, np.zeros(len(part), dtype=int)) for part in np.split(points, [50])]
@@ -134,7 +134,7 @@ def test_queries_of_unknown_classes_are_refused() -> None:
 
 
 def test_what_is_found_stays_in_order_when_a_query_itself_is_left_out() -> None:
-    """60 neighbours of each item of a line, which are all that an index of one list has to find."""
+    """For each point on a line, the search returns the 60 nearest others; the index has one list, so that it finds all of them."""
     points = np.cumsum(np.random.default_rng(0).random(80))[:, None].astype(np.float32)
     index = module.build(
         [EmbeddingShard(lambda: points, np.zeros(80, int))], 80, np.zeros(1), "euclidean", ApproximateConfig(index="ivf_flat")
@@ -144,7 +144,7 @@ def test_what_is_found_stays_in_order_when_a_query_itself_is_left_out() -> None:
 
 
 def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:
-    """Everything is searched, so the numbers are the exact ones; every item has a duplicate, which must stay."""
+    """Everything is searched, so the numbers are exact; every item has a duplicate, which must not be excluded."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 40, 400)
     embeddings = (generator.standard_normal((40, 8))[labels] + generator.standard_normal((400, 8))).astype(np.float32)
@@ -154,7 +154,7 @@ def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:
     values = evaluate_approximately(gallery, CONFIG, ApproximateConfig(index="ivf_flat", num_lists=4, num_probes=4))
     assert [values[f"index_recall@{k}"] for k in CONFIG.recall_at] == [1, 1, 1]
     assert values["num_queries"] == 400
-    # The rule on ties concerns the exact evaluator; the index's own order among duplicates may only help a query.
+    # The exact evaluator has a rule for ties; the index's own order of duplicates can only help a query.
     exact = evaluate_shards(gallery, CONFIG)
     assert all(exact[f"recall@{k}"] <= values[f"recall@{k}"] < exact[f"recall@{k}"] + 0.1 for k in CONFIG.recall_at)
 
@@ -165,7 +165,7 @@ def test_self_retrieval_from_shards_leaves_each_item_out_by_index() -> None:
 def test_a_gallery_of_any_size_is_searched_or_refused_in_one_line(
     index: Literal["ivf_flat", "ivf_pq", "hnsw"], num_lists: int, num_items: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """FAISS trains 256 codes for each byte of a compressed vector, and fails where it has fewer items."""
+    """FAISS trains 256 codes for each byte of a compressed vector, and fails with fewer items."""
     embeddings, labels = (
         np.random.default_rng(0).standard_normal((num_items, 8)).astype(np.float32),
         np.arange(num_items) % (num_items // 2),

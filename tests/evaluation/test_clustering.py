@@ -1,4 +1,4 @@
-"""k-means and its first centres: the same on every run, as good as scikit-learn's, and at home with awkward inputs."""
+"""k-means and its initial centres: the same in every run, as good as scikit-learn's, and robust to degenerate inputs."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_more_iterations_come_nearer() -> None:
 
 
 def test_the_inertia_of_a_large_cluster_is_that_of_all_its_points() -> None:
-    """600 points around 0: 2 of 1 and 598 of 4095 squared, a sum that float32 cannot hold."""
+    """600 points around 0, whose squares are 2 times 1 and 598 times 4095^2: float32 cannot represent the sum."""
     embeddings = np.repeat([[-4095.0], [-1.0], [1.0], [4095.0]], [299, 1, 1, 299], axis=0).astype(np.float32)
     assert kmeans(as_points(embeddings, "euclidean"), 1, KMeansConfig(), seed=0)[1] == 598 * 4095**2 + 2
 
@@ -90,9 +90,9 @@ def test_the_first_clusters_are_those_of_the_nearest_centres() -> None:
 
 
 def test_bfloat16_serves_large_work_as_long_as_distances_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly the nearest centre: farther by at most what bfloat16 leaves unsure. Of tight clusters each point finds its own."""
+    """The chosen centre is farther than the nearest by at most the error of bfloat16; points of tight clusters get their own centre."""
     monkeypatch.setattr(kmeans_init, "SMALLEST_WORK", 1)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
     embeddings, _ = blobs(30, 10, width=6.0)
     chosen, clusters = first_clusters(embeddings, 30, seed=0)
     distances = ((embeddings[:, None].astype(np.float64) - embeddings[chosen]) ** 2).sum(axis=2)
@@ -105,7 +105,7 @@ def test_bfloat16_serves_large_work_as_long_as_distances_are_large_enough(monkey
 
 
 def test_lloyd_does_what_the_plain_algorithm_does() -> None:
-    """Every point against every centre in float64, however few centres moved."""
+    """The plain algorithm compares every point with every centre in float64, however few centres moved."""
     for seed in range(5):
         embeddings, _ = blobs(40, 10, width=4.0)
         chosen, clusters = first_clusters(embeddings, 40, seed)
@@ -120,7 +120,7 @@ def test_lloyd_does_what_the_plain_algorithm_does() -> None:
 
 
 def test_a_cluster_that_loses_its_points_gets_the_farthest_one() -> None:
-    """The centres move to 0.5, 2 and 7, and nothing is nearest to 2; of all points -10 is the farthest from its own centre, 0.5."""
+    """The centres move to 0.5, 2 and 7; no point is nearest to 2, and -10 is the point farthest from its own centre, 0.5."""
     points = np.array([[-10], [0], [1], [14], [5], [9]], dtype=np.float32)
     clusters, inertia = lloyd(points, np.array([1, 0, 4]), np.array([1, 0, 0, 1, 2, 2]), 1)
     assert clusters.tolist() == [1, 0, 0, 2, 2, 2]
@@ -128,7 +128,7 @@ def test_a_cluster_that_loses_its_points_gets_the_farthest_one() -> None:
 
 
 def test_of_a_round_s_choices_those_near_an_earlier_one_are_dropped() -> None:
-    """Points at 0, 10, 0, 10.1, 20: what is left of each squared distance is all of it, nothing, 0.01 of a million, all of it."""
+    """For points at 0, 10, 0, 10.1, 20, these parts of the squared distances remain: all, none, 0.01 of a million, all."""
     points = torch.tensor([[0.0], [10.0], [0.0], [10.1], [20.0]])
     nearest = np.array([1, 1, 1, 1e6, 0], dtype=np.float32)
     assert _kept(points, nearest, np.random.default_rng(0)).tolist() == [0, 1, 4]
@@ -147,16 +147,16 @@ def test_every_point_its_own_cluster(capfd: pytest.CaptureFixture[str]) -> None:
     clusters, inertia = kmeans(as_points(embeddings, "euclidean"), 20, KMeansConfig(), seed=0)
     assert len(set(clusters.tolist())) == 20
     assert inertia == pytest.approx(0, abs=1e-4)
-    assert capfd.readouterr() == ("", "")  # FAISS warns of few points where it is not told that they are enough
+    assert capfd.readouterr() == ("", "")  # FAISS warns of few points unless this is disabled
 
 
 def test_f1_worked_out_by_hand() -> None:
-    # Pairs in one cluster: (a, a), (b, b), two mixed with the third of each: 1 of 3 and 1 of 1 right; pairs of one class: 4.
+    # Pairs in a cluster: 1 of 3 and 1 of 1 have one class, (a, a) and (b, b). Pairs of one class: 4.
     classes, clusters = np.array([0, 0, 1, 1, 1]), np.array([0, 0, 0, 1, 1])
     # True pairs 2; clustered pairs 3 + 1 = 4; class pairs 1 + 3 = 4: precision = recall = 1/2.
     assert pairwise_f1(classes, clusters) == 0.5
     assert pairwise_f1(np.arange(4), np.arange(4)) == 1
-    # One class whole in a cluster and one torn apart: precision 1, recall 1/2.
+    # One class forms a cluster, the other is split into two: precision 1, recall 1/2.
     assert pairwise_f1(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 2])) == 2 / 3
 
 

@@ -1,4 +1,4 @@
-"""What a table shows of many metrics, and in which order."""
+"""The metrics that a table shows, and their order."""
 
 from dml_core.evaluation.columns import recall_k, table_columns
 

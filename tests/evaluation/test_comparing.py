@@ -1,4 +1,4 @@
-"""Whole comparisons by hand and beside scipy, what they say in words, and how often they are wrong."""
+"""Whole comparisons: calculated by hand, compared with SciPy, their sentences, and their error rates."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ def compared(scores: dict[str, dict[int, float]], **options) -> Comparison:
 
 
 def drawn(means: dict[str, float], num_seeds: int, deviation: float = 1.0, seed: int = 0) -> dict[str, dict[int, float]]:
-    """Scores with a part that all systems share by seed, and one of each."""
+    """Return scores with a part that all systems share by seed, and a part of each system."""
     rng = np.random.default_rng(seed)
     shared = rng.normal(0, 3, num_seeds)
     return {name: {n: mean + shared[n] + rng.normal(0, deviation) for n in range(num_seeds)} for name, mean in means.items()}
@@ -33,7 +33,7 @@ def test_by_hand() -> None:
     found = compared(HAND)
     assert found.means == pytest.approx({"a": 52.0, "b": 50.0, "c": 42.0})
     assert list(found.means) == ["a", "b", "c"]
-    # of t with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2)
+    # for t with 2 degrees of freedom: P(|T| > t) = 1 - t / sqrt(2 + t^2)
     p_values = {names: 1 - t / (2 + t * t) ** 0.5 for names, t in {("a", "b"): 3.4641, ("a", "c"): 86.6025, ("b", "c"): 15.1186}.items()}
     for pair in found.pairs:
         assert pair.p_value == pytest.approx(p_values[pair.system, pair.other], rel=1e-3)
@@ -50,7 +50,7 @@ def test_the_set_of_the_best_by_hand() -> None:
     """One-sided at 0.05 / 2: t(2) = 4.303. a - b: 2 ± 2.48; a - c: 10 ± 0.50; b - c: 8 ± 2.28. So b may be the best and c is not."""
     found = compared(HAND)
     assert found.best_set == {"a", "b"}
-    expected = {"a": (2 - 2.484, 2 + 2.484), "b": (-2 - 2.484, -2 + 2.484), "c": (-10 - 0.497, 0)}  # c to a; to b it would be -10.3
+    expected = {"a": (2 - 2.484, 2 + 2.484), "b": (-2 - 2.484, -2 + 2.484), "c": (-10 - 0.497, 0)}  # c - a; c - b would give -10.3
     for name, interval in expected.items():
         assert found.to_best[name] == pytest.approx(interval, abs=2e-3)
     assert [found.beside(name) for name in "abc"] == ["-0.5 to +4.5", "-4.5 to +0.5", "-10.5 to +0.0"]
@@ -93,7 +93,7 @@ def test_every_pair_is_scipys_paired_t_test() -> None:
 
 
 def test_posteriors_are_shares_of_draws() -> None:
-    """Of the mean of normal differences under the prior that prefers nothing: sigma^2 by scaled inverse chi-squared, then the mean."""
+    """Draws of the mean of normal differences under the reference prior: sigma^2 by scaled inverse chi-squared, then the mean."""
     scores = drawn({"a": 51, "b": 50}, 6)
     (pair,) = compared(scores).pairs
     gaps = np.array([scores[pair.system][n] - scores[pair.other][n] for n in range(6)])
@@ -154,7 +154,7 @@ def test_no_system_is_bold_where_nothing_was_compared_and_one_system_is_no_compa
 
 
 def test_differences_that_are_the_same_by_accident_leave_the_set_as_it_is() -> None:
-    """One of 20 queries more in each of three seeds; the sign test where the number of queries is not known."""
+    """One more correct query of 20 in each of three seeds; the sign test if the number of queries is unknown."""
     scores = {"a": dict.fromkeys(range(3), 55.0), "b": dict.fromkeys(range(3), 50.0)}
     for num_queries in (None, 20):
         found = compared(scores, num_queries=num_queries)
@@ -164,7 +164,7 @@ def test_differences_that_are_the_same_by_accident_leave_the_set_as_it_is() -> N
 
 
 def test_what_the_table_could_have_shown_is_found_as_often_as_it_says() -> None:
-    """The smallest difference of a pair, drawn 4,000 times over with the deviation that the data have."""
+    """The smallest detectable difference of a pair, simulated 4,000 times with the deviation of the data."""
     found = compared({"a": {n: float(value) for n, value in enumerate((3, 5, 4, 7, 6))}, "b": dict.fromkeys(range(5), 1.0)})
     assert found.smallest is not None
     (pair,) = found.pairs
@@ -185,17 +185,17 @@ def test_the_seeds_that_are_needed_show_a_point_as_often_as_promised() -> None:
     assert (stats.ttest_1samp(fewer, 0, axis=1).pvalue < 0.05).mean() < 0.82
 
 
-# ---------------------------------------------------------------- promises, simulated
+# ---------------------------------------------------------------- simulated coverage
 
 
 def shares(num_systems: int, num_seeds: int, spread: float, num_tables: int, reference: str | None = None) -> dict[str, float]:
-    """How often the set holds the best, and all intervals of a kind hold the truth at once; how many systems the set has.
+    """Return how often the set contains the best system and all intervals of a kind cover the truth at once, and the mean set size.
 
     Args:
-        num_systems, num_seeds: of each table.
-        spread: of the true means, in standard deviations of a run beside what its seed shares.
-        num_tables: drawn.
-        reference: named beforehand.
+        num_systems, num_seeds: systems and seeds of each table.
+        spread: standard deviation of the true means, in standard deviations of a run without its seed's shared part.
+        num_tables: number of simulated tables.
+        reference: a reference chosen in advance.
     """
     rng = np.random.default_rng([num_systems, num_seeds, int(10 * spread)])
     held = {"set": 0.0, "to best": 0.0, "against": 0.0, "pairs": 0.0, "size": 0.0}
@@ -219,7 +219,7 @@ def shares(num_systems: int, num_seeds: int, spread: float, num_tables: int, ref
 def test_sets_and_intervals_hold_the_truth(num_systems: int, num_seeds: int, spread: float) -> None:
     found = shares(num_systems, num_seeds, spread, 300, "s0")
     for kind in ("set", "to best", "against", "pairs"):
-        assert found[kind] > 0.915, kind  # 0.95 less three standard errors of 300 tables
+        assert found[kind] > 0.915, kind  # 0.95 minus three standard errors of 300 tables
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_sets_and_intervals_hold_the_truth_as_often_as_the_page_says(
 
 
 def test_intervals_of_single_differences_would_not_hold_all_at_once() -> None:
-    """What was there before: the best of twelve as the reference, and an interval of 95 % for each difference by itself."""
+    """The former method: the best of twelve as the reference, and a separate 95 % interval for each difference."""
     rng, held = np.random.default_rng(0), 0
     for _ in range(300):
         noise = rng.normal(0, 1, (10, 12))
@@ -247,7 +247,7 @@ def test_intervals_of_single_differences_would_not_hold_all_at_once() -> None:
 
 
 def test_a_set_without_the_correction_would_miss_the_best() -> None:
-    """One-sided tests at 0.05 each, twelve equal systems: any of them is the best, and is missed too often."""
+    """One-sided tests at 0.05 each of twelve equal systems: each of them is a best one, and is excluded too often."""
     rng, missed = np.random.default_rng(1), 0
     for _ in range(300):
         noise = rng.normal(0, 1, (10, 12))
@@ -259,7 +259,7 @@ def test_a_set_without_the_correction_would_miss_the_best() -> None:
 @pytest.mark.proof
 @pytest.mark.parametrize("num_queries", [50, 500])
 def test_coarse_scores_of_few_seeds_exclude_no_best_system_by_an_accident_of_equal_differences(num_queries: int) -> None:
-    """Six equal systems, of which each is a best one: the set promises 95 % for each of them, not for all of them together."""
+    """Each of six equal systems is a best one: the set contains each with 95 % probability, not all of them together."""
     rng, excluded = np.random.default_rng(6), Counter[str]()
     for _ in range(1000):
         found = rng.binomial(num_queries, 0.5, (3, 6)) / num_queries

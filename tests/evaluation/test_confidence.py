@@ -1,4 +1,4 @@
-"""Bootstrap against the theory of means, and intervals by hand, with tables of Student's t."""
+"""Bootstrap compared with the theory of means, and intervals calculated by hand with tables of Student's t."""
 
 import warnings
 
@@ -18,7 +18,7 @@ def test_spread_over_queries_is_the_standard_error() -> None:
 def test_the_interval_over_units_by_hand() -> None:
     """Three classes of one query each, 0.2, 0.5 and 0.8: mean 0.5, standard deviation 0.3, error 0.3 / sqrt(3); t(0.975, 2) = 4.3027."""
     low, high = interval_over_units(np.array([[0.2], [0.5], [0.8]]), np.array([4, 9, 7]))
-    half = 4.3027 * 0.3 / 3**0.5 / 0.25  # of the logit, whose inverse has the slope 0.5 * (1 - 0.5)
+    half = 4.3027 * 0.3 / 3**0.5 / 0.25  # in logits; the inverse logit has the slope 0.5 * (1 - 0.5)
     assert [low[0], high[0]] == pytest.approx([1 / (1 + np.exp(half)), 1 / (1 + np.exp(-half))], abs=1e-5)
     wider = interval_over_units(np.array([[0.2], [0.5], [0.8]]), np.array([4, 9, 7]), 0.99)
     assert wider[0][0] < low[0]
@@ -26,7 +26,7 @@ def test_the_interval_over_units_by_hand() -> None:
 
 
 def test_classes_of_unequal_size_are_left_out_one_by_one() -> None:
-    """Of 3 zeros and 1 half in one class each: the mean 1/8 is 1/2 or 0 without one of them; t(0.975, 1) = 12.7062."""
+    """Three zeros in one class, 0.5 in another: the mean 1/8 becomes 1/2 or 0 without one of them; t(0.975, 1) = 12.7062."""
     low, high = interval_over_units(np.array([[0.0], [0], [0], [0.5]]), np.array([7, 7, 7, 9]))
     error = (1 / 2 * ((1 / 2 - 1 / 4) ** 2 + (0 - 1 / 4) ** 2)) ** 0.5
     logits = np.log(1 / 7) + 12.7062 * error / (1 / 8 * 7 / 8) * np.array([-1, 1])
@@ -50,7 +50,7 @@ def test_what_does_not_vary_has_no_interval() -> None:
 
 
 def test_queries_of_one_class_are_drawn_together() -> None:
-    """Ten classes whose queries all agree: the spread is that of ten values, not of a hundred."""
+    """Ten classes whose queries are all equal: the deviation is that of ten values, not of a hundred."""
     by_class = np.random.default_rng(0).standard_normal(10)
     codes = np.repeat(np.arange(10), 10)
     means = bootstrap_means(by_class[codes, None], codes, num_replicates=4000, seed=0)
@@ -58,7 +58,7 @@ def test_queries_of_one_class_are_drawn_together() -> None:
 
 
 def test_classes_of_unequal_size_keep_the_mean_over_queries() -> None:
-    """One class of 3 zeros and one of 1 one: drawn together 1/4, or one of them twice."""
+    """One class of three zeros and one of a single 1: the mean of both drawn once is 1/4, of one drawn twice 0 or 1."""
     means = bootstrap_means(np.array([[0.0], [0], [0], [1]]), np.array([7, 7, 7, 9]), num_replicates=200, seed=0)
     assert set(means.ravel().tolist()) == {0, 0.25, 1}
 

@@ -1,7 +1,7 @@
-"""How often intervals hold the truth: every statement of docs/evaluation.md and docs/comparing.md about it is a simulation here.
+"""Coverage of intervals: each statement about it in docs/evaluation.md and docs/comparing.md is a simulation here.
 
-Each simulation is red where its interval is made as a bootstrap's percentiles or with a normal's quantile (`test_..._would_be_too_narrow`).
-The quick ones see a broken method, the proofs the figures that the pages give.
+Each simulation fails for intervals from bootstrap percentiles or a normal quantile (`test_..._would_be_too_narrow`). The default tests
+detect a broken method, the proof tests check the numbers on the pages.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ RECALLS = {"even": (2.0, 2.0), "narrow": (20.0, 20.0), "high": (9.0, 1.0)}  # Be
 
 
 def drawn(recalls: str, sizes: str, num_classes: int, rng: np.random.Generator) -> Drawn:
-    """Hits of queries, their classes, and the mean over all classes that there could be."""
+    """Return simulated hits of queries, their classes, and the mean over all possible classes."""
     first, second = RECALLS[recalls]
     size = {"equal": np.full(num_classes, 20), "some": rng.integers(5, 40, num_classes)}.get(
         sizes, np.ceil(rng.lognormal(2.5, 1.0, num_classes)).astype(int)
@@ -27,7 +27,7 @@ def drawn(recalls: str, sizes: str, num_classes: int, rng: np.random.Generator) 
 
 
 def share_held(recalls: str, sizes: str, num_classes: int, num_draws: int) -> float:
-    """How often the 95 % interval over classes holds the truth, of the draws in which there is one."""
+    """Return how often the 95 % interval over classes covers the truth, among draws that have an interval."""
     rng, held = np.random.default_rng(num_classes), []
     for _ in range(num_draws):
         values, codes, truth = drawn(recalls, sizes, num_classes, rng)
@@ -54,7 +54,7 @@ def test_intervals_over_classes_hold_the_truth_as_often_as_the_page_says(recalls
 
 
 def test_the_bootstraps_percentiles_would_be_too_narrow() -> None:
-    """What was there before: about 8 of 10 with 4 classes, in these same draws."""
+    """The former method: its intervals cover the truth in about 8 of 10 cases with 4 classes, in these same draws."""
     rng, held = np.random.default_rng(4), 0
     for _ in range(200):
         values, codes, truth = drawn("even", "some", 4, rng)
@@ -75,7 +75,7 @@ def test_a_normals_quantile_would_be_too_narrow() -> None:
 @pytest.mark.parametrize("recall", [0.3, 0.9, 0.97])
 @pytest.mark.parametrize("num_queries", [20, 50, 200])
 def test_intervals_over_queries_keep_their_promise(num_queries: int, recall: float) -> None:
-    """Over other queries of these classes, each by itself."""
+    """For other queries of the same classes, drawn independently."""
     rng = np.random.default_rng(num_queries)
     hits = (rng.random((num_queries, 2000)) < recall).astype(float)
     low, high = interval_over_units(hits, np.arange(num_queries))

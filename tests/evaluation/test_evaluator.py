@@ -1,4 +1,4 @@
-"""The whole evaluator: its keys, its rules, what it refuses, and what must not change its numbers."""
+"""The whole evaluator: its keys and rules, the inputs that it rejects, and changes that must not affect its numbers."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_every_kind_of_input_has_finite_numbers(kind: str) -> None:
 
 
 def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
-    """Half of the classes have a corner of their own, half are mixed in others: whole classes spread the means far wider than queries."""
+    """Half of the classes are separate and half are mixed: drawing whole classes gives a far larger spread than drawing queries."""
     labels = np.repeat(np.arange(20), 10)
     embeddings = np.eye(20, dtype=np.float32)[np.where(labels < 10, labels, 10 + np.arange(200) % 10)]
     config = EvaluationConfig(recall_at=(1, 5), clustering=False, intervals=IntervalConfig())
@@ -71,7 +71,7 @@ def test_intervals_have_two_ends_over_queries_and_two_over_classes() -> None:
 
 
 def test_there_is_no_interval_where_nothing_tells_how_classes_vary() -> None:
-    """One class of 20 with positives among 20 classes of one image each: the classes repeat nothing. And perfect embeddings do not vary."""
+    """Positives in only one class, of 20 images, show no variation between classes; perfect embeddings have none."""
     config = EvaluationConfig(clustering=False, intervals=IntervalConfig())
     singletons = np.r_[np.zeros(20, int), np.arange(1, 21)]
     one = evaluate(np.random.default_rng(0).normal(size=(40, 8)), singletons, config)
@@ -187,7 +187,7 @@ def test_of_many_bad_rows_the_first_five_are_named() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_embeddings_of_any_float_type_give_the_numbers_of_what_they_hold(dtype: type[np.floating[Any]]) -> None:
-    """Whole numbers, which all types hold; their squares are beyond float16."""
+    """Integers, which all types represent exactly; their squares exceed float16's range."""
     embeddings = (100 * make_inputs("random")[0]).round()
     labels = make_inputs("random")[1]
     assert evaluate(embeddings.astype(dtype), labels, RETRIEVAL) == pytest.approx(evaluate(embeddings, labels, RETRIEVAL), rel=1e-5)

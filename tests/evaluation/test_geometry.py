@@ -1,4 +1,4 @@
-"""What distances are made of, by hand: blocks of rows, the origin, and the bound on float32's error."""
+"""Parts of distances, by hand: blocks of rows, the origin, and the bound on float32's error."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_blocks_cover_all_rows_and_no_more() -> None:
 
 
 def test_the_origin_is_the_mean_in_float64_and_for_angles_zero() -> None:
-    """In float32 2^24 + 1 is 2^24."""
+    """In float32, 2^24 + 1 is 2^24."""
     embeddings = np.array([[2.0**24, 1], [1, 1], [1, 4]], dtype=np.float32)
     assert origin(as_points(embeddings, "euclidean")).tolist() == [(2**24 + 2) / 3, 2]
     assert origin(as_points(embeddings, "cosine")).tolist() == [0, 0]
@@ -66,7 +66,7 @@ def test_similarities_are_cosines_or_negative_distances() -> None:
 
 
 def test_the_bound_on_rounding_is_that_of_its_docstring() -> None:
-    """84 dimensions and 16 are 100 units of rounding; |a| of 3 and |b| of 1 make (3 + 1)^2 / 2 = 8."""
+    """84 dimensions and 16 give 100 rounding units; |a| of 3 and |b| of 1 give (3 + 1)^2 / 2 = 8."""
     norms = np.array([1, 3], dtype=np.float32)
     in_float32, in_float64 = 100 / (2**24 - 100), 100 / (2**51 - 100)
     assert rounding_error("cosine", norms, 1.0, 84).tolist() == pytest.approx([in_float32, in_float32], rel=1e-12, abs=0)
@@ -79,7 +79,7 @@ def test_the_bound_on_rounding_is_that_of_its_docstring() -> None:
 @pytest.mark.parametrize("num_dimensions", [2, 33, 512])
 @pytest.mark.parametrize("kind", ["random", "near 1", "signs", "halfway"])
 def test_a_product_of_bfloat16_is_within_its_bound(kind: str, num_dimensions: int) -> None:
-    """`halfway` coordinates lie in the middle between two bfloat16 numbers, all off in one direction."""
+    """`halfway` coordinates are close to the middle between two bfloat16 numbers, all with errors in the same direction."""
     generator = np.random.default_rng(num_dimensions)
     rows = generator.standard_normal((300, num_dimensions))
     if kind == "near 1":

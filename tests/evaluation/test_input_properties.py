@@ -1,4 +1,4 @@
-"""Whatever is given for embeddings and labels: the numbers of a slow loop over plain Python values, or one line that refuses it."""
+"""Embeddings and labels of any type: the numbers of a slow loop over plain Python values, or a one-line error."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.evaluation.oracles import slow_scores
 DRAWS = settings(derandomize=True, deadline=None, max_examples=40)
 CONFIG = EvaluationConfig(clustering=False)
 NUM_SAMPLES = 8
-POOLS: dict[str, list[Any]] = {  # of labels; those of one pool are distinct to Python
+POOLS: dict[str, list[Any]] = {  # labels; those of one pool are distinct in Python
     "small": [0, 1, 2],
     "negative": [-3, -1, 5],
     "beyond 2^53": [2**53, 2**53 + 1, 2**53 + 2],
@@ -28,7 +28,7 @@ POOLS: dict[str, list[Any]] = {  # of labels; those of one pool are distinct to 
     "odd words": ["", " ", "\ud800", "é", "e\u0301"],
     "bytes": [b"a", b"b", b"\xff"],
 }
-REFUSED: dict[str, list[Any]] = {  # in part or in whole: numpy would merge them, or there is no such label
+REFUSED: dict[str, list[Any]] = {  # rejected in part or entirely: numpy would merge them, or they are no labels
     "both signs of 64 bits": [2**63, -1, 0],
     "beyond 64 bits": [2**64, 2**70, 1],
     "numbers and words": [1, "1", 2],
@@ -54,7 +54,7 @@ FLOATS = ("f2", "f4", "f8", ">f4", "bfloat16", "float16", "float32", "float64", 
 
 
 def of_type(values_ND: Any, kind: str) -> Any:
-    """Small whole numbers and halves, which every floating-point type holds, as that type."""
+    """Return small integers and halves, which every floating-point type represents exactly, as that type."""
     if kind == "requires_grad":
         return torch.tensor(values_ND, requires_grad=True)
     if kind == "column order":
@@ -71,13 +71,13 @@ def of_type(values_ND: Any, kind: str) -> Any:
 
 @st.composite
 def points(draw: st.DrawFn) -> Any:
-    """(N, 3) of small halves, never a row of zeros, with ties and duplicates."""
+    """Draw points (N, 3) of small halves, without a row of zeros, with ties and duplicates."""
     numbers = draw(st.lists(st.integers(-4, 4), min_size=2 * NUM_SAMPLES, max_size=2 * NUM_SAMPLES))
     return np.column_stack([np.array(numbers, float).reshape(NUM_SAMPLES, 2) / 2, np.ones(NUM_SAMPLES)])
 
 
 def expected_of(embeddings: Any, labels: list[Any], metric: str, queries: tuple[Any, list[Any]] | None) -> dict[str, float] | None:
-    """Averages of the slow loop, whose labels are compared by Python; None where no query has a positive."""
+    """Return averages of the slow loop, whose labels are compared by Python; None if no query has a positive."""
     names: dict[Any, int] = {}
     codes = np.array([names.setdefault(label, len(names)) for label in labels])
     asked = None if queries is None else np.array([names.setdefault(label, len(names)) for label in queries[1]])
@@ -116,7 +116,7 @@ def test_labels_and_embeddings_of_any_type_give_the_slow_loops_numbers(pool: str
 
 @pytest.mark.parametrize("signs", [("uint64", "int64"), ("int64", "uint64"), ("uint64", "int8")])
 def test_integers_of_two_types_are_compared_exactly(signs: tuple[str, str]) -> None:
-    """uint64 beside int64 is float64 to numpy, in which 2^53 and 2^53 + 1 are one class."""
+    """numpy converts uint64 and int64 together to float64, in which 2^53 and 2^53 + 1 are one class."""
     big = 0 if "int8" in signs else 2**53
     embeddings = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1]])
     labels = np.array([big, big + 1, big, big + 1])
@@ -128,7 +128,7 @@ def test_integers_of_two_types_are_compared_exactly(signs: tuple[str, str]) -> N
     assert outcomes.scores.num_positives.tolist() == [2, 2]
 
 
-MERGED_BY_THE_CALLER = ("numbers and words", "words and bytes", "truths and numbers", "ends in NUL")  # nothing of it is left in an array
+MERGED_BY_THE_CALLER = ("numbers and words", "words and bytes", "truths and numbers", "ends in NUL")  # the array has lost the difference
 HOW_REFUSED = [(pool, container) for pool in REFUSED for container in ("list", "tuple", "objects")]
 HOW_REFUSED += [(pool, "array") for pool in REFUSED if pool not in MERGED_BY_THE_CALLER]
 

@@ -1,4 +1,4 @@
-"""Ranks over datasets and seeds by hand and beside scipy, and how often equal systems are found to differ."""
+"""Ranks over datasets and seeds, by hand and compared with SciPy, and the false positive rate for equal systems."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from dml_core.evaluation.statistics.mean_ranks import alike, rank_systems
 
 
 def scores_of(matrix: list[list[float]]) -> dict[str, dict[int, float]]:
-    """A row a system, a column a seed."""
+    """Return scores of a matrix with a row per system and a column per seed."""
     return {f"s{k}": dict(enumerate(values)) for k, values in enumerate(matrix)}
 
 
@@ -57,7 +57,7 @@ MORE = [pytest.param(*sizes, marks=[pytest.mark.slow, pytest.mark.proof]) for si
 
 
 def null_scores(rng: np.random.Generator, num_datasets: int, num_seeds: int, num_systems: int) -> dict[str, dict[str, dict[int, float]]]:
-    """Systems that are equal over all datasets there could be; on each they differ by more than from seed to seed."""
+    """Return scores of systems that are equal over all possible datasets, but differ on each by more than between seeds."""
     of_dataset, of_seed = rng.normal(0, 1, (num_datasets, num_systems, 1)), rng.normal(0, 0.3, (num_datasets, num_systems, num_seeds))
     return {f"d{n}": scores_of(values.tolist()) for n, values in enumerate(of_dataset + of_seed)}
 
@@ -66,9 +66,9 @@ def null_scores(rng: np.random.Generator, num_datasets: int, num_seeds: int, num
 def test_equal_systems_are_found_to_differ_no_more_often_than_one_time_in_twenty(
     num_datasets: int, num_seeds: int, num_systems: int
 ) -> None:
-    """Whatever the number of seeds: with pairs of dataset and seed for blocks it was 57 times in 100 (3 datasets, 10 seeds).
+    """For any number of seeds; with pairs of dataset and seed as blocks, the rate was 57 of 100 (3 datasets, 10 seeds).
 
-    Three standard errors of 600 tables above 0.05 are 0.077. Of one dataset the systems must be equal on it, not on others.
+    0.05 plus three standard errors of 600 tables is 0.077. With one dataset, the systems are equal on it, not on other datasets.
     """
     rng, wrong_p, wrong_groups = np.random.default_rng(num_datasets * num_systems), 0, 0
     for _ in range(600):
@@ -84,7 +84,7 @@ def test_equal_systems_are_found_to_differ_no_more_often_than_one_time_in_twenty
 
 
 def test_seeds_of_one_dataset_for_blocks_would_find_differences_where_there_are_none() -> None:
-    """What blocks of dataset and seed would do."""
+    """Simulates pairs of dataset and seed as blocks."""
     rng, wrong = np.random.default_rng(0), 0
     for _ in range(200):
         drawn = null_scores(rng, 3, 10, 4)

@@ -1,4 +1,4 @@
-"""Nearest neighbours against a full sort of float64 distances, ties included."""
+"""Nearest neighbours compared with a full sort of float64 distances, including ties."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_neighbours_are_those_of_a_stable_sort(kind: str, exclude_self: bool, me
 
 
 def test_ties_beyond_the_first_candidates_are_searched_for() -> None:
-    """A hundred copies of one item: FAISS returns any of them, the rule asks for those of lowest index."""
+    """A hundred copies of one item: FAISS returns any of them, the rule requires those with the lowest indices."""
     gallery = np.concatenate([np.full((100, 3), [1, 0, 0]), np.eye(3)]).astype(np.float32)
     indices, similarities = nearest(gallery, gallery[[99, 50, 102]], 3, exclude_self=False)
     assert indices.tolist() == [[0, 1, 2], [0, 1, 2], [102, 0, 1]]
@@ -57,7 +57,7 @@ COLLAPSED = {
 @pytest.mark.parametrize("exclude_self", [True, False])
 @pytest.mark.parametrize("kind", COLLAPSED)
 def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, exclude_self: bool, metric: Metric, dtype: type) -> None:
-    """More than two blocks of items, and more equally near ones than candidates."""
+    """More than two blocks of items, and more equally near items than candidates."""
     gallery = COLLAPSED[kind](np.random.default_rng(0)).astype(dtype)
     points = as_points(gallery, metric)
     indices, similarities = (
@@ -74,7 +74,7 @@ def test_neighbours_in_a_collapsed_gallery_are_exact_too(kind: str, exclude_self
 
 
 def test_the_memory_of_a_search_does_not_grow_with_the_square_of_a_collapsed_gallery() -> None:
-    """4,000 items and queries in one point: all candidates of all queries would be 128 MB of indices alone."""
+    """4,000 items and queries at one point: the indices of all candidates of all queries would take 128 MB."""
     code = """
 import resource, numpy as np
 from dml_core.evaluation.retrieval.neighbours import nearest
@@ -91,8 +91,8 @@ print(peak() - before)
 
 
 def test_candidates_that_float32_cannot_order_are_searched_for() -> None:
-    """Two clusters far apart, each of 75 points almost equally far from each other, every point twice: after itself and its double comes
-    the one that is nearest by a hair, which FAISS's rounding puts anywhere among the others.
+    """Two distant clusters of 75 almost equidistant points, every point twice: after a point and its duplicate, the next neighbour is so
+    little nearer that FAISS's rounding may rank it anywhere among the others.
     """
     corners = np.repeat(np.concatenate([np.eye(75), np.eye(75)]), 2, axis=0)
     rotation = np.linalg.qr(np.random.default_rng(0).standard_normal((76, 76))).Q

@@ -1,4 +1,4 @@
-"""What became of each query, against loops over all pairs in float64 that know nothing of the evaluator."""
+"""Outcomes of each query, compared with loops over all pairs in float64 that share no code with the evaluator."""
 
 from collections import Counter
 from typing import Any
@@ -18,7 +18,7 @@ Array = NDArray[Any]
 
 
 def case(seed: int, num_queries: int | None = None) -> tuple[Array, Array, Array | None, Array | None]:
-    """120 items, each of 40 points three times on average, so that many are equally near; of 7 classes, one with a single item."""
+    """Return 120 items, each of 40 points three times on average, so that many are equally near, of 7 classes, one with a single item."""
     generator = np.random.default_rng(seed)
     points = generator.standard_normal((40, 3)).astype(np.float32)
     gallery = points[generator.integers(0, 40, 120)]
@@ -29,7 +29,7 @@ def case(seed: int, num_queries: int | None = None) -> tuple[Array, Array, Array
 
 
 def brute_force(gallery: Array, labels: Array, queries: Array | None, query_labels: Array | None, metric: str) -> list[dict[str, Any]]:
-    """Of each query all gallery items as (distance, is right, index), sorted: nearest first, wrong before right, then by index."""
+    """Return for each query all gallery items as (distance, is right, index), sorted: nearest first, wrong before right, then by index."""
     asked, asked_labels = (gallery, labels) if queries is None else (queries, query_labels)
     assert asked_labels is not None
     found = []

@@ -1,4 +1,4 @@
-"""Intervals over seeds and classes: by hand, and how often they hold what was drawn."""
+"""Intervals over seeds and classes: by hand, and their coverage of simulated truths."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from dml_core.evaluation.statistics.population import difference_over_classes
 
 
 def test_by_hand() -> None:
-    """Seeds' means 0, 1, 2 (variance 1) and classes' means 0.5 or 1.5 five times each (variance 10 / 36)."""
+    """Means of seeds 0, 1, 2 (variance 1) and means of classes 0.5 or 1.5, five times each (variance 10 / 36)."""
     differences = np.arange(3.0)[:, None] + np.repeat([-0.5, 0.5], 5)[None, :]
     of_seeds, of_classes = 1 / 3, 10 / 36 / 10
     freedom = (of_seeds + of_classes) ** 2 / (of_seeds**2 / 2 + of_classes**2 / 9)
@@ -24,7 +24,7 @@ def test_nothing_is_claimed_of_few_seeds_or_classes(num_seeds: int, num_classes:
 
 
 def share_held(num_seeds: int, num_classes: int, parts: tuple[float, float, float], num_draws: int) -> float:
-    """How often the interval holds 0, with these deviations of seeds, classes and both together."""
+    """Return how often the interval covers 0, with these deviations of seeds, classes and their interaction."""
     rng, held = np.random.default_rng([num_seeds, num_classes]), 0
     for _ in range(num_draws):
         found = difference_over_classes(_drawn(rng, num_seeds, num_classes, parts), np.zeros((num_seeds, num_classes)))

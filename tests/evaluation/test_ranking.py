@@ -24,7 +24,7 @@ def test_a_positive_at_the_insertion_point_is_nearer_only_if_it_is_the_query_s_o
 
 
 def test_scores_of_negatives_taken_in() -> None:
-    """Query 0 has none before its first positive and one before its second: ranks 1, 3, 4. Query 1 has two before its first: 3, 4."""
+    """Query 0 has no negative before its first positive, one before its second: ranks 1, 3, 4. Query 1 has two before its first: 3, 4."""
     ranks = counter()
     ranks.add(BOTH, np.array([0, 2]), np.array([0]), np.array([1]))
     first, average_precision, r_precision = ranks.scores()

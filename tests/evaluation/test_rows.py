@@ -1,4 +1,4 @@
-"""Whole rows, sorted, against tiles and sorted lists: the same distances to the last bit, the same scores but for rounded sums."""
+"""Scoring by sorted rows, compared with tiles and sorted lists: the same distances to the last bit, the same scores up to rounded sums."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_query_and_gallery_is_that_of_sorted_lists(kind: str, metric: Metric) ->
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**16))
 def test_large_classes_with_near_ties_score_as_in_tiles(metric: Metric, spread: float, seed: int) -> None:
-    """Rows that differ in a last bit or not at all, around one point: of 300 in 3 classes, a third is another's neighbour in float32."""
+    """Rows around one point that are equal or differ in the last bit: of 300 in 3 classes, a third are another row's next float32."""
     generator = np.random.default_rng(seed)
     codes = generator.integers(0, 3, 300)
     embeddings = (1 + spread * generator.standard_normal((300, 17))).astype(np.float32)
@@ -67,7 +67,7 @@ def test_distances_are_those_of_pairs_to_the_last_bit(metric: Metric, monkeypatc
     for scale in (1.0, 1e-3, 1e4):
         embeddings = (5 + scale * np.random.default_rng(0).standard_normal((90, 33))).astype(np.float32)
         points, index, order = as_points(embeddings, metric), np.arange(20, 40), np.random.default_rng(1).permutation(90)
-        origin_D = origin(as_points(embeddings, "euclidean"))  # any point will do
+        origin_D = origin(as_points(embeddings, "euclidean"))  # any point works
         factors, norms = rows._factors(points, order, origin_D, is_query=False)
         found = rows._distances(points, index, points, order, origin_D, factors, float(norms.max()))
         expected = squared_distances(points, index.repeat(90), points, np.tile(order, 20)).reshape(20, 90)
@@ -75,7 +75,7 @@ def test_distances_are_those_of_pairs_to_the_last_bit(metric: Metric, monkeypatc
 
 
 def test_the_sweep_leaves_large_classes_to_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three classes of 240 on average in one shard; in two shards, or among a gallery of 16 times as many, they are not rows' work."""
+    """Three classes of 240 on average in one shard are scored by rows; in two shards, or below `LARGE_SHARE`, they are not."""
     codes = np.random.default_rng(0).integers(0, 3, 720)
     embeddings = np.random.default_rng(1).standard_normal((720, 8)).astype(np.float32)
     expected = rows_of(self_retrieval(embeddings, codes, num_shards=2))

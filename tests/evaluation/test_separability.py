@@ -1,4 +1,4 @@
-"""Class separability, class distances and unique centres, against hand calculations and slow loops."""
+"""Class separability, class distances and unique centres, compared with hand calculations and slow loops."""
 
 import numpy as np
 import pytest
@@ -53,8 +53,8 @@ def test_class_distances_are_root_mean_squares_over_pairs() -> None:
 
 
 def test_centres_that_merged_count_once() -> None:
-    angles = np.deg2rad([[0, 1, 90, 180], [0, 4, 8, 12]])  # two and a pair; a chain of neighbours
-    centres = np.stack([np.cos(angles), np.sin(angles)], axis=2) * [[[1], [20], [3], [4]], [[5], [60], [7], [8]]]  # lengths do not count
+    angles = np.deg2rad([[0, 1, 90, 180], [0, 4, 8, 12]])  # two separate centres and a pair; a chain of neighbours
+    centres = np.stack([np.cos(angles), np.sin(angles)], axis=2) * [[[1], [20], [3], [4]], [[5], [60], [7], [8]]]  # lengths have no effect
     assert num_unique_centres(centres).tolist() == [3, 1]
     assert num_unique_centres(centres, max_distance=0.001).tolist() == [4, 4]
-    assert num_unique_centres(np.array([[[1.0, 0], [-1, 0]]]), max_distance=2).tolist() == [1]  # exactly as far apart as allowed
+    assert num_unique_centres(np.array([[[1.0, 0], [-1, 0]]]), max_distance=2).tolist() == [1]  # exactly the maximum distance apart

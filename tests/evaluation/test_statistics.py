@@ -1,4 +1,4 @@
-"""The comparisons beside scipy's, hand calculations and simulations."""
+"""The tests of differences compared with SciPy's, hand calculations and simulations."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_a_paired_difference_is_scipys_paired_t_test() -> None:
     [
         ([1.0, 2.0], [1.0, 2.0], 1.0),
         ([1.0, 2.0], [0.0, 1.0], 0.5),
-        ([0.851, 0.823, 0.9], [0.842, 0.814, 0.891], 0.25),  # 0.009 three times, but for their last bits
+        ([0.851, 0.823, 0.9], [0.842, 0.814, 0.891], 0.25),  # 0.009 three times, apart from the last bits
     ],
 )
 def test_differences_that_do_not_vary_have_the_sign_tests_p_value(values: list[float], reference: list[float], p_value: float) -> None:
@@ -68,7 +68,7 @@ def test_holm_keeps_the_chance_of_any_false_find_at_the_level() -> None:
     false_finds = sum(
         min(holm([paired_difference(row, np.zeros(5)).p_value for row in rng.standard_normal((6, 5))])) < 0.05 for _ in range(2000)
     )
-    assert false_finds / 2000 == pytest.approx(0.05, abs=0.015)  # six independent comparisons; uncorrected it would be 0.26
+    assert false_finds / 2000 == pytest.approx(0.05, abs=0.015)  # six independent comparisons; 0.26 without correction
 
 
 @pytest.mark.parametrize("num_seeds", [3, 5, 12])
@@ -81,7 +81,7 @@ def test_the_power_is_what_simulated_tests_have(num_seeds: int) -> None:
 @pytest.mark.parametrize(("num_seeds", "level"), [(2, 0.05), (2, 0.001), (3, 0.0008), (5, 0.01), (31, 0.0008), (200, 0.05)])
 @pytest.mark.parametrize("wanted", [0.3, 0.8])
 def test_the_power_holds_for_few_seeds_and_small_levels_too(num_seeds: int, level: float, wanted: float) -> None:
-    """Where SciPy's noncentral t gives out. Sample variances are drawn on their own: 200,000 tests."""
+    """SciPy's noncentral t fails here. The reference draws 200,000 means and, independently, sample variances."""
     rng, shift = np.random.default_rng(num_seeds), smallest_difference(1.0, num_seeds, wanted, level) * num_seeds**0.5
     t = (rng.normal(shift, 1, 200_000)) / np.sqrt(rng.chisquare(num_seeds - 1, 200_000) / (num_seeds - 1))
     assert (np.abs(t) > stats.t.ppf(1 - level / 2, num_seeds - 1)).mean() == pytest.approx(wanted, abs=0.005)
@@ -99,7 +99,7 @@ def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_t
     needed = seeds_needed(1.0, 2.0)
     assert needed is not None
     assert power(1.0, 2.0, needed) >= 0.8 > power(1.0, 2.0, needed - 1)
-    assert needed == 34  # the textbook's: a paired t test for an effect of half a deviation
+    assert needed == 34  # textbook value: a paired t test for an effect of half a deviation
     assert seeds_needed(1e-6, 1.0) is None
     assert (seeds_needed(1.0, 0.0), smallest_difference(0.0, 5)) == (2, 0.0)
 
@@ -123,7 +123,7 @@ def test_two_systems_have_no_comparison_by_ranks() -> None:
 
 
 def hits_drawn(rng: np.random.Generator, seeds: int, classes: int, size: int, parts: tuple[float, float, float]) -> np.ndarray:
-    """Scores of queries by the model: deviations of seeds, classes and both; queries of a class have its score."""
+    """Return simulated scores of queries, with deviations of seeds, classes and their interaction; a class's queries have equal scores."""
     of_seeds, of_classes, of_both = parts
     means_SC = rng.normal(0, of_seeds, (seeds, 1)) + rng.normal(0, of_classes, classes) + rng.normal(0, of_both, (seeds, classes))
     return np.repeat(means_SC, size, axis=1)
@@ -131,19 +131,19 @@ def hits_drawn(rng: np.random.Generator, seeds: int, classes: int, size: int, pa
 
 @pytest.mark.parametrize("parts", [(0.3, 1.0, 0.5), (0.5, 0.4, 1.0), (0.0, 1.0, 0.3)])
 def test_variance_parts_are_those_that_were_drawn(parts: tuple[float, float, float]) -> None:
-    """The mean estimate of 150 draws: 6 seeds, 20 classes. Parts below 0 are made 0, so an absent one is found a little above."""
+    """Mean estimate of 150 draws with 6 seeds and 20 classes. Negative estimates become 0, so that an absent part is slightly above 0."""
     rng = np.random.default_rng(8)
     codes = np.repeat(np.arange(20), 3)
     found = [variance_parts(hits_drawn(rng, 6, 20, 3, parts), codes, 200, draw) for draw in range(150)]
     expected = (parts[0] ** 2 / 6, parts[1] ** 2 / 20, parts[2] ** 2 / 120)
     means = [np.mean([getattr(one, part) for one in found]) for part in ("seeds", "classes", "both")]
     assert means == pytest.approx(expected, rel=0.2, abs=0.002)
-    # and their sum is the variance that the mean over seeds and classes really has from draw to draw
+    # their sum is the variance of the mean over seeds and classes between draws
     assert np.mean([one.total for one in found]) == pytest.approx(np.var([one.mean for one in found], ddof=1), rel=0.35)
 
 
 def test_variance_parts_by_an_analysis_of_variance() -> None:
-    """Beside the usual estimates from mean squares of a table of seeds by classes of one size."""
+    """Compared with the usual estimates from mean squares of a table of seeds and equally large classes."""
     hits = hits_drawn(np.random.default_rng(9), 5, 30, 2, (0.4, 0.8, 0.6))
     cells = hits[:, ::2]
     seeds, classes = cells.shape

@@ -1,4 +1,4 @@
-"""The sweep against sorted lists, and what must leave its numbers alone to the last bit."""
+"""The sweep compared with sorted lists, and changes that must not affect its numbers in the last bit."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ def self_retrieval(
 
 
 def rows_of(scores: QueryScores) -> NDArray[np.float64]:
-    """(R, first rank, average precision, R-precision) of each query, zeros without a positive."""
+    """Return (R, first rank, average precision, R-precision) of each query, zeros without a positive."""
     columns = (scores.num_positives, scores.first_rank, scores.average_precision, scores.r_precision)
     return np.stack([np.where(scores.is_scored, column, 0) for column in columns], axis=1).astype(np.float64)
 
@@ -55,7 +55,7 @@ def test_self_retrieval_is_that_of_sorted_lists(kind: str, metric: Metric, max_b
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large classes in several shards or in a far larger gallery: float64 tiles, and positives' distances by product."""
+    """Large classes in several shards or in a far larger gallery use float64 tiles, and products for the distances of positives."""
     embeddings, labels = make_inputs(kind)
     expected = rows_of(self_retrieval(embeddings, labels, metric))
     monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.LARGE_SHARE", 2)
@@ -68,7 +68,7 @@ def test_matrix_products_in_float64_change_no_bit(kind: str, metric: Metric, mon
 @pytest.mark.parametrize(("spread", "num_copies"), [(1.5, 80), (0.01, 80), (1e-4, 0), (0.0, 0)])
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near ties, last bits and copies, in tiles of 90 points and what is left over; tight clusters use the bound to the full."""
+    """Near ties, differences in the last bit, and copies, in tiles of 90 points and a remainder; tight clusters need the full bound."""
     generator = np.random.default_rng(0)
     codes = generator.integers(0, 90, 400)
     embeddings = (generator.standard_normal((90, 33))[codes] + spread * generator.standard_normal((400, 33))).astype(np.float32)
@@ -85,7 +85,7 @@ def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards
             *(rows_of(self_retrieval(embeddings, codes, "cosine", size, num_shards)) for size in (2**26, 64 * 90 * 90)),
         ]
 
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slow, and the same
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
     found = []
     for work in (2**62, 1):
         monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.SMALLEST_NARROW_WORK", work)
@@ -120,7 +120,7 @@ def test_a_shard_s_queries_find_what_they_find_among_all(max_block_bytes: int, n
 
 
 def test_queries_go_in_the_order_of_their_classes_as_many_at_a_time_as_memory_holds() -> None:
-    """72 bytes for each positive, for 0 as for 1: in this order queries 1, 3, 5 take 72 each, 0, 2, 4 take 144 each."""
+    """A positive takes 72 bytes, and a query at least 72: in class order, queries 1, 3, 5 take 72 each, and 0, 2, 4 take 144 each."""
     codes, num_positives = np.array([1, 0, 1, 0, 1, 0]), np.array([2, 0, 2, 1, 2, 1])
     expected = {
         72: [[1], [3], [5], [0], [2], [4]],
@@ -153,7 +153,7 @@ def test_all_embeddings_equal_find_nothing() -> None:
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_memory_shards_and_threads_change_no_bit(metric: Metric) -> None:
-    """2**19 bytes give symmetric tiles, several of them; less gives several groups of queries, which sweep the whole gallery each."""
+    """With 2**19 bytes there are several symmetric tiles; with less, several groups of queries, each of which sweeps the whole gallery."""
     generator = np.random.default_rng(0)
     codes = generator.integers(0, 90, 400)
     embeddings = (generator.standard_normal((90, 33))[codes] + 1.5 * generator.standard_normal((400, 33))).astype(np.float32)
@@ -186,7 +186,7 @@ SETTINGS_OF_A_PROCESS = [
 
 @pytest.mark.parametrize("setting", SETTINGS_OF_A_PROCESS)
 def test_settings_of_the_process_change_no_number_and_stay_as_they_are(setting: str) -> None:
-    """In a process of its own: torch refuses to read its older setting once a newer one was set."""
+    """In a new process, because torch refuses to read its older setting once a newer one is set."""
     code = f"""
 import threading, time, numpy as np, torch
 from dml_core.evaluation import evaluate
@@ -250,7 +250,7 @@ def test_two_threads_may_limit_torch_at_once_and_the_first_to_leave_lifts_its_ow
 
 
 def test_tiles_are_of_float64_where_float32_leaves_too_much_open() -> None:
-    """A GPU's float32 products may be shortened to TF32 by what other threads set."""
+    """On a GPU, settings of other threads may reduce float32 products to TF32."""
     assert tile_dtype(CPU, 200) == np.float32
     assert tile_dtype(CPU, 201) == np.float64
     assert tile_dtype(torch.device("cuda"), 1) == np.float64
@@ -259,12 +259,12 @@ def test_tiles_are_of_float64_where_float32_leaves_too_much_open() -> None:
 @pytest.mark.parametrize("shape", [(128, 1024), (1024, 128), (130, 100)])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("upper", "lower"), [(3.4, 3.0), (3.4, 3.4), (1.0, -1.0), (9.0, 8.0)], ids=["few", "none between", "many", "none"])
-@pytest.mark.parametrize("compared", [compare, _compare_on_gpu])  # what a GPU does, a processor does too
+@pytest.mark.parametrize("compared", [compare, _compare_on_gpu])  # the GPU's method also runs on a CPU
 def test_a_tile_is_compared_as_its_entries_one_by_one(
     shape: tuple[int, int], axis: int, upper: float, lower: float, compared: Callable[..., Found]
 ) -> None:
     generator = np.random.default_rng(0)
-    near_IJ = generator.standard_normal(shape).round(1).astype(np.float32)  # many lie exactly on a bound
+    near_IJ = generator.standard_normal(shape).round(1).astype(np.float32)  # many are exactly on a bound
     steps = generator.integers(0, 5, shape[axis]) / 10
     uppers, lowers = (upper + steps).round(1).astype(np.float32), (lower + steps).round(1).astype(np.float32)
     found = compared(torch.from_numpy(near_IJ), uppers, lowers, axis)

@@ -1,6 +1,6 @@
-"""A run, a comparison and a paper's table over two hosts that share only an S3 server: as on one machine, whatever becomes of a host.
+"""A run, a comparison and a paper's table on two hosts that share only an S3 server match one machine's results despite host failures.
 
-A host dies and another joins; a cable is out for a while. One story in order on each of two clusters.
+A host is killed and another joins; a host loses its network for a while. The tests run in order on each of two clusters.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.faults.record import keep_host_fact
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PARTITION_SECONDS, LONG_PARTITION_SECONDS = 30.0, 90.0
 VARIANTS, SEEDS = ("normalised-softmax", "softtriple"), [0, 1]
-APART = {"num_workers": 1, "concurrent_runs": 2}  # runs of a comparison or of a table: one on each host
+APART = {"num_workers": 1, "concurrent_runs": 2}  # runs of a comparison or a table: one on each host
 COMPARISON = ("reproduce", "--dataset", "synthetic")
 TABLE = ("reproduce", "softtriple/table91", "--row", "trained", "--seed", "0", "--seed", "1", "--seed", "2", "--seed", "3")
 
@@ -43,14 +43,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def alone(project: Project) -> dict[str, bytes]:
-    """What a run leaves on one machine with two workers."""
+    """Store files of a run on one machine with two workers."""
     state = project.root.parent / "alone"
     project.run("dml", "run", "synthetic", "softtriple", DML_STATE=str(state))
     return contents(state / "store")
 
 
 def without_hosts(project: Project, name: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """What four runs leave on one machine: the store's files, what is reported of them, and what is published."""
+    """Return the results of four runs on one machine: the store's files, the reports, and the published records."""
     state, root = project.root.parent / f"{name}-state", project.root.parent / name
     shutil.copytree(project.root, root, ignore=shutil.ignore_patterns("state"))
     alone = Project(root, project.environment | {"PYTHONPATH": str(root)})
@@ -73,7 +73,7 @@ def table_alone(project: Project) -> dict[str, Any]:
 
 
 def timeless(left: dict[str, Any]) -> dict[str, Any]:
-    """Without the seconds that a run took, which a table's page has, in two forms: they are of the machine."""
+    """Remove the durations of runs, which depend on the machine, from a table's page and its JSON."""
     taken = re.compile(rb'<td>\d+ s</td>|"seconds": [\d.]+')
     pages = {Path(name).name for name, data in left["reported"].items() if taken.search(data)}
     assert pages == {"table91.html", "table91.json"}
@@ -99,7 +99,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterato
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Hosts]:
-    """Hosts with Ray's and boto3's own idea of how long to wait."""
+    """Hosts with the default timeouts of Ray and boto3."""
     yield from cluster(tmp_path_factory.mktemp("impatient"), project, {})
 
 
@@ -110,7 +110,7 @@ def ends(process: subprocess.Popen[bytes], printed: Path) -> str:
 
 
 def standing(hosts: Hosts, process: subprocess.Popen[bytes], printed: Path) -> Host:
-    """The host of the worker that writes checkpoints, once it stands after the second."""
+    """Wait until the worker that writes checkpoints halts after the second one, and return its host."""
     until = time.monotonic() + 300
     while (host := hosts.standing()) is None:
         assert process.poll() is None, printed.read_text()
@@ -125,7 +125,7 @@ def test_a_run_over_two_hosts_has_the_bytes_of_one_machine(hosts: Hosts, alone: 
     assert "connecting to the Ray cluster" in said
     assert "training on 2 CPUs: 2 workers a run" in said
     assert hosts.left("undisturbed") == alone
-    for node in hosts.nodes:  # each fetched the data for itself
+    for node in hosts.nodes:  # each has fetched the data itself
         assert list((node.project / "state/undisturbed/cache/data").iterdir())
     keep_host_fact("a run over two hosts", "the bytes of the same run on one machine")
 
@@ -147,7 +147,7 @@ def test_the_cable_of_a_host_is_out_for_30_seconds(hosts: Hosts, alone: dict[str
 
 
 def seconds_without_it(hosts: Hosts, process: subprocess.Popen[bytes], printed: Path, state: str, another: str, number: int) -> float:
-    """Kill the host that stands at the place, have another join; the seconds from there until the command has ended, which used it."""
+    """Kill the host that halts, let another join, and return the seconds until the command ends; it must have used the new host."""
     struck = standing(hosts, process, printed)
     began = time.monotonic()
     struck.kill()
@@ -169,11 +169,11 @@ def test_a_host_is_killed_and_another_joins(hosts: Hosts, alone: dict[str, bytes
 
 
 def four_runs_with_a_death(hosts: Hosts, name: str, words: tuple[str, ...], another: str, number: int) -> tuple[dict[str, Any], float]:
-    """Four runs, two at a time, one on each host: one host is killed in its second run, another joins. What is left, and the seconds."""
+    """Run four runs, one at a time on each of two hosts; a host is killed in its second run, another joins. Return results and seconds."""
     head = hosts.head.project
     Project(head, {}).change(scale=APART)
     shutil.rmtree(head / "results", ignore_errors=True)
-    hosts.arm(nth=EPOCHS + 2)  # of a worker, which stays for run after run
+    hosts.arm(nth=EPOCHS + 2)  # checkpoints of a worker, which executes several runs
     seconds = seconds_without_it(hosts, *hosts.run(name, *words), name, another, number)
     state = head / "state" / name
     reported = contents(head / "results") | contents(state / "reports")
@@ -195,9 +195,9 @@ def test_a_table_loses_a_host_and_gains_another(hosts: Hosts, table_alone: dict[
 
 
 def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict[str, bytes]) -> None:
-    """With the defaults a cable that is out for 90 s costs the host; the run ends, and goes on from its checkpoint once it is back.
+    """With the default timeouts a 90 s network outage ends the run; the same command resumes from the checkpoint afterwards.
 
-    Out for 30 s it may or may not: it is a matter of what was being asked of the store just then.
+    With a 30 s outage the result varies: it depends on the store requests in progress.
     """
     hosts = impatient
     hosts.arm()

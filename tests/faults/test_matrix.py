@@ -1,4 +1,4 @@
-"""Every cell of the matrix ends as an undisturbed run does. `python -m tests.faults.record` runs the same and writes the page of it."""
+"""Every cell of the matrix ends like an undisturbed run. `python -m tests.faults.record` runs the same cells and writes their page."""
 
 from pathlib import Path
 

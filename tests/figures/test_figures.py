@@ -1,4 +1,4 @@
-"""Figures: what is drawn is in the picture, the same arrays give the same bytes, also from several threads, and misfits are refused."""
+"""Figures: their marks show the data, equal arrays give equal bytes, also from several threads, and mismatched inputs are rejected."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,18 +35,18 @@ def samples(num_samples: int, num_dimensions: int, num_classes: int = 5) -> tupl
 
 
 def pixels(path: Path) -> NDArray[np.uint8]:
-    """(height, width, 3), of a PNG."""
+    """Return the pixels (height, width, 3) of a PNG."""
     with Image.open(path, formats=["PNG"]) as image:
         return np.asarray(image.convert("RGB"))
 
 
 def is_colour(path: Path, colour: str) -> NDArray[np.bool_]:
-    """Pixels (height, width) of exactly that colour."""
+    """Return a mask (height, width) of the pixels with exactly that colour."""
     return (pixels(path) == np.round(255 * np.array(to_rgb(colour)))).all(axis=2)
 
 
 def gallery_rows(mask: NDArray[np.bool_], name: str = "a") -> list[GalleryRow]:
-    """White images of several sizes and modes, right and wrong as in the mask."""
+    """Return rows of white images of several sizes and modes, right or wrong according to the mask."""
     sizes: list[tuple[str, tuple[int, int]]] = [("RGB", (30, 60)), ("L", (200, 90)), ("RGB", (64, 64))]
     neighbour = Image.new("RGB", (20, 20), "white")
     return [
@@ -113,7 +113,7 @@ def test_smoothing_by_hand() -> None:
 
 
 def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path: Path) -> None:
-    """The best system of a panel alone is in the second colour; two seeds' intervals are lines, one seed is a dot."""
+    """Only the best system of a panel has the second colour; two seeds give an interval's line, one seed a dot."""
     recalls = {"a": {1: [0.1, 0.1]}, "b": {1: [0.9, 0.9]}, "c": {1: [0.5, 0.5]}}
     best = is_colour(plot_recalls(recalls, tmp_path / "figure.png"), COLOURS[1])
     rest = is_colour(tmp_path / "figure.png", COLOURS[0])
@@ -122,7 +122,7 @@ def test_systems_are_sorted_by_their_mean_and_one_seed_has_no_interval(tmp_path:
     drawn = {}
     for name, seeds in (("one", [0.5]), ("two", [0.4, 0.6])):
         picture = pixels(plot_recalls({"a": {1: [0.1] * len(seeds)}, "b": {1: seeds}}, tmp_path / f"{name}.png")).astype(int)
-        # The interval is a lighter shade of the dot's colour, so red is far above blue in it as in the dot.
+        # The interval is a lighter shade of the dot's colour, so red is far above blue in both.
         drawn[name] = ((picture[:, :, 0] - picture[:, :, 2]) > 60).sum()
     assert drawn["two"] > 3 * drawn["one"] > 0
 
@@ -153,7 +153,7 @@ def test_wrong_neighbours_and_only_they_have_a_broken_frame_in_red(tmp_path: Pat
     assert all(len(place) for place in places)
     assert rows.max() < 0.6 * height
     assert green[rows.max() + 1 :].any()
-    # Seen without colours: the wrong one's upper edge is interrupted, a right one's is not.
+    # Without colours: the wrong neighbour's upper edge is interrupted, a right one's is not.
     edge = np.flatnonzero(red[rows.min()])
     assert (np.diff(edge) > 1).sum() > 5
     top = green[: height // 2].sum(axis=1).argmax()
@@ -255,7 +255,7 @@ def test_counts_without_a_bar_are_refused(counts: list[int], tmp_path: Path) -> 
 
 
 def ranking(names: tuple[str, ...], num_seeds: int = 12, gap: float = 9.0) -> Ranking:
-    """Systems that lie a gap apart, give or take one."""
+    """Return a ranking of systems whose scores are `gap` apart, plus noise of deviation 1."""
     noise = np.random.default_rng(0).normal(0, 1, (len(names), num_seeds))
     scores = {name: dict(enumerate((gap * place + noise[place]).tolist())) for place, name in enumerate(names)}
     found = rank_systems("recall@1", {"d": scores})
@@ -264,7 +264,7 @@ def ranking(names: tuple[str, ...], num_seeds: int = 12, gap: float = 9.0) -> Ra
 
 
 def test_bars_of_the_diagram_join_what_is_within_the_critical_difference(tmp_path: Path) -> None:
-    """Rows of the picture in which there is a bar, and how long it is: one for all where nothing differs, shorter ones where it does."""
+    """Bars and their lengths: one bar joins all systems if none differ; otherwise there are several, shorter ones."""
 
     def bars(found: Ranking) -> list[int]:
         lengths = is_colour(plot_mean_ranks(found, tmp_path / "ranks.png"), COLOURS[1]).sum(axis=1)

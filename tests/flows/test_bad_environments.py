@@ -1,6 +1,6 @@
-"""Every verb in every bad environment: the right answer, or one line and exit code 2; never a traceback, and nothing half-written.
+"""Every verb in every bad environment: the right result, or a one-line error and exit code 2; no traceback, and no half-written file.
 
-The whole matrix is a proof; one verb of each kind runs with the other tests.
+The whole matrix is a proof test; the default tests run one verb of each kind.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from tests.flows.verbs import ARGUMENTS, dml
 from tests.tasks.reports.look.made_up import make_project
 
 pytestmark = pytest.mark.slow
-# Verbs that would start servers or train are called with something that they refuse after they have read the state.
+# Verbs that would start servers or train get arguments that they reject after reading the state.
 REFUSED = {
     "reproduce": ["-v", "none"],
     "run": ["photos", "none"],
@@ -60,7 +60,7 @@ def _state_is_a_file(root: Path) -> None:
     (root / "state").write_text("")
 
 
-# name -> what is done to the project, how the shell redirects, the environment
+# name -> change of the project, shell redirection, environment variables
 ENVIRONMENTS: dict[str, tuple[Callable[[Path], object] | None, str, dict[str, str]]] = {
     "as it should be": (None, "", {}),
     "the state is a file": (_state_is_a_file, "", {}),
@@ -81,7 +81,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[[Path], object] | None, str, dict[str, st
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a project with scored runs, images and embeddings."""
+    """Folder of a project with scored runs, images and embeddings."""
     root = tmp_path_factory.mktemp("whole") / "project"
     make_project(root)
     (root / "state").mkdir()

@@ -1,4 +1,4 @@
-"""The `dml` command as a person meets it: help, and one clear line with exit code 2 for what they got wrong."""
+"""The `dml` command from the user's side: help, and a clear one-line error with exit code 2 for each mistake."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_an_unknown_key(project: Path) -> None:
 
 @pytest.mark.slow
 def test_missing_raw_data(project: Path) -> None:
-    change(project, datasets={"cars": {"reader": "cars196", "raw": "data/raw/cars", "options": {}}})  # no link to it works any more
+    change(project, datasets={"cars": {"reader": "cars196", "raw": "data/raw/cars", "options": {}}})  # its download links no longer work
     refused(dml("data", "fetch", "cars", cwd=project), "data/raw/cars")
     refused(dml("data", "prepare", "cars", cwd=project), "data/raw/cars")
     assert not (project / "data" / "packed").exists()
@@ -132,7 +132,7 @@ def test_a_state_folder_that_cannot_be_written(project: Path) -> None:
 
 @pytest.mark.slow
 def test_evaluate_scores_files(project: Path) -> None:
-    # Two classes on two axes: every query's nearest neighbour is of its class.
+    # Two classes along two axes: every query's nearest neighbour has its class.
     np.save(project / "e.npy", np.array([[1, 0], [1, 0.1], [0, 1], [0.1, 1]], dtype=np.float32))
     np.save(project / "l.npy", np.array(["a", "a", "b", "b"]))
     shown = dml("evaluate", "--embeddings", "e.npy", "--labels", "l.npy", "--k", "1,2", "--json", "out.json", cwd=project)

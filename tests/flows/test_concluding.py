@@ -1,4 +1,4 @@
-"""The end of a flow of tables: when the workers have ended, each table is worked out and the index is written once."""
+"""The end of a flow of tables: after the workers have ended, each table is computed once and the index is written once."""
 
 from collections import Counter
 from pathlib import Path
@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Project:
 
 
 class NoServices:
-    """The services of a flow without runs; notes when it is closed."""
+    """The services of a flow without runs, which record when they are closed."""
 
     def __init__(self, project: Project, scale: Any) -> None:
         self.project, self.tags, self.is_closed = project, {}, False
@@ -82,7 +82,7 @@ def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_ot
 
     monkeypatch.setattr(pages, "load_result", load)
     params, site = flows.table.load_params(project.params_file), project.root / pages.SITE
-    for name in ("project/standing", "softtriple/table2"):  # the first keeps its place when the second is written
+    for name in ("project/standing", "softtriple/table2"):  # writing the second page keeps the first in the index
         pages.write_site(project, params, [name])
     (site / "softtriple/table2.json").write_text("{}")  # of another version
     pages.write_site(project, params, ["project/standing"])

@@ -1,7 +1,7 @@
-"""Every file of a finished run is damaged in every way, the chain runs again, and leaves the bytes of an undisturbed run.
+"""A chain whose finished files are damaged, each in every way, restores the bytes of an undisturbed run.
 
-And the same chain asked for twice at once, or by changed code. The chain, its records and Prefect's server are real; Ray alone is not
-there: its place is taken by a call of what its workers call.
+Also tested: two equal chains at once, and changed code. The chain, its records and Prefect's server are real; instead of Ray, this process
+calls the functions that its workers call.
 """
 
 import json
@@ -52,12 +52,12 @@ STEPS = ("train", "embed", "evaluate")
 
 
 def each(now: Sequence[str], *later: str) -> list[Any]:
-    """Ways of damage as a test's parameters: those of every run of the tests, and those of `make proofs`."""
+    """Return kinds of damage as test parameters: `now` for every test run, `later` for `make proofs`."""
     return [*now, *(pytest.param(how, marks=pytest.mark.proof) for how in later)]
 
 
 class InProcess:
-    """A worker group that is this process; it can be stopped after an epoch."""
+    """A worker group in this process, which can be stopped after an epoch."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -77,7 +77,7 @@ class InProcess:
 
 
 class Place:
-    """A state folder, and the chain in it."""
+    """A state folder and its chain."""
 
     def __init__(self, state: Path, packed: Path, digest: str | None = None) -> None:
         self.state = state
@@ -102,7 +102,7 @@ class Place:
         self.dataset = DatasetRecord(name="d", folder=str(packed), digest=digest, counts=counts, source="synthetic")
 
     def run(self, force: bool = False, stop_after: int | None = None, code: Code = "strict") -> Outcome | Exception:
-        """The chain without publishing, its kept results in this place."""
+        """Run the chain without publishing, with its kept results in this folder."""
         self.workers.stop_after = stop_after
         self.services.submitted = {}
 
@@ -203,7 +203,7 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
     outcome = place.run()
     assert isinstance(outcome, Outcome)
     assert outcome.ran == {"train": True, "embed": False, "evaluate": False}
-    assert place.workers.num_epochs == 2 + 1 + 1  # forced, forced and stopped, the rest of that
+    assert place.workers.num_epochs == 2 + 1 + 1  # forced; forced and stopped; its remaining epoch
     assert place.files() == undisturbed.files()
 
 
@@ -211,7 +211,7 @@ def test_force_trains_from_the_initial_weights_and_a_forced_run_that_was_stopped
 def test_every_file_of_an_unfinished_run_is_made_again_to_the_byte(
     place: Place, undisturbed: Place, packed: Path, tmp_path: Path, how: str
 ) -> None:
-    """Unfinished in its training; the later steps are kept, so that each case costs a training only."""
+    """Only training is unfinished; the later steps are finished, so that each case costs one training."""
     assert str(place.run(force=True, stop_after=0)) == "stopped"
     (place.state / "kept" / place.train_id).unlink()
     names = [name for name in place.files() if name.startswith("train/")]
@@ -228,7 +228,7 @@ def test_every_file_of_an_unfinished_run_is_made_again_to_the_byte(
 
 
 def tampered(kept: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the record inside Prefect's kept result, leaving it well-formed."""
+    """Change the record inside Prefect's kept result without breaking its format."""
     outer = json.loads(kept.read_text())
     inner = json.loads(outer["result"])
     record = json.loads(inner["record"])
@@ -256,7 +256,7 @@ def test_a_kept_record_that_was_changed_is_not_believed(place: Place, undisturbe
     assert outcome.ran == dict.fromkeys(STEPS, True)
     assert outcome.scores.metrics.get("recall@1") != 0.999
     assert place.files() == undisturbed.files()
-    assert place.workers.num_epochs == 0  # the checkpoint proved itself
+    assert place.workers.num_epochs == 0  # the checkpoint was verified
 
 
 def test_scores_that_change_after_the_check_are_refused(place: Place) -> None:
@@ -269,7 +269,7 @@ def test_scores_that_change_after_the_check_are_refused(place: Place) -> None:
 
 
 def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, undisturbed: Place, packed: Path, tmp_path: Path) -> None:
-    """Each has services of its own, as two processes have; the locks are the same files."""
+    """Each flow has separate services, as two processes have; the lock files are shared."""
     places = [Place(tmp_path / "state", packed) for _ in range(2)]
 
     @flow(task_runner=STEPS_AT_ONCE)
@@ -305,12 +305,12 @@ def test_two_rows_of_one_flow_that_are_the_same_run_train_once(place: Place) -> 
 
 
 class Delivered:
-    """A run that MLflow has taken."""
+    """A delivered MLflow run."""
 
     state = SimpleNamespace(is_failed=lambda: False, is_crashed=lambda: False)
 
     def wait(self) -> None:
-        """It is there."""
+        """Return at once."""
 
     def result(self) -> str:
         return "its id"
@@ -351,7 +351,7 @@ def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, u
 def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each waits in its training until all six are there."""
+    """Each run waits in its training until all six have started."""
     monkeypatch.setattr(run, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
     train = place.workers.run

@@ -1,6 +1,6 @@
-"""`dml data` as a person meets it: each verb, and bad input, which is one line, exit code 2 and nothing written.
+"""`dml data` from the user's side: each verb, and bad input, which gives a one-line error, exit code 2 and no written file.
 
-The command runs in this process (`flows.cli.main`, as the installed script does); tests/flows/test_cli.py starts it for real.
+The command runs in this process (`flows.cli.main`, like the installed script); tests/flows/test_cli.py starts it as a process.
 """
 
 import io
@@ -29,7 +29,7 @@ CUB = {"reader": "cub200", "raw": "data/raw/d", "options": {"published_counts": 
 
 
 class Project:
-    """A folder with a `params.yaml` whose dataset `d` is what the test says."""
+    """A folder with a `params.yaml` whose dataset `d` is set by the test."""
 
     def __init__(self, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.raw, self.packed = root, root / "data/raw/d", root / "data/packed/d"
@@ -41,7 +41,7 @@ class Project:
         (self.root / "params.yaml").write_text(yaml.safe_dump({**params, "datasets": {**params["datasets"], "d": block}}))
 
     def dml(self, *words: str, code: int = 0) -> str:
-        """Run `dml data` on dataset d; what it printed on standard output, or its one line of error."""
+        """Run `dml data` on dataset d; return its standard output, or its one-line error."""
         command, *rest = words
         self._monkeypatch.setattr(sys, "argv", ["dml", "data", command, *(["d"] if command != "list" else []), *rest])
         self._capsys.readouterr()
@@ -55,12 +55,12 @@ class Project:
         return printed.err
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the project's data with its bytes, hidden ones too."""
+        """Return the bytes of every file of the project's data, including hidden files."""
         paths = [path for path in (self.root / "data").rglob("*") if path.is_file()]
         return {os.fsdecode(os.fsencode(path.relative_to(self.root))): path.read_bytes() for path in paths}
 
     def refused(self, command: str, message: str) -> None:
-        """The command is refused in one line that says so, and leaves every file as it was."""
+        """Assert that the command is rejected with a one-line error that matches `message`, and changes no file."""
         before = self.files()
         assert re.search(message, self.dml(command, code=2))
         assert self.files() == before
@@ -117,7 +117,7 @@ def test_raw_files_come_from_an_s3_mirror(project: Project, s3_bucket: str) -> N
     shutil.rmtree(project.raw)
     boto3.client("s3").put_object(Bucket=s3_bucket, Key="cub/CUB_200_2011.tgz", Body=archive)
     project.dataset(**CUB, mirror=f"s3://{s3_bucket}/cub")
-    # What an interrupted fetch left is gone on with: these first bytes are not asked for again.
+    # An interrupted fetch is resumed: its first bytes are not requested again.
     project.raw.mkdir()
     (project.raw / ".CUB_200_2011.tgz.partial").write_bytes(archive[:1000])
     project.dml("fetch")
@@ -138,7 +138,7 @@ def packed_tree(folder: Path) -> bytes:
 
 
 def edited(name: str, old: str, new: str) -> Callable[[Path], object]:
-    """Replace the first `old` of an annotation file."""
+    """Return a function that replaces the first `old` of an annotation file."""
 
     def edit(raw: Path) -> None:
         path = raw / "CUB_200_2011" / name
@@ -180,7 +180,7 @@ BAD_CUB: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("fault", BAD_CUB)
 def test_bad_raw_files(project: Project, fault: str) -> None:
-    """Beside a dataset that is packed already, which stays as it is."""
+    """The dataset is packed already; its packed files do not change."""
     project.dml("fetch")
     project.dataset(**CUB)
     project.dml("prepare")
@@ -234,7 +234,7 @@ TARGETS = {"fetch": "data/raw", "prepare": "data/packed"}
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[bool]:
-    """A tmpfs over a folder; False where this machine allows no mounts, and nothing is mounted."""
+    """Mount a tmpfs over a folder; yield False, without a mount, if this machine does not allow it."""
     folder.mkdir(parents=True)
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     done = shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -247,7 +247,7 @@ def mounted(folder: Path, options: str) -> Iterator[bool]:
 
 @pytest.mark.parametrize("command", TARGETS)
 def test_a_full_disk(project: Project, command: str) -> None:
-    """A small tmpfs; where mounts are not allowed, the kernel's limit on the size of a file that this process writes."""
+    """On a small tmpfs or, if mounts are not allowed, with the kernel's limit on the size of files that this process writes."""
     if command == "prepare":
         project.dml("fetch")
     target, limits = TARGETS[command], resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -262,7 +262,7 @@ def test_a_full_disk(project: Project, command: str) -> None:
 
 @pytest.mark.parametrize("command", TARGETS)
 def test_a_target_that_cannot_be_written(project: Project, command: str) -> None:
-    """A read-only mount; where mounts are not allowed, a file in the folder's place."""
+    """On a read-only mount or, if mounts are not allowed, with a file instead of the folder."""
     if command == "prepare":
         project.dml("fetch")
     target = project.root / TARGETS[command]

@@ -1,4 +1,4 @@
-"""How every verb ends, whatever happens in it: exit code, one line, and no traceback on the terminal."""
+"""The exit of every verb after any error: exit code, a one-line message, and no traceback on the terminal."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ SECRET = "a-very-secret-word"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in the working directory; a flow's process counts as supervised already."""
+    """A project in the working directory, in a process that counts as supervised."""
     (tmp_path / "params.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DML_STATE", raising=False)
@@ -31,7 +31,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ending(words: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The exit code of `dml` where a verb raises an error as it begins."""
+    """Return the exit code of `dml` if a verb raises an error at its start."""
 
     def broken(**_: Any) -> None:
         raise error
@@ -49,7 +49,7 @@ def test_every_verb_has_arguments() -> None:
 
 
 def mendable() -> list[type[DmlError]]:
-    """Every error that a person can mend."""
+    """Return every class of errors that a user can fix."""
     found = [DmlError]
     for kind in found:
         found += kind.__subclasses__()
@@ -65,7 +65,7 @@ def test_what_a_person_can_mend_is_one_line(
         try:
             error = kind(f"here: wrong\n  with {SECRET}; mend it")
         except TypeError:
-            continue  # it is made of other things than its line
+            continue  # its constructor takes other arguments
         assert ending(words, error, monkeypatch) == 2
         assert capsys.readouterr().err == "error: here: wrong with ***; mend it\n"
     assert not (project / "state").exists()
@@ -205,7 +205,7 @@ def test_an_import_by_others_leaves_their_handling_of_ctrl_c_alone() -> None:
 
 
 def in_a_project(folder: Path) -> Path:
-    """A project whose list of datasets is longer than what a pipe takes at once."""
+    """Write a project whose list of datasets exceeds a pipe's buffer."""
     names = [f"a-dataset-of-many-{number:04}" for number in range(100)]
     datasets = {name: {"reader": "folder", "raw": f"data/{'raw/' * 250}{name}"} for name in names}
     text = yaml.safe_dump(merge(read_yaml(ROOT / "params.yaml"), {"datasets": datasets}), allow_unicode=True)
@@ -253,7 +253,7 @@ def test_what_a_terminal_cannot_print_is_escaped(tmp_path: Path) -> None:
 
 
 def test_a_supervised_verb_that_fails_in_an_unforeseen_way(tmp_path: Path) -> None:
-    """In the flow's own process, whose log file the line names; the command's exit code is 1 and not the process's."""
+    """The error is in the flow's process, whose log file the message names; the command's exit code is 1, not that of the process."""
     (tmp_path / "params.yaml").write_text("")
     code = (
         "import sys; from flows.cli import main, run\n"

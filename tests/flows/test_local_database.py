@@ -1,4 +1,4 @@
-"""Prefect's local database: left alone while it is sound, set aside when it is not, and never one that a person named."""
+"""Prefect's local database: unchanged if it is intact, set aside if it is damaged, and never touched if the user configured it."""
 
 import shutil
 import sqlite3
@@ -16,7 +16,7 @@ from tests.damage import DAMAGE
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of many pages, with an index, in the mode that Prefect uses."""
+    """A database of many pages with an index, in Prefect's journal mode."""
     path = tmp_path_factory.mktemp("database") / "prefect.db"
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA journal_mode=WAL")
@@ -67,7 +67,7 @@ def test_every_damaged_database_is_kept(home: Path) -> None:
 
 
 def test_who_comes_second_leaves_the_new_database(home: Path, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process has found the same damage, and has made the database anew while this one waited for its turn."""
+    """Another process has found the same damage and has replaced the database while this one waited for the lock."""
     found = find_fault
 
     def found_late(path: Path) -> str | None:

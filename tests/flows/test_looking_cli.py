@@ -1,4 +1,4 @@
-"""`dml look` as a person meets it; what is on the pages is tested in tests/tasks/reports/look."""
+"""`dml look` from the user's side; tests/tasks/reports/look tests the content of its pages."""
 
 import os
 import sys
@@ -12,12 +12,12 @@ from tests.tasks.reports.look.made_up import make_project
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a project with finished runs."""
+    """Folder of a project with finished runs."""
     return make_project(tmp_path_factory.mktemp("project") / "photos")[0].root
 
 
 def look(root: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    """The exit code of `dml look`, in this process."""
+    """Return the exit code of `dml look`, run in this process."""
     monkeypatch.chdir(root)
     environment = dict(os.environ) | {"DML_STATE": str(root / "state"), "DML_STORE": str(root / "store")}
     monkeypatch.setattr(os, "environ", environment)

@@ -1,4 +1,4 @@
-"""Waiting for runs: those that fail are named, the others go on, or nothing more begins."""
+"""Waiting for runs: failed ones are named, and the others continue, or no more are started."""
 
 import threading
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ RUNS = comparison_runs(load_params(ROOT / "params.yaml"), "synthetic", ["softmax
 
 @dataclass
 class Submitted:
-    """A run's steps that end at once, with an error or without."""
+    """A run's steps that end at once, with or without an error."""
 
     spec: RunSpec
     error: Exception | None = None
@@ -34,7 +34,7 @@ class Submitted:
 
 @dataclass
 class Shown:
-    """The lines that a flow's display was given, in place of the services that a flow starts."""
+    """Stand-in for a flow's services, which records the lines of the display."""
 
     lines: list[str] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)

@@ -1,4 +1,4 @@
-"""What is left of a comparison: a report for each choice of runs, and the best run by the one rule."""
+"""Conclusion of a comparison: a report for each selection of runs, and the best run by one fixed rule."""
 
 from itertools import combinations
 from pathlib import Path
@@ -30,7 +30,7 @@ def outcome(spec: RunSpec, recall: float = 0.5, validation: float | None = None)
 
 
 class Services:
-    """What a conclusion needs of a flow's services; keeps what is published."""
+    """Stand-in for a flow's services, as far as a conclusion needs them; records the published reports."""
 
     def __init__(self, root: Path) -> None:
         self.project = Project(root, root / "state", "", "sqlite:///none.db")
@@ -48,7 +48,7 @@ class Services:
 
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
-    monkeypatch.setattr(reproduce, "create_markdown_artifact", lambda *given, **named: None)  # Prefect would start a server for it
+    monkeypatch.setattr(reproduce, "create_markdown_artifact", lambda *given, **named: None)  # without it, Prefect would start a server
     return Services(tmp_path)
 
 

@@ -1,8 +1,8 @@
-"""Every kind of file that a run leaves, damaged in every way, read in every way: the right answer, or one line.
+"""Every kind of file that a run writes, damaged in every way and read by every reader: the right result, or a one-line error.
 
-A cell damages one file of a copy of a real run's state and calls one reader. It holds what the reader returns against what it returns of
-the undamaged state: a number is the same or is missing, never another; an error is one line; and the damaged bytes are still there, but
-for files of a step that ran again. A file that no row of the matrix names is refused, so a new kind of file needs a row.
+A cell damages one file of a copy of a real run's state, calls one reader, and compares its result with that for the undamaged state: each
+number is equal or missing, never different; an error is one line; and the damaged bytes are kept, except in files of a step that ran again.
+A file that matches no row of the matrix fails a test, so a new kind of file needs a row.
 """
 
 import hashlib
@@ -50,30 +50,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def folder(path: Path) -> None:
-    """A folder with a file, in the file's place."""
+    """Replace the file by a folder with a file."""
     path.unlink()
     path.mkdir()
     (path / "inside").write_bytes(b"x")
 
 
 def dangling(path: Path) -> None:
-    """A link to nothing, in the file's place: what root cannot read either."""
+    """Replace the file by a dangling link, which even root cannot read."""
     path.unlink()
     path.symlink_to(path.parent / "nothing")
 
 
 def newer(path: Path) -> None:
-    """A format that this program does not know; where there is none, other bytes."""
+    """Give the file an unknown format; random bytes if it is not sealed."""
     resealed(path, lambda sealed: as_format(sealed, 7))
 
 
 def more(path: Path) -> None:
-    """A field that this program does not know."""
+    """Add an unknown field."""
     resealed(path, lambda sealed: seal(json.dumps(json.loads(unseal(sealed)) | {"weather": "rain"})))
 
 
 def resealed(path: Path, change: Callable[[str], str]) -> None:
-    """Change every sealed record of a file; a file that is not sealed is garbled."""
+    """Change every sealed record of a file; garble a file that is not sealed."""
     try:
         if path.parent.name == "kept":
             outer = json.loads(path.read_text())
@@ -88,7 +88,7 @@ HOW: dict[str, Callable[[Path], None]] = {
     "flip": flip, "cut": cut, "empty": empty, "folder": folder, "dangling": dangling, "newer": newer, "more": more,
 }  # fmt: skip
 
-# Kind of file -> where it is below the state.
+# Kind of file -> its place in the state folder.
 KINDS = {
     "step record": "kept/*",
     "note of a step": "made/*.json",
@@ -129,7 +129,7 @@ def files_of(state: Path, kind: str) -> list[Path]:
 
 
 class Reader:
-    """What reads a state, in this process, as numbers by name."""
+    """Calls of the code that reads a state, in this process; each returns its numbers by name."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.state = place, place.state
@@ -137,22 +137,22 @@ class Reader:
         self.step = train_step(SPEC, place.dataset)
 
     def show(self) -> dict[Any, Any]:
-        """`dml tables show`, and whatever reads a table."""
+        """Read a table, as `dml tables show` and other readers do."""
         return {run.place: run.scores for run in load_result(self.project, STANDING).runs}
 
     def add(self) -> dict[Any, Any]:
-        """The end of `dml reproduce` of a part."""
+        """Add a run to a table, as the end of `dml reproduce` does for some rows."""
         add_runs(self.project, STANDING, (measured(5),), {}, None)
         found = self.show()
         assert found.pop(measured(5).place) == {"recall@1": 0.05}
         return found
 
     def plan(self) -> dict[Any, Any]:
-        """Estimates of time."""
+        """Read the rates for time estimates."""
         return {rate.of: rate.images_per_second for rate in read_rates(self.state)}
 
     def note(self) -> dict[Any, Any]:
-        """The end of a step."""
+        """Record the rate and the provenance of a step, as at its end."""
         note_rate(self.state, "embed", SPEC, dataset(self.place), {"device": "cpu", "num_workers": 9}, 9.0)
         record_provenance(self.state, self.step)
         found = self.plan()
@@ -161,36 +161,36 @@ class Reader:
         return found
 
     def notes(self) -> dict[Any, Any]:
-        """`--code keep`, `dml gc`."""
+        """Read the provenance, as `--code keep` and `dml gc` do."""
         assert find_older(self.state, self.step) is None
         return dict(steps_before(self.state))
 
     def forget(self) -> dict[Any, Any]:
-        """The end of `dml gc --delete`."""
+        """Forget provenance, as at the end of `dml gc --delete`."""
         forget_provenance(self.state, {"nothing"})
         return dict(steps_before(self.state))
 
     def sync(self) -> dict[Any, Any]:
-        """`dml sync`, without MLflow."""
+        """Read the outbox, as `dml sync` does, without MLflow."""
         reports = [read_report(path) for path in sorted((self.state / "outbox").glob("*.json"))]
         return {report.outbox_name: report.model_dump(mode="json", exclude={"weather"}) for report in reports}
 
     def publish(self) -> dict[Any, Any]:
-        """What a run that ends leaves in the outbox."""
+        """Write the reports of an ending run to the outbox."""
         for report in reports(self.place):
             keep_report(self.state / "outbox", report)
         return self.sync()
 
     def unused(self) -> dict[Any, Any]:
-        """`dml gc`: what stays. Everything that is unused in the damaged state was unused before."""
+        """Find unused steps, as `dml gc` does. Every step that is unused in the damaged state was unused before."""
         return {step.key: True for step in gc.find_unused(self.project, days=-1.0).unused}
 
     def models(self) -> dict[Any, Any]:
-        """`dml models`, `dml look`."""
+        """Read the scores, as `dml models` and `dml look` do."""
         return finished_scores(self.place.store.folder(f"evaluate/{self.place.evaluate_id}"), self.place.evaluate_id) or {}
 
     def embeddings(self) -> dict[Any, Any]:
-        """What is scored, promoted and shown: of files whose hashes fit."""
+        """Read the embeddings, as scoring, promotion and pages do: only files with the right hashes."""
         record = read_finished(self.state / "kept", "embed", identity.embed_step(SPEC, self.step.identity).identity)
         if record is None:
             return {}
@@ -199,26 +199,26 @@ class Reader:
         return {role: [array.tolist() for array in load_embeddings(place, role)]} | kept_epoch(place)
 
     def network(self) -> dict[Any, Any]:
-        """`dml export`, `dml embed`."""
+        """Read the checkpoint, as `dml export` and `dml embed` do."""
         found = load_checkpoint(self.place.store.folder(f"train/{self.step.identity}"), self.step.identity)
         return {} if found is None else {"epochs": found["num_epochs_done"]}
 
     def data(self) -> dict[Any, Any]:
-        """The beginning of a flow; its steps read what was compared then."""
+        """Verify the dataset, as at the start of a flow, whose steps then read the verified files."""
         info = verify_files(Path(self.place.dataset.folder))
         return info.model_dump() | pixels(Path(self.place.dataset.folder), "test")
 
     def tune(self) -> dict[Any, Any]:
-        """`dml tune`: what its runs are given."""
+        """Read the training rows that `dml tune` gives its runs."""
         record = training_rows(self.project, "d", Path(self.place.dataset.folder))
         return {"digest": record.digest} | pixels(Path(record.folder), "train")
 
     def environment(self) -> dict[Any, Any]:
-        """Every verb: which servers it uses."""
+        """Read the addresses of the servers, as every verb does."""
         return dict(stack_environment(self.state))
 
     def lock(self) -> dict[Any, Any]:
-        """Whatever waits for its turn."""
+        """Acquire each lock once."""
         for path in (*files_of(self.state, "lock"), *self.state.glob("tables/.lock"), *self.state.glob("tuning/locks/*")):
             with alone(path):
                 pass
@@ -226,7 +226,7 @@ class Reader:
 
 
 def pixels(folder: Path, role: str) -> dict[Any, Any]:
-    """Number of an image -> its label and the hash of its pixels."""
+    """Return image number -> its label and the hash of its pixels."""
     images = PackedDataset(folder, role)
     return {
         number: (int(images.labels[number]), hashlib.sha256(images.image(number).numpy().tobytes()).hexdigest())
@@ -249,7 +249,7 @@ def dataset(place: Place) -> Any:
 
 
 def reports(place: Place) -> list[RunReport | ComparisonReport]:
-    """A run and its comparison, as they wait for MLflow."""
+    """Return the reports of a run and its comparison, as they wait for MLflow."""
     steps = {
         kind: model.model_validate({"step": kind, "identity": "i", "key": f"{kind}/i", "files": (), **more})
         for kind, model, more in (
@@ -258,14 +258,14 @@ def reports(place: Place) -> list[RunReport | ComparisonReport]:
             ("evaluate", MetricRecord, {"metrics": {"recall@1": 0.25}}),
         )
     }
-    dataset = place.dataset.model_copy(update={"folder": "/packed"})  # where a copy of the state is does not matter
+    dataset = place.dataset.model_copy(update={"folder": "/packed"})  # the place of the copied state does not matter
     run: Any = {"comparison": "c", "identity": "0123", "dataset": dataset, "variant": "v", "seed": 0, "parameters": {}, "tags": {}}
     run |= {"dvc_digest": None, "checkpoint": steps["train"], "embeddings": steps["embed"], "scores": steps["evaluate"]}
     return [RunReport(**run), ComparisonReport(comparison="c", dataset="d", role="test", folder=None, tags={})]
 
 
 def run_steps(place: Place) -> None:
-    """The chain's steps one after another, without Prefect, and their records as Prefect keeps them."""
+    """Run the chain's steps in order, without Prefect, and keep their records as Prefect does."""
     trained = identity.train_step(SPEC, place.dataset)
     embedded = identity.embed_step(SPEC, trained.identity)
     scored = identity.evaluate_step(SPEC, embedded.identity)
@@ -281,7 +281,7 @@ def run_steps(place: Place) -> None:
 
 @pytest.fixture(scope="module")
 def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """A finished run, its place in a table, measured rates, and records that wait for MLflow."""
+    """A finished run, its entry in a table, measured rates, and records that wait for MLflow."""
     state = tmp_path_factory.mktemp("whole") / "state"
     shutil.copytree(packed, state / "packed")
     place = Place(state, state / "packed")
@@ -307,7 +307,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """The records of the state at hand are Prefect's; what today's tables would run is not asked, which takes seconds."""
+    """Use a state's records as Prefect's, and skip computing the runs of the current tables, which takes seconds."""
     monkeypatch.setattr(gc, "_of_today", lambda project: set())
     return lambda state: monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(state / "kept"))
 
@@ -319,7 +319,7 @@ def copied(whole: Place, to: Path) -> Reader:
 
 
 def held(path: Path) -> set[bytes]:
-    """The bytes of a file, of a folder's files, or where a link leads."""
+    """Return the bytes of a file or of a folder's files, or the target of a link."""
     if path.is_symlink():
         return {str(path.readlink()).encode()}
     return {one.read_bytes() for one in path.rglob("*") if one.is_file()} if path.is_dir() else {path.read_bytes()}
@@ -331,7 +331,7 @@ def test_every_file_that_a_run_leaves_has_a_row_and_every_row_a_file(whole: Plac
     assert {kind for kinds in found.values() for kind in kinds} == set(KINDS)
 
 
-EXPECTED: dict[str, dict[Any, Any]] = {}  # reader -> what it returns of the undamaged state
+EXPECTED: dict[str, dict[Any, Any]] = {}  # reader -> its result for the undamaged state
 
 
 def check(whole: Place, kind: str, how: str, readers: list[str], tmp_path: Path, environment: Callable[[Path], None]) -> None:

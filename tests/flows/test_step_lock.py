@@ -1,4 +1,4 @@
-"""A step that several ask for: one runs it, the others wait and take what it made; or run it, where it failed or was forced."""
+"""A step requested by several processes: one runs it, the others wait and reuse its record, or run it if it failed or is forced."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ RECORD = StepRecord(step="train", identity="0123", key="train/0123", files=())
 
 
 class Asking:
-    """Those who ask for one step, what they were told, and how often it was run."""
+    """Requests for one step, their printed lines, and the number of times that it ran."""
 
     def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
@@ -62,7 +62,7 @@ def no_slots(services: Any) -> Any:
 
 
 def waiting(asking: Asking, lock: StepLock) -> tuple[threading.Thread, list[Any]]:
-    """Somebody who asks while the step is running, and what he got in the end."""
+    """Request the step in a thread while it is running; return the thread and its future result."""
     got: list[Any] = []
 
     def ask() -> None:
@@ -98,7 +98,7 @@ def test_who_comes_second_runs_it_where_the_first_left_nothing(asking: Asking) -
     first, second = asking.lock(), asking.lock()
     first.run_once(asking.work, no_slots)
     thread, got = waiting(asking, second)
-    first.release()  # killed
+    first.release()  # as if killed
     thread.join()
     assert got == [RECORD]
     assert (asking.num_runs, second.taken_over) == (2, False)
@@ -113,7 +113,7 @@ def test_what_was_finished_before_the_turn_came_is_taken_and_forced_is_run_all_t
     forced = asking.lock(anew=True)
     forced.run_once(asking.work, no_slots)
     assert (asking.num_runs, forced.taken_over) == (1, False)
-    thread, _ = waiting(asking, asking.lock(anew=True))  # two that are forced wait for each other
+    thread, _ = waiting(asking, asking.lock(anew=True))  # two forced requests wait for each other
     assert asking.num_runs == 1
     forced.release()
     thread.join()

@@ -1,4 +1,4 @@
-"""The process that stands by a flow: whatever happens to the flow or to itself, nothing that the flow started is left."""
+"""The process that supervises a flow: it leaves no process of the flow, whatever happens to the flow or to itself."""
 
 import contextlib
 import os
@@ -36,13 +36,13 @@ ONE_LINE = "interrupted; rerun the command to resume from the last checkpoint\n"
 
 
 def _answer_signals() -> None:
-    """As in a terminal, also where the tests themselves run under nohup or in the background, which leave these ignored."""
+    """Restore the default signal handlers, as in a terminal: under nohup or in the background the tests inherit ignored signals."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 class Started:
-    """A supervised flow that has started three processes: a child, one that is deaf to SIGTERM, and an orphan."""
+    """A supervised flow that has started three processes: a child, one that ignores SIGTERM, and an orphan."""
 
     def __init__(self, folder: Path, then: str) -> None:
         self.logs = folder / "logs"
@@ -61,7 +61,7 @@ class Started:
         self.flow, self.server = map(int, self.process.stdout.readline().split())
 
     def left(self) -> list[list[str]]:
-        """Processes that have this test's mark in their environment, wherever they hang by now."""
+        """Return the processes with this test's mark in their environment, whatever their parent."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -72,7 +72,7 @@ class Started:
         return found
 
     def end(self, code: int) -> str:
-        """Wait for the end; the exit code has to be this, nothing may be left, and what was printed on standard error is returned."""
+        """Wait for the end, assert this exit code and that no process is left, and return the standard error."""
         _, printed = self.process.communicate(timeout=20)
         assert self.process.returncode == code, printed
         assert not self.left()

@@ -1,4 +1,4 @@
-"""How Prefect's pages call a run of the tables' flow, and what its deployments are allowed to ask for."""
+"""Names of the tables' flow runs on Prefect's pages, and the parameters that its deployments may set."""
 
 import inspect
 

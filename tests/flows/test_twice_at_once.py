@@ -1,7 +1,7 @@
-"""Every verb that writes, twice at once and beside a run that is being made: nothing is lost, and every file is whole.
+"""Every verb that writes, twice at once and during a run: no result is lost, and every file is complete.
 
-The result is compared with that of the same commands one after the other. A verb that is in none of the lists below is refused, and so is
-one that is said to write nothing and does.
+The result is compared with that of the same commands run one after the other. A verb in none of the lists below fails a test, and so does
+one that is listed as reading only but writes.
 """
 
 import json
@@ -67,17 +67,17 @@ View = Callable[[Path], Any]
 
 
 def files(root: Path) -> dict[str, bytes]:
-    """What a person sees of a project: every file outside its state but those with drawn names or measured times."""
+    """Return the user-visible files of a project: those outside its state, except files with random names or measured times."""
     return {name: data for name, data in contents(root).items() if not name.startswith(("state/", "index/", "new/", "exported/measured"))}
 
 
 def below(*places: str) -> View:
-    """Every file below some places of a project."""
+    """Return a view of every file below some folders of a project."""
     return lambda root: {name: data for name, data in contents(root).items() if name.startswith(places)}
 
 
 def items(*folders: str) -> View:
-    """Names and vectors of indexes, whose files have names that are drawn."""
+    """Return a view of the names and vectors of indexes, whose files have random names."""
 
     def view(root: Path) -> dict[str, dict[str, bytes]]:
         opened = {folder: Index.open(root / folder) for folder in folders}
@@ -90,19 +90,19 @@ def items(*folders: str) -> View:
 
 
 def exported(root: Path) -> tuple[list[str], list[float]]:
-    """Files of an exported network, which `load_model` verifies, and its answer; how long it took differs."""
+    """Return the files of an exported network, which `load_model` verifies, and its output, without the measured time, which varies."""
     rows = load_model(root / "exported").embed([(root / "images/a/a0.png").read_bytes()])
     return sorted(path.name for path in (root / "exported").iterdir()), np.round(rows, 4).ravel().tolist()
 
 
 def sets(root: Path) -> tuple[set[str], list[str]]:
-    """Datasets of a project, in any order, and the files beside its parameters."""
+    """Return a project's datasets, in any order, and the files next to its parameters."""
     params = load_params(root / "params.yaml")
     return set(params.datasets) & set(params.comparison.datasets), sorted(path.name for path in root.iterdir() if path.is_file())
 
 
 def without(*places: str) -> Callable[[Path], None]:
-    """Remove folders first."""
+    """Return a function that removes folders."""
 
     def remove(root: Path) -> None:
         for place in places:
@@ -112,18 +112,18 @@ def without(*places: str) -> Callable[[Path], None]:
 
 
 def unused_step(root: Path) -> None:
-    """A finished step that nothing refers to."""
+    """Write a finished step that nothing references."""
     write_whole(root / "state/store/train/0123456789abcdef/file", "of nobody")
 
 
 def damaged_table(root: Path) -> None:
-    """A table's result of a run that the store has not."""
+    """Write a damaged result of a table."""
     write_whole(root / "state/tables/softtriple/table1.json", "damaged")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A verb's two commands, what must be as if they had run one after the other, and what is done first."""
+    """Two commands of a verb, the view that must be as after running them one after the other, and a preparation."""
 
     first: str
     second: str
@@ -139,7 +139,7 @@ def same(words: str, view: View = files, before: Callable[[Path], None] = lambda
     return Case(words, words, view, before)
 
 
-# Verb -> what it is called with.
+# Verb -> its two commands.
 WRITING = {
     "data add": Case("data add one mine/one", "data add two mine/two", sets),
     "data fetch": same("data fetch own", before=without("data/raw/own")),
@@ -163,7 +163,7 @@ MORE = {
     "data prepare, a damaged one": same("data prepare own", before=lambda root: (root / "data/packed/own/images.arrow").write_bytes(b"")),
 }  # fmt: skip
 QUICK = {"data add", "data fetch", "data prepare", "data show", "embed, another network", "evaluate", "index add", "report", "tables show"}
-# Verb -> the test that runs it twice at once, or why none does.
+# Verb -> the test that runs it twice at once, or why there is none.
 ELSEWHERE = {
     "models promote": "test_two_promotions_and_two_deliveries_at_once",
     "sync": "test_two_promotions_and_two_deliveries_at_once",
@@ -230,7 +230,7 @@ def copied(whole: Path, to: Path, case: Case | None = None) -> Path:
 
 
 def hidden(root: Path) -> set[str]:
-    """Locks, and what else begins with a dot."""
+    """Return the lock files and other files whose names begin with a dot."""
     return {path.relative_to(root).as_posix() for path in root.rglob(".*") if path.is_file()}
 
 
@@ -268,11 +268,11 @@ def test_a_verb_that_is_said_to_write_nothing_writes_nothing(whole: Path, proces
         assert contents(whole) == before, name
 
 
-# ---------------------------------------------------------------- beside a run
+# ---------------------------------------------------------------- during a run
 
 
 class Held(InProcess):
-    """Workers that begin a step of a run, and wait there until they may go on."""
+    """Workers that start one step of a run and wait there until released."""
 
     def __init__(self, step: str) -> None:
         super().__init__()
@@ -285,11 +285,11 @@ class Held(InProcess):
         return super().run(job, watch)
 
     def close(self) -> None:
-        """The flow has ended."""
+        """Do nothing at the end of the flow."""
 
 
 class Run(threading.Thread):
-    """A run of the project's, its steps one after another with their locks and kept records, and neither Prefect nor Ray."""
+    """A run of the project: its steps in order, with their locks and kept records, without Prefect and Ray."""
 
     def __init__(self, root: Path, held_at: str) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class Run(threading.Thread):
 
 
 def held_run(root: Path, monkeypatch: pytest.MonkeyPatch, at: str = "embed") -> Run:
-    """A run that stands still."""
+    """Start a run and return it once it waits in a step."""
     monkeypatch.chdir(root)
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(root / "state/prefect/storage"))
     found = Run(root, at)
@@ -336,7 +336,7 @@ def held_run(root: Path, monkeypatch: pytest.MonkeyPatch, at: str = "embed") -> 
 def test_beside_a_run_every_verb_does_its_work_and_the_run_ends_as_without_them(
     whole: Path, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run stands between its training, to which nothing refers yet, and its embeddings."""
+    """The run waits between its training, which nothing references yet, and its embeddings."""
     places = {name: copied(whole, tmp_path / name) for name in ("beside", "alone")}
     codes = {}
     for name, root in places.items():
@@ -386,7 +386,7 @@ def test_data_that_change_during_a_run_end_it_in_one_line_and_no_number_is_kept(
 
 @pytest.mark.proof
 def test_two_promotions_and_two_deliveries_at_once(whole: Path, processes: Processes, tmp_path: Path) -> None:
-    """Both runs are delivered once; there is one champion, which was compared with the version before it."""
+    """Each run is delivered once; there is one champion, which was compared with the version before it."""
     root = copied(whole, tmp_path / "project")
     project = project_at(root)
     for spec in comparison_runs(load_params(project.params_file), "own"):

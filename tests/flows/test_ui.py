@@ -1,4 +1,4 @@
-"""`dml ui`: MLflow's pages on the project's own results, for this machine alone, and the database's address on no command line."""
+"""`dml ui`: MLflow's pages with the project's results, reachable only from this machine; no command line has the database's address."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def experiments(port: int) -> list[str]:
-    """What the server shows, waited for."""
+    """Wait for the server and return the names of its experiments."""
     url = f"http://127.0.0.1:{port}/api/2.0/mlflow/experiments/search"
     request = urllib.request.Request(url, b'{"max_results": 10}', {"Content-Type": "application/json"})
     until = time.monotonic() + 180

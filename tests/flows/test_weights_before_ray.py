@@ -1,4 +1,4 @@
-"""Published weights that are missing or damaged end a flow before a chain is made, let alone Ray is started."""
+"""Missing or damaged published weights end a flow before it makes chains or starts Ray."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ RECORD = DatasetRecord(name="cub200", folder="", digest="0", counts={"train": 8,
 
 @pytest.fixture
 def spec(tmp_path, monkeypatch) -> RunSpec:
-    """SoftTriple on CUB-200-2011, an empty weights folder, and a network that answers nothing."""
+    """SoftTriple on CUB-200-2011, with an empty weights folder and an unreachable download server."""
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "records"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -30,12 +30,12 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
 
 @pytest.fixture
 def services(tmp_path) -> Any:
-    """No more of them than a flow asks before it makes chains."""
+    """Only the services that a flow uses before it makes chains."""
     return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=SimpleNamespace(say=print))
 
 
 def run_chains(spec: RunSpec, services: Any) -> None:
-    """Fails with an AttributeError where the flow goes on: nothing stands in for its tracker."""
+    """Run the flow; it raises an AttributeError if it continues, since the services have no tracker."""
     flow.run_chains([spec], {spec.dataset: RECORD}, services, force=False)
 
 

@@ -1,4 +1,4 @@
-"""Each registered loss trains as it did when its curve was accepted (`curves.py` says how one is accepted)."""
+"""Each registered loss trains as it did when its curve was accepted (see `curves.py`)."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_every_curve_is_of_a_registered_loss_and_has_100_steps_and_learns() -> N
     assert curves.keys() == LOSSES.keys()
     for name, accepted in curves.items():
         assert "99" in accepted["loss"], name
-        assert accepted["recall_at_1"] > 0.4, name  # one of eight by chance
+        assert accepted["recall_at_1"] > 0.4, name  # chance is one of eight
 
 
 def test_early_steps_are_held_to_the_last_digits_and_late_ones_to_what_rounding_can_become() -> None:

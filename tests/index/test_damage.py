@@ -1,6 +1,6 @@
-"""Every kind of file of an index x every kind of damage: one line, or the right answer; a damaged index is never changed.
+"""Every kind of file of an index x every kind of damage: a one-line error or the right result; a damaged index is never changed.
 
-The rows are made from the files that an index really has, so that a new kind of file without a row fails.
+The cases come from the files of a real index, so that a new kind of file without a pattern fails.
 """
 
 import json
@@ -23,9 +23,9 @@ from dml_core.index.writing import add_items, build_index, remove_items
 from tests.index.test_index import MODEL, batches, built, rows
 
 QUERIES = rows(5, seed=1)
-NUM_PLACES = 24  # of a file at which a bit is flipped; in the proof every few bytes
+NUM_PLACES = 24  # positions per file at which a bit is flipped; the proof test has one every few bytes
 PROVED = ("index.json", "vectors-*.f32", "items-*.arrow", "approximate-*.faiss")
-UNREAD = (LOCK_FILE,)  # whose bytes mean nothing
+UNREAD = (LOCK_FILE,)  # its content has no meaning
 
 
 @pytest.fixture(scope="module", params=[None, "ivf", "pq", "hnsw"])
@@ -36,14 +36,14 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def answer(folder: Path) -> tuple[Any, ...]:
-    """All that an index says."""
+    """Return everything that an index reports."""
     index = Index.open(folder)
     scores, positions = index.search(QUERIES, 5)
     return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.items.names()
 
 
 def kinds(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether its content is proved; one of an unknown kind is refused."""
+    """Yield each file and whether its content is verified; fail for a file of an unknown kind."""
     for path in sorted(folder.iterdir()):
         proved, unread = (any(fnmatch(path.name, pattern) for pattern in patterns) for patterns in (PROVED, UNREAD))
         assert proved != unread, f"{path.name}: a kind of file that has no row here"
@@ -76,7 +76,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def check(folder: Path, expected: tuple[Any, ...], what: str) -> None:
-    """The same answer, or one line that names the folder and what to do."""
+    """Assert the same result, or a one-line error that names the folder and the solution."""
     try:
         assert answer(folder) == expected, what
         return
@@ -97,7 +97,7 @@ def test_damage_is_one_line_and_a_damaged_index_stays_as_it_is(whole: Path, tmp_
         DAMAGES[damage](folder / path.name)
         if not proved:
             assert answer(folder) == expected
-            with suppress(StoreError):  # where the lock is something else
+            with suppress(StoreError):  # fails if the damage replaced the lock file
                 assert remove_items(folder, ["0.png"]).num_items == 299
             continue
         num_proved += 1
@@ -134,7 +134,7 @@ def test_a_flipped_bit_changes_no_answer(whole: Path, tmp_path: Path, everywhere
 
 
 def test_a_damaged_index_can_be_built_again(whole: Path, tmp_path: Path) -> None:
-    """What the line says to do helps, whatever the damage; and where building fails, what was there is there still."""
+    """The solution in the error message works for every damage; if building fails, the files remain."""
     for damage, place in ((damage, place) for damage in DAMAGES for place in (INFO_FILE, "vectors-*", "items-*")):
         folder = tmp_path / f"{damage} {place.strip('-*')}"
         shutil.copytree(whole, folder)
@@ -146,7 +146,7 @@ def test_a_damaged_index_can_be_built_again(whole: Path, tmp_path: Path) -> None
         try:
             assert build_index(folder, batches(rows(40)), MODEL, replace=True).num_items == 40
         except StoreError as error:
-            assert (damage, place) == ("a folder", INFO_FILE)  # no program removes a folder that somebody made
+            assert (damage, place) == ("a folder", INFO_FILE)  # no program removes a folder made by a user
             assert "cannot be written" in str(error)  # noqa: PT017
         else:
             assert Index.open(folder).num_items == 40
@@ -167,7 +167,7 @@ def test_a_damaged_index_can_be_built_again(whole: Path, tmp_path: Path) -> None
     ],
 )
 def test_what_a_description_must_not_say(whole: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
-    """Even with a hash that fits."""
+    """Rejected even with a matching hash."""
     folder = tmp_path / "index"
     shutil.copytree(whole, folder)
     values = json.loads((folder / INFO_FILE).read_text())

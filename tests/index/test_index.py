@@ -1,4 +1,4 @@
-"""Indexes: what is found against numpy's sort, what changes, what is refused, and what is left of one that was interrupted."""
+"""Indexes: results compared with numpy's sort, changes, rejected input, and the state after an interruption."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ KINDS = ["ivf", "pq", "hnsw"]
 
 
 def rows(num_items: int = 1200, num_dimensions: int = 16, seed: int = 0) -> NDArray[np.float32]:
-    """Forty heaps, of lengths other than 1."""
+    """Return vectors in forty clusters, not of unit length."""
     generator = np.random.default_rng(seed)
     centres = generator.standard_normal((40, num_dimensions))
     return (centres[generator.integers(0, 40, num_items)] + 0.5 * generator.standard_normal((num_items, num_dimensions))).astype(np.float32)
@@ -46,7 +46,7 @@ def built(folder: Path, embeddings: NDArray[Any], approximate: str | None = None
 
 
 def by_hand(embeddings: NDArray[Any], queries: NDArray[Any], metric: Metric) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Every score in float64, sorted."""
+    """Return every score in float64, sorted, and the order of the items."""
     items, asked = embeddings.astype(np.float64), queries.astype(np.float64)
     if metric == "cosine":
         items /= np.linalg.norm(items, axis=1, keepdims=True)
@@ -59,7 +59,7 @@ def by_hand(embeddings: NDArray[Any], queries: NDArray[Any], metric: Metric) -> 
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
-@pytest.mark.parametrize("num_queries", [1, 50])  # FAISS multiplies matrices from some 20 on
+@pytest.mark.parametrize("num_queries", [1, 50])  # FAISS uses matrix products from about 20 queries
 def test_an_exact_index_finds_what_sorting_all_scores_finds(tmp_path: Path, metric: Metric, num_queries: int) -> None:
     embeddings, queries = rows(), rows(num_queries, seed=1)
     built(tmp_path / "index", embeddings, metric=metric)
@@ -86,13 +86,13 @@ def test_an_approximate_index_gives_true_scores_in_order_and_says_what_it_misses
     assert found is not None
     assert found.num_queries == 500
     recall = np.mean([len(set(mine) & set(exact)) / 10 for mine, exact in zip(positions.tolist(), order[:, :10].tolist(), strict=True)])
-    # Other queries, which the index has never seen, find as much of their neighbours as its own items are said to.
+    # Queries that are not in the index have about the recall that was measured with its own items.
     assert found.recalls[10] == pytest.approx(recall, abs=0.05)
     assert found.recalls[1] > 0.7
 
 
 def test_what_is_missed_is_measured_and_not_assumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One list of many is looked into: the share of the exact neighbours that is found, counted by hand for the same items."""
+    """The index searches one of many lists: its recall equals the one counted by hand for the same items."""
     settings = writing.choose("ivf", 1200, 16)
     assert settings.approximation is not None
     poor = settings._replace(approximation=settings.approximation.model_copy(update={"num_lists": 18, "num_probes": 1}))
@@ -154,7 +154,7 @@ def test_added_and_removed_is_as_built_at_once(tmp_path: Path, kind: str | None)
     np.testing.assert_array_equal(fewer.vectors_ND, rebuilt.vectors_ND)
     assert agreement(fewer, rebuilt, queries) > (0.999 if kind is None else 0.9)
     assert (fewer.info.found is None) == (kind is None)
-    assert len(list((tmp_path / "index").iterdir())) == (4 if kind is None else 5)  # nothing of the older ones is left
+    assert len(list((tmp_path / "index").iterdir())) == (4 if kind is None else 5)  # no older files remain
 
 
 def agreement(left: Index, right: Index, queries: NDArray[Any]) -> float:
@@ -173,7 +173,7 @@ def test_an_open_index_goes_on_while_it_is_changed(tmp_path: Path) -> None:
     assert Index.open(tmp_path / "index").item(0).name == "1.png"
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- rejected input
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_what_cannot_be_indexed_leaves_nothing(tmp_path: Path, embeddings: NDArr
     with pytest.raises((ConfigError, EvaluationError), match=said):
         build_index(tmp_path / "index", [Batch(embeddings, [Item(name) for name in names])], MODEL)
     assert [path.name for path in (tmp_path / "index").iterdir()] == [".lock"]
-    built(tmp_path / "index", rows(20))  # and nothing is in the way of another attempt
+    built(tmp_path / "index", rows(20))  # another attempt succeeds
 
 
 def test_a_place_that_is_taken(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "other" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"not empty \(thesis.tex\)"):
         build_index(tmp_path / "other", batches(rows(30)), MODEL, replace=True)
-    (tmp_path / "index" / "thesis.tex").touch()  # an index does not lie in a folder of other things, which --force would replace
+    (tmp_path / "index" / "thesis.tex").touch()  # an index folder must not contain other files, which --force would replace
     with pytest.raises(ConfigError, match=r"not empty \(thesis.tex\)"):
         build_index(tmp_path / "index", batches(rows(30)), MODEL, replace=True)
     with pytest.raises(StoreError, match="cannot be written"):
@@ -276,7 +276,7 @@ def test_the_kind_goes_by_size() -> None:
         choose("annoy", 10, 64)
 
 
-# ---------------------------------------------------------------- interrupted, and several at once
+# ---------------------------------------------------------------- interruptions and concurrency
 
 
 SLOW = """
@@ -323,7 +323,7 @@ def test_killed_in_the_middle_it_is_the_old_index_or_the_new(tmp_path: Path, mom
     else:
         assert index.info == old.info
         np.testing.assert_array_equal(index.search(queries, 10)[1], before[1])
-    # The next change removes what the killed one left.
+    # The next change removes the files of the killed one.
     names = [index.item(0).name]
     after = remove_items(folder, names)
     assert after.num_items == index.num_items - 1
@@ -332,7 +332,7 @@ def test_killed_in_the_middle_it_is_the_old_index_or_the_new(tmp_path: Path, mom
 
 @pytest.mark.parametrize("moment", ["_to_disk", "_remove"])
 def test_an_error_while_the_change_is_made_true_leaves_a_whole_index(tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before `index.json` is replaced leaves the old one and none of the new files, after it the new one with all of them."""
+    """Ctrl-C before `index.json` is replaced leaves the old index without new files; after it, the new index with all of its files."""
     folder = tmp_path / "index"
     built(folder, rows(30))
     stopped = [True]
@@ -360,14 +360,14 @@ def test_two_that_add_at_once_both_have_added(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        sizes.append(Index.open(folder).num_items)  # those who open it meanwhile find a whole one
+        sizes.append(Index.open(folder).num_items)  # concurrent readers always find a complete index
         time.sleep(0.001)
     assert Index.open(folder).num_items == 450
     assert set(sizes) <= {300, 350, 400, 450}
 
 
 def test_opening_holds_no_vectors_in_memory(tmp_path: Path) -> None:
-    """300 MB of vectors, made as a hole in a file, are verified and searched in the memory of nothing."""
+    """300 MB of vectors in a sparse file are verified and searched without being held in memory."""
     folder = tmp_path / "index"
     info = build_index(folder, [Batch(rows(2, 512), [Item("a"), Item("b")])], MODEL).info
     count = 150_000
@@ -384,7 +384,7 @@ def test_opening_holds_no_vectors_in_memory(tmp_path: Path) -> None:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's."""
+    """Return the memory of this process that no file backs."""
     status = Path("/proc/self/status").read_text()
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
 

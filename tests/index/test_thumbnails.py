@@ -1,4 +1,4 @@
-"""Thumbnails: size, uprightness, and what is refused."""
+"""Thumbnails: size, upright orientation, and rejected images."""
 
 import io
 
@@ -36,7 +36,7 @@ def test_small_pictures_keep_every_pixel() -> None:
 
 def test_a_picture_of_a_turned_camera_is_upright() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees
+    exif[0x0112] = 6  # requires a rotation by 90 degrees
     assert picture_size(thumbnail(encoded(Image.new("RGB", (60, 40)), "JPEG", exif=exif), "a.jpg")) == (40, 60)
 
 

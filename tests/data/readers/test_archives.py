@@ -1,4 +1,4 @@
-"""Archives: fetched from a real HTTP server, resumed, checked, and unpacked inside their folder or not at all."""
+"""Archives: downloaded from a real HTTP server, resumed, checked, and unpacked inside their folder or not at all."""
 
 import hashlib
 import io
@@ -23,7 +23,7 @@ CONTENT = bytes(range(256)) * 1000
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves `content`; answers ranges; breaks off after `breaks_after` bytes of the file where that is set."""
+    """Serve `content` and its ranges; stop after `breaks_after` bytes of the file if that is set."""
 
     content = CONTENT
     breaks_after: int | None = None
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.content[start : self.breaks_after])
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @pytest.fixture

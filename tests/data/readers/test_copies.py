@@ -1,6 +1,6 @@
-"""Copies of the published datasets as they are in circulation, nested or with files elsewhere, are read as the publisher's own tree is.
+"""Circulating copies of the published datasets, nested or with files moved, are read like the publisher's own tree.
 
-What a copy lacks is named in one line with what to fetch.
+If files of a copy are missing, a one-line error names them and the download.
 """
 
 import shutil
@@ -34,7 +34,7 @@ def pictures() -> list[Picture]:
 
 
 def move(*pairs: tuple[str, str]) -> Callable[[Path], object]:
-    """Move paths of a raw folder elsewhere in it."""
+    """Return a function that moves paths within a raw folder."""
 
     def moved(raw: Path) -> None:
         for source, target in pairs:
@@ -45,7 +45,7 @@ def move(*pairs: tuple[str, str]) -> Callable[[Path], object]:
 
 
 def into(*folders: str) -> Callable[[Path], object]:
-    """Put all that a raw folder has into folders in it."""
+    """Return a function that nests the contents of a raw folder in new folders."""
 
     def nested(raw: Path) -> None:
         inner = raw.with_name("inner")
@@ -58,7 +58,7 @@ def into(*folders: str) -> Callable[[Path], object]:
 
 
 def up(folder: str) -> Callable[[Path], object]:
-    """Have the raw folder be the named folder in it."""
+    """Return a function that replaces a raw folder by one of its folders."""
 
     def lifted(raw: Path) -> None:
         (raw / folder).rename(raw.with_name("inner"))
@@ -105,7 +105,7 @@ COPIES = {
 
 
 def move_over(raw: Path) -> None:
-    """`x` in the place of `car_data`."""
+    """Replace `car_data` by `x`."""
     shutil.rmtree(raw / "car_data")
     (raw / "x").rename(raw / "car_data")
 

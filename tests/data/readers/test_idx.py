@@ -1,4 +1,4 @@
-"""MNIST-like datasets: the real Fashion-MNIST files, found or fetched as a person's command does it, and hand-made IDX files."""
+"""MNIST-like datasets: the real Fashion-MNIST files, found or downloaded as by a user's command, and hand-made IDX files."""
 
 import gzip
 import io
@@ -64,7 +64,7 @@ BY_IMAGE = {"split": "images", "published_counts": False}
 
 
 def fill(folder: Path, num_train: int, num_test: int) -> None:
-    """Both files with that many images; every class in turn, no two images the same."""
+    """Write both parts with so many images; classes take turns, and no two images are equal."""
     for name, first, number in (("train", 0, num_train), ("t10k", num_train, num_test)):
         pixels = np.zeros((number, 4, 4), dtype=np.uint8)
         pixels[:, 0, 0], pixels[:, 0, 1] = divmod(np.arange(first, first + number), 256)
@@ -177,7 +177,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_damaged_cache_is_not_believed(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of the cache is cut: the package is fetched again, here by a copy of what was fetched before."""
+    """A cached file is changed: the package is fetched again, here by copying the files fetched before."""
     package = tmp_path / "home/.cache/dml-repro/dataset-fashion-mnist"
     shutil.copytree(published, package / FashionMnist.debian_folder)
     cut = package / FashionMnist.debian_folder / "train-labels-idx1-ubyte.gz"

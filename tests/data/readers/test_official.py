@@ -1,4 +1,4 @@
-"""Loaders of published datasets: on generated trees in each official layout, and on file lists of the published length."""
+"""Loaders of published datasets, tested on generated trees in each official layout and on file lists of the published length."""
 
 import re
 from dataclasses import replace
@@ -16,14 +16,14 @@ from dml_core.data.registry import materialise, parse_dataset
 from dml_core.data.store.rows import Counts, Manifest, role_counts
 from dml_core.errors import DataError
 
-LAYOUTS = [layout for layout in WRITERS if layout != "idx"]  # which has no class split of its own: test_idx.py
+LAYOUTS = [layout for layout in WRITERS if layout != "idx"]  # "idx" has no class split: test_idx.py
 LOADERS = {layout: layout if layout in ("cub200", "sop", "inshop") else "cars196" for layout in LAYOUTS}
 CONFIG = Synthetic(num_classes=6, images_per_class=4, image_size=16, seed=5)
 
 
 @pytest.fixture(scope="module")
 def pictures() -> list[Picture]:
-    """Drawn, with boxes of which no side can be taken for another."""
+    """Drawn images whose boxes have four different coordinates."""
     return [replace(picture, box=(1.0 + n % 3, 4.0 + n % 2, 9.0 + n % 5, 15.0)) for n, picture in enumerate(draw_pictures(CONFIG))]
 
 
@@ -64,7 +64,7 @@ def test_a_generated_tree_does_not_pass_for_the_official_archive(layout: str, pi
 
 
 def sized(num_images: int, num_classes: int, first_class: int) -> list[Picture]:
-    """Pictures without pixels: `num_images` spread over the classes as evenly as can be."""
+    """Return images without pixels: `num_images` distributed over the classes as evenly as possible."""
     per_class = np.bincount(np.arange(num_images) % num_classes)
     return [Picture(first_class + c, n, b"", (0.0, 0.0, 1.0, 1.0)) for c, size in enumerate(per_class) for n in range(size)]
 
@@ -83,7 +83,7 @@ def test_published_counts_at_full_length(layout: str, tmp_path: Path, monkeypatc
     monkeypatch.setattr("dml_core.data.drawing.layouts._write", lists_only)
     train, test = PUBLISHED[layout]
     pictures = sized(*train, 0) + sized(*test, train[1])
-    halves = 2 * train[1]  # SOP's halves are not equal: the writer is told twice the training part's classes
+    halves = 2 * train[1]  # SOP's halves are not equal: the writer gets twice the number of training classes
     WRITERS[layout](tmp_path, pictures, halves if layout == "sop" else train[1] + test[1])
     rows = parse_dataset(LOADERS[layout], {}).read(tmp_path).rows
     assert role_counts(rows) == {"train": Counts(*train), "test": Counts(*test)}
@@ -109,7 +109,7 @@ def test_published_counts_of_inshop_at_full_length(tmp_path: Path) -> None:
 
 
 def lists_only(path: Path, data: bytes) -> None:
-    """In place of the writers' `_write`: no 120,053 image files, and the folders that they would be in."""
+    """Replace the writers' `_write`: write the lists and make the folders, but none of the 120,053 image files."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix in (".txt", ".mat", ".csv"):
         path.write_bytes(data)

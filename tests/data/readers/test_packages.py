@@ -1,4 +1,4 @@
-"""Packages without root, by the machine's own apt and npm, from small archives in a folder: no network, no lists, nothing installed."""
+"""Packages installed without root by the machine's apt and npm, from small archives in a folder, without network or package lists."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ PACKAGE = "dataset-fashion-mnist"
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an archive with one package of one file; apt is told of it, and has read no lists."""
+    """Folder of an archive with one package of one file, which is apt's only source; apt has no package lists yet."""
     tree, folder = tmp_path / "tree", tmp_path / "archive"
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "usr/share/datasets").mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_what_fails_is_one_line_and_leaves_nothing(fault: str, archive: Path, tm
 
 @pytest.fixture
 def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one file, in a folder, as npm packs it."""
+    """Folder with an npm package of one file."""
     if shutil.which("npm") is None:
         pytest.skip("no npm here")
     package = tmp_path / "package"
@@ -102,7 +102,7 @@ def _where(home: str) -> str:
 
 
 def test_two_at_once_fetch_once(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process starts with nothing there; `dpkg-deb` on the path counts its calls and unpacks the real files."""
+    """No process finds a cache at its start; a fake `dpkg-deb` counts its calls and unpacks the real files."""
     for name, line in {"apt-get": "sleep 0.5; touch a.deb", "dpkg-deb": f'echo "$3" >> {tmp_path}/calls; cp -r {published} "$3"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""The generator: the same bytes every time, boxes that hold the creature, modes, and a task that is neither trivial nor hopeless."""
+"""The generator: the same bytes every time, boxes around the creature, modes, and a task that is neither trivial nor hopeless."""
 
 import io
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_larger_dataset_begins_with_the_smaller_one() -> None:
 
 
 def test_box_holds_the_creature_and_nothing_less() -> None:
-    """The same picture drawn with two different species of the same build differs inside the box and touches all its sides."""
+    """Two species of the same build, drawn into the same image, differ only inside the box and up to its upper or lower side."""
     size = 48
     for seed in range(20):
         one = draw_species(np.random.default_rng(seed))
@@ -70,7 +70,7 @@ def test_box_holds_the_creature_and_nothing_less() -> None:
 
 
 def test_creatures_look_both_ways() -> None:
-    """Without nuisance and with one pose, a picture's middle is that of the first one, or its mirror image."""
+    """Without nuisance and with one pose, the middle of every image equals that of the first or its mirror image."""
     pictures = draw_pictures(Synthetic(num_classes=2, images_per_class=10, difficulty=0.0, num_modes=1, grayscale_share=0.0))
     first, *others = [pixels(picture)[12:36, 12:36].astype(float) for picture in pictures if picture.class_index == 0]
     is_mirrored = {bool(abs(first - other[:, ::-1]).mean() < abs(first - other).mean()) for other in others}
@@ -84,14 +84,14 @@ def test_some_pictures_are_grayscale() -> None:
 
 
 def test_modes_are_clusters_of_a_class() -> None:
-    """Without nuisance a class shows exactly num_modes shapes: background and mirroring aside, the boxes tell."""
+    """Without nuisance a class shows exactly num_modes shapes, which the aspect ratios of its boxes reveal."""
     pictures = draw_pictures(Synthetic(num_classes=2, images_per_class=40, difficulty=0.0, num_modes=3))
     aspects = {(p.class_index, round((p.box[2] - p.box[0]) / (p.box[3] - p.box[1]), 1)) for p in pictures}
     assert 4 <= len(aspects) <= 12
 
 
 def test_pixels_alone_neither_fail_nor_suffice() -> None:
-    """Nearest neighbours of raw pixels: above chance (1/20), far from 1, so that there is something to learn."""
+    """Recall of nearest neighbours of raw pixels is above chance (1/20) and far below 1, so that there is something to learn."""
     pictures = list(draw_pictures(Synthetic(num_classes=20, images_per_class=20)))
     labels = np.array([picture.class_index for picture in pictures])
     flat = np.stack([pixels(picture)[::4, ::4].ravel() / 255.0 - 0.5 for picture in pictures])
@@ -118,7 +118,7 @@ def test_materialise_generates_once_and_again_when_options_change(tmp_path: Path
 def test_materialise_generates_again_when_the_generator_or_the_loader_changes(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`prepare` of a drawn dataset watches the raw tree alone, so a change of the layout's loader has to change the tree."""
+    """`prepare` of a drawn dataset watches only the raw tree, so a change of the layout's loader must change the tree."""
     raw = tmp_path / "raw"
     materialise("synthetic", OPTIONS, raw)
     before = (raw / STAMP_FILE).read_text()

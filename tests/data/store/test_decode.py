@@ -1,4 +1,4 @@
-"""Decoding: orientation against Pillow's, for a person's own images alone, and images that would take gigabytes."""
+"""Decoding: orientation compared with Pillow's, only for a user's own images, and rejection of images that would take gigabytes."""
 
 import io
 import struct
@@ -50,7 +50,7 @@ def test_upright_is_as_pillow_turns_it_and_stored_is_as_stored(kind: str, turn: 
     data = photograph(kind, turn)
     np.testing.assert_array_equal(pixels_of(decode_upright(data)), by_pillow(data))
     assert decode_upright(data).is_contiguous()
-    if kind != "TIFF":  # which Pillow turns by itself
+    if kind != "TIFF":  # Pillow turns TIFF automatically
         np.testing.assert_array_equal(pixels_of(decode_rgb(data)), pixels_of(decode_rgb(photograph(kind, None))))
 
 
@@ -66,7 +66,7 @@ def test_own_images_are_upright_wherever_they_are_seen_and_official_ones_as_stor
         expected = by_pillow(data) if is_own else PIXELS
         np.testing.assert_array_equal(pixels_of(dataset.image(number)), expected)
         assert dataset.raw_bytes(number) == data
-        if is_own:  # the picture beside it in an index lies the same way; at this size it has every pixel
+        if is_own:  # the index's thumbnail has the same orientation and, at this size, every pixel
             assert picture_size(thumbnail(data, "x")) == (expected.shape[1], expected.shape[0])
             np.testing.assert_array_equal(by_pillow(thumbnail(data, "x")), expected)
     small = resized(manifest, (12, 20), "bilinear", is_own)
@@ -82,7 +82,7 @@ def test_which_readers_are_of_own_images_is_said_once() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), min_size=1, max_size=8))
 def test_a_damaged_orientation_leaves_the_pixels(changes: list[tuple[int, int]]) -> None:
-    """Bytes of the EXIF segment: whatever they say, the image has its pixels, turned or not, or is refused in words."""
+    """With any bytes in the EXIF segment, the image keeps its pixels, turned or not."""
     data = bytearray(photograph("JPEG", 6))
     start = data.index(b"Exif") + 6
     length = min(200, int.from_bytes(data[start - 8 : start - 6]) - 9)
@@ -101,7 +101,7 @@ def all_turns(pixels: torch.Tensor) -> list[torch.Tensor]:
 
 
 def png_of(width: int, height: int) -> bytes:
-    """A PNG whose header claims a size: what it holds is never reached."""
+    """Return a PNG whose header claims a size; its data are never read."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -145,10 +145,10 @@ def test_an_image_that_would_take_gigabytes_is_refused_by_its_header(name: str, 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"\xff\xc0 no frame" * 30}, {"icc_profile": b"\xff" * 70_000}])
 def test_a_jpeg_s_size_is_read_from_its_frame(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not from what only looks like one inside another segment; the smallest bound that passes it is its own size."""
+    """The size is not read from frame-like bytes in other segments; the smallest limit that accepts the image is its own size."""
     data = photograph("JPEG", 1, **options)
-    filled = data.replace(b"\xff\xdb", b"\xff\xff\xff\xdb", 1)  # bytes that may stand before a marker
-    at = data.rindex(b"\xff\xc4")  # a table of codes, whose marker is between those of frames, may stand before the frame
+    filled = data.replace(b"\xff\xdb", b"\xff\xff\xff\xdb", 1)  # fill bytes, allowed before a marker
+    at = data.rindex(b"\xff\xc4")  # a Huffman table, allowed before the frame, has a marker code between those of frames
     end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
     tables_first = data[:2] + data[at:end] + data[2:] if not options else data
     monkeypatch.setattr("dml_core.data.store.decode.MOST_PIXELS", 24 * 40)

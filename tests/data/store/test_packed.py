@@ -61,7 +61,7 @@ def test_labels_are_local_to_the_role_and_keep_their_names(packed_synthetic: Pat
 
 
 def test_query_and_gallery_share_class_indices(tmp_path: Path) -> None:
-    """A gallery may hold classes that nobody asks for; the same item must still have the same index on both sides."""
+    """A gallery may have classes without queries; a class must have the same index in queries and gallery."""
     data = encoded(Image.new("RGB", (4, 4)), "PNG")
     listed: list[tuple[str, Role]] = [("a", "train"), ("a", "train"), ("b", "gallery"), ("c", "gallery"), ("c", "query"), ("d", "gallery")]
     rows = [Row(f"{n}.png", ord(name), name, role) for n, (name, role) in enumerate(listed)]
@@ -104,7 +104,7 @@ def test_alpha_is_dropped() -> None:
 
 
 def test_deep_pixels_keep_their_high_byte_or_are_refused() -> None:
-    """Pillow would clip them at 255, silently."""
+    """Pillow would silently clip them at 255."""
     deep = Image.fromarray(np.array([[0, 255, 256, 40_000, 65_535]], dtype=np.uint16))
     assert decode_rgb(encoded(deep, "PNG")).tolist() == [[[0, 0, 1, 156, 255]]] * 3
     with pytest.raises(ValueError, match="more than 8 bits"):

@@ -1,4 +1,4 @@
-"""A store of resized images feeds the network the very numbers that the originals would."""
+"""A store of resized images gives the network exactly the same input as the original images."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from dml_core.errors import DataError
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pictures of several sizes and shapes, one of them grayscale."""
+    """Images of several sizes and shapes, a third of them grayscale."""
     folder, rng = tmp_path_factory.mktemp("raw"), np.random.default_rng(0)
     for name in ("a", "b", "c", "d"):
         (folder / name).mkdir()

@@ -113,7 +113,7 @@ def test_seeds_deal_folds_differently() -> None:
 
 
 def test_a_share_holds_out_what_it_always_did() -> None:
-    """Worked out with the code before there were folds."""
+    """The expected classes were computed with the code from before folds existed."""
     names = [f"class {number}" for number in range(10)]
     held_out = held_out_classes(names, ValidationConfig(share=0.3, seed=1))
     assert held_out == set(sorted(names, key=lambda name: hashlib.sha256(f"1 {name}".encode()).digest())[:3])

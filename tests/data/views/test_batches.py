@@ -1,4 +1,4 @@
-"""Batches: the same tensors in this process and through loader workers."""
+"""Batches: the same tensors in this process and from loader workers."""
 
 import multiprocessing
 import os
@@ -65,7 +65,7 @@ def test_box_reaches_the_view(packed_synthetic: Path) -> None:
 
 
 class Counted:
-    """A dataset that says which process decoded, and how many images that process had decoded before."""
+    """A dataset whose images encode the decoding process and the number of images that it has decoded."""
 
     def __init__(self, folder: Path) -> None:
         self.dataset, self.num_decoded = PackedDataset(folder, "train"), 0
@@ -130,5 +130,5 @@ def test_an_image_that_comes_again_has_another_view(packed_synthetic: Path, num_
     views = [first[0], first[2], second[0]]
     assert not any(torch.equal(views[i], views[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     assert torch.equal(second[0], train_view(dataset.image(3), VIEW.config, 1, 2, 3, copy=2))
-    once = [first[0], first[1], second[1]]  # what comes for the first time has the view that its index alone gives
+    once = [first[0], first[1], second[1]]  # an image's first view depends only on its index
     assert all(torch.equal(view, train_view(dataset.image(i), VIEW.config, 1, 2, i)) for view, i in zip(once, (3, 1, 7), strict=True))

@@ -1,4 +1,4 @@
-"""The samplers' rules as their docstrings state them."""
+"""The samplers follow the rules in their docstrings."""
 
 import numpy as np
 import pytest
@@ -115,7 +115,7 @@ def test_too_few_classes_are_refused():
 
 @pytest.mark.parametrize("k", [2, 3, 7])
 def test_balanced_batches_are_those_of_the_rules_followed_slowly(k):
-    """A queue of shuffled rounds, the first k different classes of it, and of each class n images from its shuffled images."""
+    """A queue of shuffled rounds gives the first k different classes; each class gives the first n of its shuffled images."""
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(7), 30))
     random, queue = np.random.default_rng((4, 2)), []
     for batch in class_balanced_batches(labels, k, 5, seed=4, epoch=2):
@@ -148,7 +148,7 @@ def test_bad_sampler_settings_are_refused(values):
 
 
 def fast_reids_round(random, k=3, n=4):
-    """NaiveIdentitySampler told again with plain lists: the batches of one round, as lists of (class, images)."""
+    """NaiveIdentitySampler rewritten with plain lists: return the batches of one round, as lists of (class, images)."""
     left = {c: np.flatnonzero(c == LABELS).tolist() for c in range(7)}
     for c, images in left.items():
         left[c] = random.permutation(images if len(images) >= n else random.choice(images, n)).tolist()
@@ -164,7 +164,7 @@ def fast_reids_round(random, k=3, n=4):
 
 
 def test_batches_by_size_come_as_often_as_fast_reids():
-    """Mean share of each class in an epoch, which is one round and its beginning: 41 images make 3 batches of 12."""
+    """Mean share of each class in an epoch, which is one round and the beginning of the next: 41 images make 3 batches of 12."""
     theirs, ours = np.zeros(7), np.zeros(7)
     for draw in range(2000):
         random, batches = np.random.default_rng(draw), []
@@ -176,7 +176,7 @@ def test_batches_by_size_come_as_often_as_fast_reids():
             ours[LABELS[batch[::4]]] += 1
     assert ours.sum() == theirs.sum() == 2000 * 9
     assert ours / ours.sum() == pytest.approx(theirs / theirs.sum(), abs=0.01)
-    assert ours[6] > 1.3 * ours[:6].mean()  # the class of 20 has five groups, each other one
+    assert ours[6] > 1.3 * ours[:6].mean()  # the class of 20 images has five groups, every other class one
 
 
 @pytest.mark.parametrize("epoch", range(20))
@@ -187,7 +187,7 @@ def test_a_batch_by_size_is_k_groups_and_a_round_uses_no_image_twice(epoch):
     for batch in batches:
         assert [len(set(labels[group])) for group in batch.reshape(3, 4)] == [1, 1, 1]
         assert len(set(labels[batch])) == 3
-    first_round = np.concatenate(batches[:2])  # 13 groups of 7 classes make two batches at least
+    first_round = np.concatenate(batches[:2])  # 13 groups of 7 classes make at least two batches
     large = first_round[labels[first_round] >= 3]
     assert len(set(large)) == len(large)
 
@@ -233,7 +233,7 @@ def test_mined_triplets_are_what_the_configuration_asks_for_and_hold_pairs_of_a_
 
 @pytest.mark.parametrize(("num_classes", "num_wanted"), [(2, 2), (5, 4), (7, 5), (60, 12)])
 def test_classes_come_in_the_order_of_a_plain_queue(num_classes: int, num_wanted: int) -> None:
-    """By the rule written out: the first different ones of the whole queue, each taken out of it where it first stands."""
+    """The expected classes are the first different ones of the queue; each is removed from it at its first place."""
     ours, plain = np.random.default_rng(0), np.random.default_rng(0)
     waiting: list[int] = []
     queue: list[int] = []

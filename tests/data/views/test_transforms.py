@@ -1,4 +1,4 @@
-"""Views: against Pillow and torchvision's own classes where those do the same thing, and properties where draws differ."""
+"""Views: compared with equivalent Pillow and torchvision operations, and properties of the random ones."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.2
 
 
 def picture(height: int = 60, width: int = 80, seed: int = 0) -> Tensor:
-    """Smooth noise, as photographs are smooth."""
+    """Return smooth noise, since photographs are smooth."""
     small = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return torch.from_numpy(np.array(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))).permute(2, 0, 1)
 
@@ -35,7 +35,7 @@ def test_test_view_is_the_usual_pillow_pipeline(interpolation: str) -> None:
     usual = classic.Compose([classic.Resize(40, mode), classic.CenterCrop(32), classic.ToTensor(), classic.Normalize(MEAN, STD)])
     expected = usual(Image.fromarray(image.permute(1, 2, 0).numpy()))
     view = transforms.test_view(image, config(test_resize=40, crop_size=32, interpolation=interpolation))
-    # Pillow and torchvision round resized pixels by different integer arithmetic: one step of 255 apart at most.
+    # Pillow and torchvision round resized pixels by different integer arithmetic: they differ by at most one step of 255.
     assert (view - expected).abs().max() <= 1.01 / 255 / STD.min()
 
 
@@ -68,7 +68,7 @@ CROPS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("crop", "last"), [("random", 4), ("random_exclusive", 3)])
 def test_a_random_crop_takes_every_offset_and_an_exclusive_one_all_but_the_last(crop: str, last: int) -> None:
-    """Heated-up softmax's released code draws 0 to 31 where 32 offsets fit behind the first."""
+    """The released code of heated-up softmax draws offsets 0 to 31, although offset 32 fits too."""
     places = torch.arange(100, dtype=torch.uint8).reshape(1, 10, 10).expand(3, 10, 10)
     views = config(crop=crop, crop_size=6, scaling="zero-one")
     corners = {round(float(transforms.train_view(places, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)}
@@ -85,7 +85,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 
 
 def scaled_as_before(pixels: Tensor, scaling: str) -> Tensor:
-    """How one image was scaled when loaders gave float32: multiplied and added in place."""
+    """Scale one image as before loaders gave uint8: multiply and add in place, in float32."""
     mean, std = {
         "rgb-imagenet": (MEAN * 255, STD * 255),
         "bgr-caffe": (torch.tensor([104.0, 117.0, 128.0]), torch.ones(3)),
@@ -100,7 +100,7 @@ def scaled_as_before(pixels: Tensor, scaling: str) -> Tensor:
 @pytest.mark.parametrize("scaling", ["rgb-imagenet", "bgr-caffe", "bgr-bvlc", "zero-one", "minus-one-one"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_batch_of_all_pixels_is_scaled_to_the_bits_of_each_image_alone(scaling: Any, device: str) -> None:
-    """Every value in every channel at every place of a vector register."""
+    """Every value in every channel at every position in a vector register."""
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3 * 2 * 5).reshape(2, 3, 5, 256)
     expected = torch.stack([scaled_as_before(image, scaling) for image in pixels])
     assert torch.equal(transforms.scale(pixels.to(device), scaling).cpu(), expected)
@@ -112,7 +112,7 @@ def test_a_batch_of_all_pixels_is_scaled_to_the_bits_of_each_image_alone(scaling
 def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
     options: dict[str, Any], scaling: str, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image, some images or the whole batch at once."""
+    """Scaled one image, some images, or the whole batch at a time."""
     monkeypatch.setattr(batches_module, "_PART_PIXELS", part)
     views = config(**options, scaling=scaling)
     images = [picture(seed=seed) for seed in range(3)]
@@ -204,12 +204,12 @@ def test_part_that_cannot_fit_is_the_central_one() -> None:
 
 @pytest.mark.parametrize(("first", "constant"), [(True, False), (False, True)])
 def test_contrast_is_of_the_whole_image_or_of_the_part(first: bool, constant: bool) -> None:
-    """An image half black, half white: a part within one half is as it was under contrast of its own, and moves under the whole's."""
+    """In an image half black and half white, a part within one half is unchanged by its own contrast, but not by the whole image's."""
     halves = torch.zeros(3, 8, 16, dtype=torch.uint8)
     halves[:, :, 8:] = 255
     views = config(crop="random", crop_size=2, jitter={"contrast": 0.5}, jitter_first=first, scaling="zero-one")
     parts = [transforms.train_view(halves, views, 0, 0, index) for index in range(200)]
-    levels = {round(float(part[0, 0, 0]), 2) for part in parts if len(part.unique()) == 1}  # those within one half
+    levels = {round(float(part[0, 0, 0]), 2) for part in parts if len(part.unique()) == 1}  # parts within one half
     assert (levels == {0.0, 1.0}) == constant
 
 
