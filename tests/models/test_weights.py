@@ -1,4 +1,4 @@
-"""Weights: published formats load strictly, damaged files are refused with a list, downloads are checked by hash."""
+"""Weights: published formats load strictly, damaged ones are refused with a list, files are verified by hash."""
 
 import functools
 import hashlib

@@ -1,4 +1,4 @@
-"""Display of others' addresses and texts, and the environment of every process."""
+"""Addresses and texts shown without secrets, and the environment of every process."""
 
 import os
 import subprocess

@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with two variants of two seeds; `untrained/1` is not trained."""
+    """A project with two variants of two seeds; `untrained/1` has not run."""
     root = tmp_path_factory.mktemp("project")
     (root / "params.yaml").write_text(yaml.safe_dump(PARAMS))
     state = root / "state"

@@ -1,4 +1,4 @@
-"""`dml models export`: a folder that loads, with the measured loss of accuracy."""
+"""`dml models export`: a folder that loads, with measurements of its differences and speed."""
 
 import itertools
 import json

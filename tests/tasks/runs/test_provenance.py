@@ -1,4 +1,4 @@
-"""Results of older code: found by everything except code, with the names of the files that differ."""
+"""Results of older code: found by settings and inputs, with the names of the files that differ."""
 
 from pathlib import Path
 
