@@ -1,4 +1,4 @@
-"""Networks as graphs: the numbers of the network, for any number of images, with nothing of this package needed to run them."""
+"""Networks exported as graphs give the network's outputs for any number of images, without this package."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def network_in(folder: Path, scaling: str = "zero-one", **transform: object) -> NetworkDescription:
-    """An untrained network with BatchNorm statistics of its own, as a folder."""
+    """Save an untrained network with changed BatchNorm statistics to a folder."""
     model = {"backbone": MODEL["backbone"], "head": {"kind": "bn", "embedding_dim": 8}}
     config = small_training(model=model, transform={"scaling": scaling} | transform)
     system = build_system(config, 4, 0, CPU)
@@ -45,7 +45,7 @@ def exported(folder: Path, out: Path, graph_format: str, precision: str) -> Grap
     ("graph_format", "precision", "scaling", "largest"),
     [
         ("onnx", "fp32", "zero-one", 1e-5),
-        ("onnx", "fp32", "bgr-caffe", 1e-5),  # the order of channels, which comes before the precision
+        ("onnx", "fp32", "bgr-caffe", 1e-5),  # the order of channels is tested before the precision
         ("torch-export", "fp32", "zero-one", 1e-6),
         ("torch-export", "fp32", "bgr-caffe", 1e-6),
         ("onnx", "int8", "zero-one", 0.3),

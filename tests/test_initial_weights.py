@@ -1,4 +1,4 @@
-"""TensorFlow's variance scaling against numbers that it is known by."""
+"""TensorFlow's variance scaling compared with known numbers."""
 
 import pytest
 import scipy.stats

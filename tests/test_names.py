@@ -1,4 +1,4 @@
-"""Names from outside: a name that could lead anywhere else is refused in one line, and no file outside data/ and state/ is touched."""
+"""A name from a user that could lead out of the project is refused in one line, and no file outside data/ and state/ changes."""
 
 import contextlib
 import inspect
@@ -38,7 +38,7 @@ NAMES = st.one_of(st.sampled_from(NASTY), st.lists(PARTS, max_size=6).map("".joi
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with the repository's parameters, beside folders of its person."""
+    """A project with the repository's parameters, next to the user's folders."""
     outside = tmp_path_factory.mktemp("outside")
     draw_classes(outside / "birds")
     root = outside / "home" / "project"
@@ -50,7 +50,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def tree(project: Project) -> dict[str, Any]:
-    """Everything around the project but its data/packed/<name> and state folders: path -> what it is."""
+    """Return path -> content of everything around the project except data/packed/<name> and the state folder."""
     return {
         str(path): path.read_bytes() if path.is_file() and not path.is_symlink() else "folder"
         for path in project.root.parents[1].rglob("*")
@@ -75,7 +75,7 @@ def params_with(project: Project, datasets: tuple[str, ...] = (), variants: tupl
 
 
 def loaded(project: Project) -> Any:
-    """The parameters, or None where they are refused."""
+    """Return the parameters, or None if they are refused."""
     try:
         return load_params(project.params_file)
     except ConfigError:
@@ -150,7 +150,7 @@ def test_an_error_is_one_line_that_every_terminal_prints() -> None:
 
 
 def verbs() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every verb with its function."""
+    """Yield every verb with its function."""
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
     for prefix, group in groups:
         assert isinstance(group, typer.Typer)
@@ -160,7 +160,7 @@ def verbs() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def texts(callback: Callable[..., Any]) -> dict[str, bool]:
-    """The parameters of a verb that are texts or lists of texts: name -> whether it is a list."""
+    """Return name -> whether it is a list, of a verb's parameters that are texts or lists of texts."""
     hints = get_type_hints(callback)
     kinds = {name: {hint, *get_args(hint)} for name, hint in hints.items()}
     return {name: list[str] in kind for name, kind in kinds.items() if {str, list[str]} & kind}
@@ -172,7 +172,7 @@ HARMLESS = {"int": 1, "Path": Path("out"), "str": "synthetic"}
 
 
 def required(callback: Callable[..., Any]) -> dict[str, Any]:
-    """Harmless values for what a verb has to be given."""
+    """Return harmless values for a verb's required parameters."""
     hints = get_type_hints(callback)
     empty = inspect.Parameter.empty
     needed = [name for name, parameter in inspect.signature(callback).parameters.items() if parameter.default is empty]
@@ -194,11 +194,11 @@ ASKED = (
     "x" * 200,
     "\udcff",
 )
-STARTS = {"stack up"}  # servers, whatever its address of a bucket is
+STARTS = {"stack up"}  # starts servers, whatever the bucket's address
 
 
 class BeganError(DmlError):
-    """A flow would begin."""
+    """Raised when a flow would start."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What may be searched of an option: ranges that make sense, and every loss's own."""
+"""Search ranges of an option: valid ranges, and those of every loss."""
 
 from typing import Any
 

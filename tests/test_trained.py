@@ -1,4 +1,4 @@
-"""What `embed` takes: the right rows, or one line, whatever it is given."""
+"""Inputs of `embed`: any form gives the right rows, or an error of one line."""
 
 import io
 from pathlib import Path
@@ -22,7 +22,7 @@ DESCRIPTION = {"model": {"backbone": {"name": "small_cnn"}}, "transform": {"crop
 
 
 def means(pixels: Tensor) -> NDArray[np.float32]:
-    """A network of which one knows what it gives: the mean of each channel's top left quarter."""
+    """A network with known outputs: the mean of each channel's top left quarter."""
     rows: NDArray[np.float32] = pixels[:, :, : pixels.shape[2] // 2, : pixels.shape[3] // 2].float().mean(dim=(2, 3)).numpy()
     return rows
 
@@ -42,7 +42,7 @@ def forms(number: int, folder: Path) -> dict[str, Any]:
     path = folder / f"{number}.png"
     path.write_bytes(png(PIXELS[number]))
     tensor = torch.from_numpy(PIXELS[number]).permute(2, 0, 1)
-    sideways = np.rot90(PIXELS[number]).copy()  # by a camera that was held so
+    sideways = np.rot90(PIXELS[number]).copy()  # as from a camera held sideways
     return {
         "path": path,
         "text": str(path),

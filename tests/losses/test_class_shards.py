@@ -1,4 +1,4 @@
-"""Sums over classes in parts: by hand which part is whose, and on a group of one worker against torch (several: tests/training)."""
+"""Sharded sums over classes: the split of the classes by hand, and one worker against torch (several workers: tests/training)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Heated-up softmax: when it heats, what heating changes, and where its classifier starts."""
+"""Heated-up softmax: the heating schedule, its effects, and the initial classifier."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from dml_core.models.heads import HeadConfig, build_head
 
 
 def course(num_epochs, **options):
-    """(alpha, learning-rate factor) of every epoch."""
+    """Return (alpha, learning-rate factor) of every epoch."""
     loss = build(("heated_up_softmax", options))
     values = []
     for epoch in range(num_epochs):
@@ -57,7 +57,7 @@ def test_alpha_scales_the_logits():
     ("variant", "last_alpha"), [("SM", None), ("LN", 16.0), ("BN", 16.0), ("HLN", 4.0), ("HBN", 4.0)], ids=lambda value: str(value)
 )
 def test_the_five_variants_of_the_paper(variant, last_alpha):
-    """What the loss sees: anything (SM), unit length (LN), or unit variance over sqrt(k) (BN); and whether it is heated at the end."""
+    """The loss sees unnormalised (SM), unit-length (LN) or variance-1/k (BN) embeddings; H variants end with the heated alpha."""
     kind = {"kind": "bn"} if variant.endswith("BN") else {"normalise_in_training": variant != "SM"}
     head = build_head(parse(HeadConfig, {"embedding_dim": 5, **kind}, "head"), 12).double()
     seen_ND = head(3 + torch.randn(400, 12, dtype=torch.float64))
@@ -89,7 +89,7 @@ def test_embeddings_are_asked_for_only_by_better_init(name, better_init):
 
 @pytest.mark.parametrize(("inside", "factor"), [(True, 16.0), (False, 1.0)])
 def test_a_bias_inside_alpha_moves_alpha_times_as_fast(inside, factor):
-    """Equation 1 against the released logits: the gradient of b_m is p_m - q_m, times alpha where it stands inside."""
+    """The gradient of b_m is p_m - q_m in the released logits, and alpha times that when the bias is inside alpha (equation 1)."""
     loss = build(("heated_up_softmax", {"bias_inside_alpha": inside}))
     torch.nn.init.zeros_(loss.classifier.bias)
     embeddings_ND, labels_N = torch.randn(20, 5).double(), torch.arange(20) % 5

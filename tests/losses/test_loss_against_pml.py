@@ -1,4 +1,4 @@
-"""Our losses equal pytorch-metric-learning's where the definitions coincide, and differ as stated where they do not."""
+"""Our losses equal pytorch-metric-learning's where the definitions coincide, and differ as stated elsewhere."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_normalised_softmax():
 @pytest.mark.parametrize("num_centres", [2, 5])
 @pytest.mark.parametrize("weight", [0.0, 0.2])
 def test_softtriple_with_and_without_the_regulariser(weight, num_centres):
-    """Theirs adds no 1e-5 under the root (but the type's epsilon): the regularisers differ by less than that."""
+    """Theirs adds the type's epsilon under the root instead of our 1e-5; the regularisers differ by less than that."""
     centres_KCD = centres(num_centres, NUM_CLASSES, DIM)
     regulariser = regularizers.SparseCentersRegularizer(NUM_CLASSES, num_centres) if weight else None
     theirs = losses.SoftTripleLoss(
@@ -45,7 +45,7 @@ def test_softtriple_with_and_without_the_regulariser(weight, num_centres):
 
 
 def test_tuplet_margin_with_all_negatives():
-    """Their margin is in degrees; with the paper's random negatives there is nothing of theirs to compare with."""
+    """Their margin is in degrees, and they have no counterpart of the paper's random negatives."""
     theirs = losses.TupletMarginLoss(margin=torch.rad2deg(torch.tensor(0.1, dtype=torch.float64)).item(), scale=64)
     options = {"negatives": "all", "variance_weight": 0.0, "scale": 64.0, "slack_margin": 0.1}
     equal(ours("tuplet_margin", options), theirs(EMBEDDINGS, LABELS))
@@ -59,7 +59,7 @@ def test_intra_pair_variance():
 
 @pytest.mark.parametrize("scale", [1.0, 9.0])
 def test_proxy_nca_differs_by_the_own_proxy_in_the_denominator(scale):
-    """With the own proxy in the sum, log(1 + e^L) stands where the paper has L, sample by sample."""
+    """With the own proxy in the sum, the loss of each sample is log(1 + e^L) instead of the paper's L."""
     theirs = losses.ProxyNCALoss(NUM_CLASSES, DIM, softmax_scale=scale)
     theirs.proxies.data = centres(NUM_CLASSES, DIM)
     mine = build(("proxy_nca", {"scale": scale}))
@@ -75,7 +75,7 @@ def test_proxy_nca_of_the_paper_has_no_lower_bound():
 
 @pytest.mark.parametrize("margin", [0.3, None])
 def test_batch_hard_triplet(margin):
-    """The same once their average over the violated triplets alone is replaced, and their distance not normalised."""
+    """The losses are equal if theirs averages over all triplets, not only the violated ones, and does not normalise embeddings."""
     theirs = losses.TripletMarginLoss(
         margin=margin or 0.0,
         smooth_loss=margin is None,
@@ -93,7 +93,7 @@ def test_semi_hard_triplet_takes_one_negative_where_theirs_takes_all():
 
 
 def test_contrastive_is_squared_where_theirs_is_not():
-    """Per pair, theirs squared and halved is ours; the mean runs over all pairs here, over the nonzero ones of each kind there."""
+    """Ours is half the square of theirs per pair, and averages over all pairs; theirs averages over the nonzero pairs of each kind."""
     theirs = losses.ContrastiveLoss(neg_margin=1.0)
     theirs.reducer = reducers.DoNothingReducer()
     found = theirs(EMBEDDINGS, LABELS)

@@ -1,4 +1,4 @@
-"""Every registered loss is its paper's equation: equal to a slow reference in float64, on ordinary and on degenerate batches."""
+"""Every registered loss equals a slow float64 reference of its paper's equation, on ordinary and on degenerate batches."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Gradients are those of the values, and stay finite in half precision at scale 64 and on degenerate batches."""
+"""Gradients match the values, and stay finite in half precision at scale 64 and on degenerate batches."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from dml_core.losses.tuplets import cos_with_slack
 from dml_core.unit_length import unit_length
 from tests.conftest import ROOT
 
-STOPPED = {"sgsl": ["weight_CD"]}  # parameters behind a stop-gradient: their gradient is not that of the value
+STOPPED = {"sgsl": ["weight_CD"]}  # parameters behind a stop-gradient, whose gradient does not match the value
 AT_SCALE_64 = {
     "normalised_softmax": {"scale": 64.0},
     "softtriple": {"scale": 64.0, "num_centres": 3},
@@ -65,7 +65,7 @@ def test_gradients_are_finite_on_degenerate_batches(case, batch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("name", "options"), AT_SCALE_64.items())
 def test_half_precision_autocast_loses_nothing_within_the_loss(name, options, dtype):
-    """The embeddings are rounded by the network's autocast, the loss computes on them as float32 would."""
+    """Autocast rounds the embeddings in the network; the loss computes on them in float32."""
     loss = build((name, options)).float()
     half_ND, labels_N = random_batch()[0].to(dtype), random_batch()[1]
     wide_ND = half_ND.float().requires_grad_()
@@ -90,7 +90,7 @@ def test_cosine_with_slack_is_the_arc_cosine_s(angle):
 
 
 def test_arc_cosine_itself_is_not_safe_at_one():
-    """What the formula avoids: this is pytorch-metric-learning's gradient on a pair of duplicates."""
+    """The arc cosine, used by pytorch-metric-learning, has no finite gradient on a pair of duplicates; our formula avoids it."""
     cos = torch.ones((), requires_grad=True)
     torch.cos(torch.acos(cos) - 0.1).backward()
     assert not torch.isfinite(cos.grad)
@@ -105,7 +105,7 @@ def test_discriminative_loss_is_finite_on_its_own_centroid():
 
 
 def largest_gradient(case, embeddings_ND):
-    """The largest entry of the gradient of any row, and the loss."""
+    """Return the largest entry of the embeddings' gradient, and the loss."""
     labels_N, embeddings_ND = torch.tensor([0, 0, 1, 1, 2, 2]), embeddings_ND.clone().requires_grad_()
     total = build(case).float()(embeddings_ND, labels_N, seeded()).total
     total.backward()
@@ -114,7 +114,7 @@ def largest_gradient(case, embeddings_ND):
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_gradients_are_bounded_however_short_or_long_the_embeddings_are(case):
-    """A dead row has no direction: an epsilon of 1e-12 would give it a gradient of 1e12, and an optimiser moments that last for days."""
+    """A zero row has no direction: an epsilon of 1e-12 would give it a gradient of 1e12, which an optimiser's moments keep for days."""
     ordinary_ND = random_batch(6)[0].float()
     reference, _ = largest_gradient(case, ordinary_ND)
     for scale in (0.0, 1e-38, 1e-20, 1e-12, 1e-7, 1e-5, 1e4, 1e18):
@@ -122,8 +122,8 @@ def test_gradients_are_bounded_however_short_or_long_the_embeddings_are(case):
             scales_N1 = torch.ones(6, 1)
             scales_N1[rows] = scale
             gradient, total = largest_gradient(case, ordinary_ND * scales_N1)
-            if torch.isfinite(total) or scale <= 1e4:  # a run refuses a loss that is not finite
-                true_growth = 1 / scale if 1e-6 < scale < 1 else max(1.0, scale)  # of a unit vector's gradient; of squared lengths
+            if torch.isfinite(total) or scale <= 1e4:  # training stops at a loss that is not finite
+                true_growth = 1 / scale if 1e-6 < scale < 1 else max(1.0, scale)  # gradient of normalising; of squared lengths
                 assert gradient <= 100 * (1 + reference) * true_growth, (scale, rows)
 
 
@@ -148,14 +148,14 @@ def test_a_row_without_a_direction_stays_as_it_is_and_alone():
 
 
 def test_nothing_else_normalises():
-    """Losses, heads and centres have one function for it."""
+    """Losses, heads and centres share one normalisation function."""
     files = [*(ROOT / "dml_core/losses").rglob("*.py"), *(ROOT / "dml_core/models").rglob("*.py")]
     assert len(files) > 25
     assert [path.name for path in files if "normalize(" in path.read_text()] == []
 
 
 class RoundedToTF32(TorchDispatchMode):
-    """Every matrix product takes its factors with the 10 bits of TF32, as a GPU does after `set_float32_matmul_precision("high")`."""
+    """Round the factors of every matrix product to TF32's 10 bits, as a GPU does after `set_float32_matmul_precision("high")`."""
 
     PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear", "_cdist_forward", "_euclidean_dist")
 
@@ -172,7 +172,7 @@ class RoundedToTF32(TorchDispatchMode):
         return ((factor.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-MORE_CENTRES = [(name, {"num_centres": k}) for name in ("softtriple", "hardtriple") for k in (2, 10)]  # both ways to find cosines
+MORE_CENTRES = [(name, {"num_centres": k}) for name in ("softtriple", "hardtriple") for k in (2, 10)]  # both ways to compute cosines
 
 
 @pytest.mark.parametrize("batch", ["random", "duplicate", "collinear"])
@@ -180,7 +180,7 @@ MORE_CENTRES = [(name, {"num_centres": k}) for name in ("softtriple", "hardtripl
 @pytest.mark.parametrize("case", [*CASES, *MORE_CENTRES], ids=case_id)
 def test_products_rounded_to_tf32_give_finite_gradients_and_nearly_the_value(case, are_merged, batch):
     loss = build(case).float()
-    if are_merged:  # all centres, proxies or rows of a classifier in one point, whose cosines are 1 but for their rounding
+    if are_merged:  # all centres, proxies or classifier rows coincide, so that their cosines are 1 except for rounding
         for parameter in [parameter for parameter in loss.parameters() if parameter.dim() > 1]:
             parameter.data[:] = parameter.data[..., :1, :] if parameter.dim() < 3 else parameter.data[:1, :1]
     embeddings_ND, labels_N = BATCHES[batch]()

@@ -1,6 +1,6 @@
-"""1, 2 and 4 workers with the same global batches: the same gradients, losses and weights for every registered loss.
+"""Every registered loss has the same gradients, losses and weights with 1, 2 and 4 workers and the same global batches.
 
-All losses go through one set of processes per worker count, as `TrainingSystem` under DistributedDataParallel, over global batches of
+All losses run in one set of processes per worker count, as `TrainingSystem` under DistributedDataParallel, on global batches of
 8, of 7 (uneven shards) and of 3 (a worker without images).
 """
 
@@ -25,12 +25,12 @@ BATCH_SIZES = [7, 3, 8, 7, 8, 3, 7, 8, 7, 3]
 GATE_BETWEEN_SHARDS = ("sgsl", {"gate": 1.6097})
 PML = ("pml:TripletMarginLoss", {"triplets_per_anchor": 2})
 TRAINED = [*CASES, GATE_BETWEEN_SHARDS, PML]
-# SGSL needs the global batch for its gate alone: another gate, which no shard disagrees about, is the same without gathering.
+# SGSL needs the global batch only for its gate: with a gate on which all shards agree, it is the same without gathering.
 UNGATHERED = [case for case in TRAINED if build(case).needs.global_batch and (case[0] != "sgsl" or case is GATE_BETWEEN_SHARDS)]
 
 
 def batch(step):
-    """The global batch of a step: images (N, 6) and labels with pairs of one class."""
+    """Return a step's global batch: images (N, 6) and labels with pairs of one class."""
     random = torch.Generator().manual_seed(100 + step)
     num_samples = BATCH_SIZES[step]
     return torch.randn(num_samples, 6, generator=random, dtype=torch.float64), torch.arange(num_samples) // 2 % NUM_CLASSES
@@ -46,7 +46,7 @@ def system(case, gathered):
 
 
 def train(case, rank, num_workers, gathered=True):
-    """Losses and gradients of the first two steps, and everything that has been learned after the last."""
+    """Return losses and gradients of the first two steps, and the state after the last step."""
     trained = system(case, gathered)
     module = DistributedDataParallel(trained) if num_workers > 1 else trained
     seen = {}
@@ -69,7 +69,7 @@ def train(case, rank, num_workers, gathered=True):
 
 
 def names_of_all(own, num_workers):
-    """Names of the loss's parts on any worker: one without images, or without a pair, has fewer."""
+    """Return the names of the loss's parts on any worker: one without images or pairs has fewer."""
     names = [own]
     if num_workers > 1:
         names = [None] * num_workers
@@ -96,7 +96,7 @@ def worker(rank, num_workers, folder):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def by_rank(request, tmp_path_factory):
-    """What each worker of a group of 2 or 4 saw and learned."""
+    """Losses, gradients and final state of each worker in a group of 2 or 4."""
     folder = tmp_path_factory.mktemp("workers")
     multiprocessing.set_forkserver_preload(PRELOADED)
     mp.start_processes(worker, args=(request.param, str(folder)), nprocs=request.param, start_method="forkserver")

@@ -1,4 +1,4 @@
-"""What single losses have beside their equation: moving centres, a first radius, the gate, the sum of losses, and the initial values."""
+"""Parts of single losses besides the equation: moving centres, initial radius, gate, weighted sums of losses, and initial values."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ EMBEDDINGS, LABELS = random_batch()
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_center_loss_moves_its_centres_by_equation_4(dtype):
-    """Alpha 0.5 and class 0 seen at 2 and 6: 0.5 (2 + 6) / (1 + 2) = 4/3; class 1 seen at 3: 0.5 * 3 / 2; class 2 unseen."""
+    """Alpha 0.5, class 0 seen at 2 and 6: 0.5 (2 + 6) / (1 + 2) = 4/3; class 1 seen at 3: 0.5 * 3 / 2; class 2 unseen."""
     loss = build(("center_loss", {}), num_classes=3, dim=1).to(dtype)
     loss(torch.tensor([[2.0], [3.0], [6.0]], dtype=torch.float64), torch.tensor([0, 1, 0]))
     torch.testing.assert_close(loss.centres_CD, torch.tensor([[4 / 3], [0.75], [0.0]], dtype=dtype))
 
 
 def test_center_loss_is_measured_from_centres_that_have_moved():
-    """lambda / 2 times the mean of 2^2 and 0; then 1 + 0.5 * 2 / (1 + 1) = 1.5, and a centre that is where its image is stays."""
+    """lambda / 2 times the mean of 2^2 and 0; then 1 + 0.5 * 2 / (1 + 1) = 1.5, and a centre at its image does not move."""
     loss = build(("center_loss", {"weight": 0.5}), num_classes=2, dim=1)
     loss.centres_CD[:] = torch.tensor([[1.0], [-4.0]])
     assert loss(torch.tensor([[3.0], [-4.0]], dtype=torch.float64), torch.tensor([0, 1])).total == 0.5
@@ -80,7 +80,7 @@ def test_combined_names_its_parts_and_adds_them_up():
 
 
 def test_combined_keeps_the_parts_of_terms_of_one_name_apart():
-    """Curves showed the last one's alone."""
+    """Parts of terms with the same name keep separate curves."""
     terms = [
         {"name": "softmax"},
         {"name": "sgsl", "options": {"gate": 1e9}},
@@ -100,7 +100,7 @@ def test_combined_hands_the_run_s_draws_on():
     assert totals[0] == totals[1]
 
 
-PARTS = {  # what curves show, and the option that weighs it in the total
+PARTS = {  # parts shown as curves, and the option that weighs each in the total
     "softmax": {"softmax": None},
     "normalised_softmax": {"softmax": None},
     "softtriple": {"softmax": None, "regulariser": "regulariser_weight"},
@@ -155,7 +155,7 @@ def test_sgsl_joins_at_its_gate_exactly():
 
 
 def test_sgsls_dropout_is_the_softmaxs_alone_and_the_steps_own():
-    """Half of the numbers 0, the others doubled, before the classifier; SGSL compares the whole embeddings."""
+    """Dropout zeroes half of the inputs of the classifier and doubles the others; SGSL compares the whole embeddings."""
     loss, plain = build(("sgsl", {"dropout": 0.5, "gate": 1e9})), build(("sgsl", {"gate": 1e9}))
     embeddings_ND, labels_N = torch.randn(400, 5).double(), torch.arange(400) % 5
     first, again, other = (loss(embeddings_ND, labels_N, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4))
@@ -169,7 +169,7 @@ def test_sgsls_dropout_is_the_softmaxs_alone_and_the_steps_own():
 
 
 def test_a_softmax_on_a_sphere_drops_features_behind_the_normalisation():
-    """Boudiaf's dropout is the layer before the classifier; the radius of what is seen is no longer one number."""
+    """Boudiaf's dropout is the layer before the classifier, so the classifier's inputs no longer have a constant norm."""
     loss, plain = build(("l2_constrained_softmax", {"dropout": 0.5})), build(("l2_constrained_softmax", {}))
     embeddings_ND, labels_N = torch.randn(40, 5).double(), torch.arange(40) % 5
     seen_ND = drop_features(40 * functional.normalize(embeddings_ND), 0.5, torch.Generator().manual_seed(3))
@@ -190,5 +190,5 @@ def test_a_run_depends_on_the_modules_of_its_loss_and_of_its_terms():
     names = {f"dml_core.losses.{name}" for name in ("combined", "heated_up_softmax", "triplet_batch_hard")}
     assert loss_modules("combined", COMBINED) == names
     assert loss_modules("combined", {"terms": [{"name": "combined", "options": COMBINED}]}) == names
-    for unfinished in ({}, {"terms": [{"name": "combined"}]}):  # refused when it is built, not here
+    for unfinished in ({}, {"terms": [{"name": "combined"}]}):  # refused when the loss is built, not here
         assert loss_modules("combined", unfinished) == {"dml_core.losses.combined"}

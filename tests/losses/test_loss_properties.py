@@ -1,4 +1,4 @@
-"""Properties of the whole registry: order of the batch, names of the classes, rotations, and batches without a valid pair."""
+"""Properties of all registered losses: order of the batch, names of the classes, rotations, and batches without a valid pair."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ DRAWS = settings(derandomize=True, deadline=None, max_examples=15)
 LABELS = st.lists(st.integers(0, NUM_CLASSES - 1), min_size=2, max_size=12)
 SEEDS = st.integers(0, 10**6)
 
-# The draws of random negatives fall on other samples when the batch is reordered or its classes renamed.
+# Reordering the batch or renaming the classes changes which random negatives are drawn.
 FIXED = [case for case in CASES if case[0] != "tuplet_margin" or case[1].get("negatives") == "all"]
-# One-hot centroids are tied to the axes: they permute with the classes and do not rotate.
+# One-hot centroids are tied to the axes: they permute with the classes but do not rotate.
 ROTATING = [case for case in FIXED if case != ("discriminative", {})]
 COSINE = [
     "normalised_softmax",
@@ -51,7 +51,7 @@ def test_order_of_the_batch_does_not_matter(case, labels, seed):
 
 
 def rename(key, value, to):
-    """What a loss keeps per class, in the new order of the classes; the name tells the axis."""
+    """Return a loss's value per class in the new order of the classes; the key determines the axis."""
     axis = 1 if key.endswith("_KCD") else 0
     return value.index_select(axis, to.argsort()) if value.dim() else value
 
@@ -60,7 +60,7 @@ def rename(key, value, to):
 @DRAWS
 @given(labels=LABELS, seed=SEEDS)
 def test_names_of_the_classes_do_not_matter(case, labels, seed):
-    """Class c becomes class to[c]; what the loss keeps per class moves with it, and so do the axes of one-hot centroids."""
+    """Class c becomes class to[c]; the loss's values per class and the axes of one-hot centroids move with it."""
     loss, renamed, batch_ND = build(case), build(case), embeddings(len(labels), seed)
     to = torch.randperm(NUM_CLASSES, generator=torch.Generator().manual_seed(seed))
     moved_ND = batch_ND[:, to.argsort()] if case == ("discriminative", {}) else batch_ND
@@ -95,7 +95,7 @@ def test_there_are_losses_over_pairs():
 @pytest.mark.parametrize("case", OVER_PAIRS, ids=case_id)
 def test_a_batch_without_a_valid_pair_gives_exactly_zero_and_zero_gradients(case, labels):
     if case[0] == "contrastive":
-        labels = labels[:1]  # any two samples are a pair to it
+        labels = labels[:1]  # the contrastive loss uses any two samples as a pair
     batch_ND = embeddings(len(labels), 0).requires_grad_()
     value, parts = build(case)(batch_ND, torch.tensor(labels))
     assert (value, parts) == (0, {})
@@ -104,7 +104,7 @@ def test_a_batch_without_a_valid_pair_gives_exactly_zero_and_zero_gradients(case
 
 
 def test_random_negatives_are_uniform_within_each_other_class():
-    """Classes of 1, 2 and 3 samples: 3000 draws of each fall on 1/1, 1/2 and 1/3 of them; a class never draws for its own pairs."""
+    """For classes of 1, 2 and 3 samples, 3000 draws are uniform over the samples of each class; no class draws for its own pairs."""
     labels_N = torch.tensor([7, 4, 9, 4, 9, 9])
     anchor_P = torch.tensor([1, 2]).repeat(3000)
     negative_PG, own_PG = random_negatives(labels_N, anchor_P, torch.Generator().manual_seed(0))

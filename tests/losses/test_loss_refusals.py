@@ -1,4 +1,4 @@
-"""What a person gets wrong is refused before training, in one line that says what and where."""
+"""User errors are refused before training, with a one-line message that names the error and its place."""
 
 import subprocess
 import sys
@@ -105,7 +105,7 @@ def test_every_registered_name_leads_to_a_file_of_that_name():
 
 
 def test_label_smoothing_may_go_as_far_as_to_favour_no_class():
-    """Of two classes with epsilon 1/2 each gets a half."""
+    """With two classes and epsilon 1/2, each class gets a half."""
     build_loss("sgsl", {"label_smoothing": 0.5}, 2, 3)
 
 
@@ -128,7 +128,7 @@ ANY_EMBEDDINGS = {
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_batches_of_any_type_give_the_same_loss(case):
-    """Of float16 and bfloat16 the same as of the float32 that they round to."""
+    """float16 and bfloat16 embeddings give the loss of the same values in float32."""
     for labels in ANY_LABELS.values():
         for name, embeddings in ANY_EMBEDDINGS.items():
             wide_ND = TEN.to(getattr(torch, name)).float() if "float" in name else TEN
@@ -170,7 +170,7 @@ def test_embeddings_of_another_precision_than_the_centres_are_refused():
 
 
 def test_a_compiled_loss_checks_nothing():
-    """What the checks read of a batch would break its graph."""
+    """Checks that read the batch would break the compiled graph."""
     compiled = torch.compile(build_loss("proxy_nca", {}, 5, 5), backend="eager", fullgraph=True)
     labels_N = torch.arange(10) % 5
     assert compiled(TEN, labels_N).total == compiled._orig_mod(TEN, labels_N).total

@@ -1,4 +1,4 @@
-"""SoftTriple's and HardTriple's parts that the paper's figures rest on."""
+"""Parts of SoftTriple and HardTriple that the paper's figures depend on."""
 
 import math
 
@@ -14,7 +14,7 @@ def unit_circle(*degrees):
 
 
 def test_regulariser_of_centres_at_known_angles():
-    """Two centres at 60 degrees lie 1 apart: eq. 9 is 1, eq. 10 divides by C K (K - 1) = 2."""
+    """Two centres at 60 degrees have distance 1: eq. 9 is 1, eq. 10 divides by C K (K - 1) = 2."""
     spread = centre_spread(unit_circle(0, 60)[:, None])
     torch.testing.assert_close(spread, torch.tensor(math.sqrt(1 + ROOT_EPSILON) / 2, dtype=torch.float64))
 

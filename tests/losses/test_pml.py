@@ -1,4 +1,4 @@
-"""`pml:<ClassName>`: any of pytorch-metric-learning's losses by name, its options checked, its draws the run's own."""
+"""`pml:<ClassName>`: any loss of pytorch-metric-learning by name, with checked options and the run's random generator."""
 
 import inspect
 
@@ -14,7 +14,7 @@ from dml_core.losses.contract import Needs
 from dml_core.losses.registry import build_loss
 
 EMBEDDINGS, LABELS = random_batch()
-NOT_OF_LABELLED_BATCHES = {"GenericPairLoss", "VICRegLoss", "ManifoldLoss"}  # a base class, and two losses that take no labels
+NOT_OF_LABELLED_BATCHES = {"GenericPairLoss", "VICRegLoss", "ManifoldLoss"}  # a base class, and two losses without labels
 SMALL = {
     "HistogramLoss": {"n_bins": 10},
     "P2SGradLoss": {"descriptors_dim": DIM},
@@ -54,7 +54,7 @@ def test_lifted_structure_is_equation_4_of_song_et_al():
 
 
 def test_n_pairs_is_sohn_s_loss_with_its_norm_regulariser():
-    """One anchor and one positive a class, in the batch's order; dot products of the embeddings as they are."""
+    """One anchor and one positive per class, in the batch's order; dot products of unnormalised embeddings."""
     options = {"distance": {"name": "DotProductSimilarity", "normalize_embeddings": False}}
     x = EMBEDDINGS.tolist()
     logits = [[dot(x[a], x[p + NUM_CLASSES]) for p in range(NUM_CLASSES)] for a in range(NUM_CLASSES)]
@@ -72,7 +72,7 @@ def test_a_miner_and_a_distance_come_by_name():
 
 
 def test_objects_within_objects_come_by_name():
-    """A miner of squared distances finds other triplets' violations; by hand, with the library's own classes, the same loss."""
+    """Nested options configure a miner's distance: the loss equals the one built by hand from the library's classes."""
     squared = {"name": "LpDistance", "power": 2}
     miner = {"name": "TripletMarginMiner", "margin": 0.2, "type_of_triplets": "semihard", "distance": squared}
     loss = build_loss("pml:TripletMarginLoss", {"margin": 0.2, "distance": squared, "miner": miner}, NUM_CLASSES, DIM)

@@ -1,4 +1,4 @@
-"""An option is declared to be without effect if and only if the loss and its gradients stay the same when it changes."""
+"""An option is declared to be without effect if and only if changing it changes neither the loss nor its gradients."""
 
 import contextlib
 
@@ -18,13 +18,13 @@ OFF = {
 }
 NAMES = [name for name in LOSSES if name != "combined"]
 CASES = [(name, options) for name in NAMES for options in (*VARIANTS.get(name, [{}]), *OFF.get(name, []))]
-# A hinge that no sample of these batches is near does not show; these settings put samples on both sides of it.
+# A hinge far from all samples of these batches has no visible effect; these settings put samples on both sides of it.
 NEAR = {"triplet_batch_hard": {"margin": 0.3}, "contrastive": {"margin": 0.5}}
 BATCHES = [random_batch(seed=seed) for seed in range(4)]
 
 
 def outcome(name, options):
-    """The loss and the gradients at the embeddings on a few batches, in the first and the last of ten epochs."""
+    """Return the loss and the embeddings' gradients on a few batches, in the first and the last of ten epochs."""
     loss = build((name, options))
     parts = []
     for embeddings_ND, labels_N in BATCHES:
@@ -37,7 +37,7 @@ def outcome(name, options):
 
 
 def changed(name, options, option):
-    """Other values of an option: the ends of its range and values between them, as far as the loss takes them."""
+    """Yield other values of an option, the ends of its range and two between them, that the loss accepts."""
     search = declared_searches(parse_loss_options(name, options))[option]
     for share in (0.0, 0.3, 0.7, 1.0):
         other = {**options, option: search.low + share * (search.high - search.low)}

@@ -1,4 +1,4 @@
-"""A finished run made from the embeddings, the loss and the facts that a test gives."""
+"""A finished run with the embeddings, loss and facts that a test chooses."""
 
 from collections.abc import Callable
 from pathlib import Path

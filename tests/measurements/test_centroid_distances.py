@@ -1,4 +1,4 @@
-"""Centroid distances: against a loop over pairs, the one-hot ones known beforehand, the draws of K-means by seed."""
+"""Centroid distances: compared with a loop over pairs, known values of one-hot centroids, and K-means draws by seed."""
 
 import math
 from itertools import combinations
@@ -43,7 +43,7 @@ def test_every_run_draws_its_own_centroids_where_asked_for(finished: MakeRun, tm
 
 
 def test_the_published_distances_of_cub_are_met(finished: MakeRun, tmp_path: Path) -> None:
-    """Table 3, K-means of 100 classes; the tolerances are those of the table's file."""
+    """Table 3 for K-means of 100 classes, with the tolerances of the table's file."""
     scores = distances(finished, tmp_path, options={"centroids": "kmeans"}, num_classes=100)
     for value, published, tolerance in zip(scores, (1.21, 1.63, 1.418, 0.061), (0.05, 0.05, 0.005, 0.005), strict=True):
         assert value == pytest.approx(published, abs=tolerance)

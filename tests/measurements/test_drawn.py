@@ -1,4 +1,4 @@
-"""Measurements of losses on drawn embeddings: against equation 3, a known cost, and what a seed must and must not change."""
+"""Measurements of losses on drawn embeddings: compared with equation 3 and a known cost; effects of the seed."""
 
 import math
 
@@ -14,7 +14,7 @@ from dml_core.measurements.loss_costs import exponent, one_thread
 @pytest.mark.parametrize("alpha", [0.5, 16.0])
 @pytest.mark.parametrize("nearest", [0, 1])
 def test_gradient_norms_are_equation_3(alpha: float, nearest: int) -> None:
-    """alpha * || sum_m (p_m - q_m) w_m ||, worked out without autograd."""
+    """alpha * || sum_m (p_m - q_m) w_m ||, computed without autograd."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.functional.normalize(torch.randn(20, 64, generator=generator))
     noise = torch.nn.functional.normalize(torch.randn(200, 64, generator=generator))

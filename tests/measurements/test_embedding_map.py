@@ -1,4 +1,4 @@
-"""Maps of embeddings: scores against a calculation by hand, and what is drawn beside them."""
+"""Maps of embeddings: scores computed by hand, and the content of the drawing."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from dml_core.measurements.contract import FinishedRun, Scored
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of four drawn digits, two of each to train and two to test."""
+    """Two classes of four drawn digits, two of each for training and two for testing."""
     folder = tmp_path_factory.mktemp("idx")
     options = {"num_classes": 2, "images_per_class": 4, "image_size": 28, "num_modes": 1, "layout": "idx"}
     materialise("synthetic", options, folder / "raw")
@@ -28,7 +28,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def at(degrees: list[float], norms: list[float]) -> np.ndarray:
-    """Points of the plane by direction and norm."""
+    """Return points of the plane from their directions and norms."""
     turn = np.radians(degrees)
     return (np.array(norms) * np.stack([np.cos(turn), np.sin(turn)])).T.astype(np.float32)
 
@@ -42,7 +42,7 @@ def run_with(packed: Path, embeddings: np.ndarray, labels: list[int], directions
     return FinishedRun("a run", training, 0, packed, scored, scored, [], {}, load)
 
 
-# Class 0 lies at 0 and 20 degrees, its direction at 30; class 1 at 90 and 100, its direction at 90.
+# Class 0 is at 0 and 20 degrees, its direction at 30; class 1 is at 90 and 100, its direction at 90.
 EMBEDDINGS, CLASSES = at([0, 20, 90, 100], [1, 2, 3, 4]), [0, 0, 1, 1]
 DIRECTIONS = at([30, 90], [5, 5])
 

@@ -1,4 +1,4 @@
-"""Gradients at single embeddings: against autograd through the losses themselves, and against the paper's limits."""
+"""Gradients at single embeddings: compared with autograd through the losses, and with the paper's limits."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ LABELS = RNG.integers(0, 5, 40)
 
 
 def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray = LABELS, name: str = "softmax") -> FinishedRun:
-    """A run with this loss and these embeddings; no images."""
+    """Return a run with this loss and these embeddings, without images."""
     scored = Scored("train", embeddings.astype(np.float32), labels)
     training: Any = SimpleNamespace(loss=SimpleNamespace(name=name), validation=None)
     run: Any = FinishedRun("a run", training, 0, Path(), scored, scored, [], {}, lambda: SimpleNamespace(loss=loss))  # type: ignore[return-value, arg-type]
@@ -29,14 +29,14 @@ def finished(loss: torch.nn.Module, embeddings: np.ndarray, labels: np.ndarray =
 
 @pytest.fixture(autouse=True)
 def _the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ran before: few samples are drawn here, and not every draw shows what many would."""
+    """Fix the draws for any order of tests: with few samples, not every draw shows the expected effect."""
     torch.manual_seed(1)
     monkeypatch.setattr(sys.modules[__name__], "RNG", np.random.default_rng(1))
 
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no images to draw; `tests/figures` draws."""
+    """Disable pictures, for which there are no images; `tests/figures` tests them."""
     for module in (gradient_over_alpha, gradient_over_norm):
         monkeypatch.setattr(module, "draw_samples", lambda *_: None)
 
@@ -56,7 +56,7 @@ def test_the_gradient_is_autograds(name: str, alpha: float, options: dict[str, A
 
 
 def test_two_opposite_classes_by_hand() -> None:
-    """With w = (1, 0) and (-1, 0) and f = (1, 0): p of the other class is 1 / (1 + e^(2 alpha)), the gradient's norm 2 alpha times that."""
+    """With w = (1, 0) and (-1, 0) and f = (1, 0), p of the other class is 1 / (1 + e^(2 alpha)), and the gradient's norm 2 alpha p."""
     classifier = Classifier(np.array([[1.0, 0.0], [-1.0, 0.0]]), np.zeros(2))
     embedding = np.array([[1.0, 0.0]])
     for alpha in (0.5, 2.0):
@@ -75,7 +75,7 @@ def test_samples_are_chosen_by_their_margins_alone() -> None:
 
 
 def test_scores_of_a_run_follow_section_3_1(tmp_path: Path) -> None:
-    """Hard samples grow with alpha without end; easy ones vanish at both ends."""
+    """The gradient of hard samples grows with alpha without bound; that of easy ones vanishes for small and for large alpha."""
     loss = build_loss("heated_up_softmax", {"bias": False}, 5, 3)
     run = finished(loss, RNG.standard_normal((40, 3)), name="heated_up_softmax")
     hard = gradient_over_alpha.measure(run, gradient_over_alpha.Options(samples="hard"), tmp_path)
@@ -89,7 +89,7 @@ def test_scores_of_a_run_follow_section_3_1(tmp_path: Path) -> None:
 
 
 def test_scores_of_a_run_follow_section_3_4(tmp_path: Path) -> None:
-    """A hard sample tends to a constant, an easy one to 0, as the norm grows."""
+    """As the norm grows, the gradient of a hard sample approaches a constant, that of an easy one 0."""
     run = finished(build_loss("softmax", {"bias": False}, 5, 3), 5 * RNG.standard_normal((40, 3)))
     hard = gradient_over_norm.measure(run, gradient_over_norm.Options(samples="hard"), tmp_path)
     easy = gradient_over_norm.measure(run, gradient_over_norm.Options(samples="easy"), tmp_path)

@@ -1,4 +1,4 @@
-"""Retrieved images: the queries follow from the labels alone, what is shown is what a search by hand finds, the score counts it."""
+"""Retrieved images: queries depend only on the labels, the neighbours equal a search by hand, and the score counts them."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ LABELS = np.array([0, 0, 0, 1, 2, 2, 2, 2, 3, 3])
 
 @pytest.mark.parametrize(("num_queries", "expected"), [(1, [6]), (2, [1, 9]), (3, [1, 6, 9]), (8, [1, 6, 9])])
 def test_the_middle_image_of_evenly_spaced_classes_asks(num_queries: int, expected: list[int]) -> None:
-    """Class 1 has a single image, which would find nothing of its class."""
+    """Class 1 has a single image, so that no other image of its class can be found."""
     assert fixed_queries(LABELS, LABELS, True, num_queries).tolist() == expected
 
 
@@ -52,7 +52,7 @@ def test_perfect_and_hopeless_embeddings(finished: MakeRun, packed: Path, tmp_pa
     perfect = np.eye(labels.max() + 1)[labels]
     assert set(measure(finished(embeddings=perfect), Options(), tmp_path).values()) == {1.0}
     places = np.array([np.flatnonzero(np.flatnonzero(labels == label) == index)[0] for index, label in enumerate(labels)])
-    hopeless = np.eye(places.max() + 1)[places]  # an image lies with those of the other classes in the same place
+    hopeless = np.eye(places.max() + 1)[places]  # an image equals those of other classes at the same position in their class
     assert set(measure(finished(embeddings=hopeless), Options(num_neighbours=3), tmp_path).values()) == {0.0}
 
 

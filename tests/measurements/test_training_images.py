@@ -1,4 +1,4 @@
-"""What is measured of the training images and of the history: against single images, loops over pairs and hand calculations."""
+"""Measurements of training images and history: compared with single images, loops over pairs and hand calculations."""
 
 import itertools
 from pathlib import Path
@@ -32,7 +32,7 @@ def finished(packed: Path, history: list[dict[str, float]] | None = None, **trai
 
 
 def test_training_images_are_embedded_one_by_one_alike(run: FinishedRun, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "BATCH_SIZE", 7)  # several batches, the last of them short
+    monkeypatch.setattr(contract, "BATCH_SIZE", 7)  # several batches, of which the last is short
     dataset, model = PackedDataset(packed, "train"), run.system.model
     with torch.no_grad():
         alone = [model.embed(view_of(dataset.image(index), run.training.transform)[None])[0].numpy() for index in range(len(dataset))]

@@ -1,4 +1,4 @@
-"""Training time: minutes from the run's facts, none where they are not of the whole training."""
+"""Training time: minutes from the run's facts, or no score if they do not cover the whole training."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Unique centres: counted on centres that were laid out by hand, drawn with the same bars for every run, refused where there are none."""
+"""Unique centres: counts of centres at chosen angles, identical plots of identical runs, and refusal of losses without centres."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dml_core.errors import EvaluationError
 from dml_core.measurements.unique_centres import Options, measure
 from tests.measurements.conftest import MakeRun
 
-# Four centres of four classes in the plane, as angles in degrees: 0.1 of a chord is 5.7 degrees.
+# Angles in degrees of four centres of four classes in the plane: a chord of 0.1 is 5.7 degrees.
 ANGLES = [[0, 0, 0, 0], [0, 5, 10, 15], [0, 90, 180, 270], [10, 12, 200, 203]]
 COUNTS = [1, 1, 4, 2]
 MODEL = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "linear", "embedding_dim": 2}}

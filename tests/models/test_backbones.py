@@ -1,4 +1,4 @@
-"""Backbones: published parameter counts and names, shapes, and what the options change in the mathematics."""
+"""Backbones: published parameter counts and names, shapes, and the effects of the options on the computation."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from dml_core.models.backbones.bn_inception import BLOCKS
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH, build_backbone
 
-# Published counts of the whole network less its classifier: torchvision's model pages; bn_inception: 11,295,240.
+# Published counts of the whole network and of its classifier: torchvision's model pages; bn_inception: 11,295,240.
 PUBLISHED = {
     "resnet18": (11_689_512, 513_000),
     "resnet34": (21_797_672, 513_000),
@@ -93,7 +93,7 @@ def test_bn_inception_blocks_hand_their_channels_on():
 
 @torch.no_grad()
 def test_bn_inception_last_block_by_hand():
-    """5b is the one block with a maximum, at stride 1, in its pooling branch."""
+    """Only block 5b has max pooling with stride 1 in its pooling branch."""
     net = build("bn_inception")
     entered = torch.randn(1, 1024, 7, 7)
 

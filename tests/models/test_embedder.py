@@ -1,4 +1,4 @@
-"""The embedding network: what a training step changes, and where gradients reach."""
+"""The embedding network: state that a training step changes, and parameters that gradients reach."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def embedder(name="resnet18", head=None, **options):
 
 
 def step(model):
-    """Names of the state that one training step changes."""
+    """Return the names of the state that one training step changes."""
     before = {key: value.clone() for key, value in model.state_dict().items()}
     optimiser = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     model.train()(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))).square().mean().backward()
@@ -28,7 +28,7 @@ def step(model):
 
 
 def kinds(keys):
-    """Which kinds of the backbone's BatchNorm state are among the keys."""
+    """Return which kinds of the backbone's BatchNorm state are among the keys."""
     norm = [key for key in keys if key.startswith("backbone") and (".bn" in key or "downsample.1" in key)]
     return {"statistics" if "running" in key or "num_batches" in key else "affine" for key in norm}
 
@@ -48,7 +48,7 @@ def test_batchnorm_without_a_trained_scale_trains_its_shift_and_keeps_its_statis
 
 @pytest.mark.parametrize(("momentum", "taken"), [(None, 0.1), (0.05, 0.05)])
 def test_running_statistics_take_up_their_share_of_a_batch(momentum, taken):
-    """From 0 to momentum times the batch's mean; the head's own BatchNorm has its own."""
+    """From 0 they become momentum times the batch's mean; the head's BatchNorm uses the same momentum."""
     model = embedder(batchnorm_momentum=momentum, head=HeadConfig(kind="bn", embedding_dim=8))
     images = torch.randn(4, 3, 64, 64)
     model.train()(images)
@@ -70,10 +70,10 @@ def test_a_frozen_network_gives_in_training_what_it_gives_in_evaluation():
 @pytest.mark.parametrize("name", BACKBONES)
 def test_gradients_reach_every_parameter(name):
     model = embedder(name, pooling=PoolingConfig(kind="average"))
-    # Half of a rectified unit's inputs are negative: with several images no unit is silent for all of them.
+    # Half of a ReLU's inputs are negative: with several images no unit is 0 for all of them.
     model.train()(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))).square().sum().backward()
     without = {key for key, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()}
-    scales = {key for key, _ in model.named_parameters() if key.endswith("norm.weight")}  # slim's BatchNorm has none to be trained
+    scales = {key for key, _ in model.named_parameters() if key.endswith("norm.weight")}  # slim's BatchNorm has no trained scale
     assert without == (scales if name == "inception_v1" else set())
 
 

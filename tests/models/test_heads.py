@@ -1,4 +1,4 @@
-"""Heads: what the loss sees, what is tested, and which of their parameters train."""
+"""Heads: the loss's inputs, the tested embeddings, and the trained parameters."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def test_bn_head_is_equation_7_with_a_learned_shift_and_no_scale():
 
 
 def test_two_layer_head_with_batchnorm_embeds_as_the_bn_head():
-    """A comparison of losses then compares no heads: what is tested is the same function of the features."""
+    """The tested embeddings are the same function of the features, so that comparing losses does not compare heads."""
     torch.manual_seed(0)
     both = head(kind="two_layer", embedding_dim=4, batchnorm=True), head(kind="bn", embedding_dim=4)
     both[0].first.load_state_dict(both[1].state_dict())

@@ -1,4 +1,4 @@
-"""Pooling against hand calculations and limits."""
+"""Pooling compared with hand calculations and limits."""
 
 import pytest
 import torch

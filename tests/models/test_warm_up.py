@@ -1,4 +1,4 @@
-"""The warm-up pass sets BatchNorm's averages and nothing else."""
+"""The warm-up pass sets BatchNorm's averages and changes nothing else."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weights: published formats load strictly, damaged ones are refused with a list, addresses are checked by their hash."""
+"""Weights: published formats load strictly, damaged ones are refused with a list, files are verified by hash."""
 
 import functools
 import hashlib
@@ -34,11 +34,11 @@ def sha256(path):
 
 @functools.cache
 def published(name):
-    """A state dict with the names and shapes of the published file, random in its values."""
+    """Return a state dict with the names and shapes of the published file and random values."""
     torch.manual_seed(5)
     if name == "googlenet":
         return torchvision.models.googlenet(init_weights=False, aux_logits=True).state_dict()
-    if name == "vgg16":  # with a classifier of the right names, not of its 500 MB
+    if name == "vgg16":  # with a classifier of the right names, but not its 500 MB
         features = build_backbone(BackboneConfig(name="vgg16")).state_dict()
         return features | {f"classifier.{layer}.{kind}": torch.zeros(1) for layer in (0, 3, 6) for kind in ("weight", "bias")}
     if name == "bn_inception":
@@ -197,7 +197,7 @@ def test_every_backbone_with_published_weights_has_a_file_named_by_its_hash():
 
 @pytest.fixture
 def offered(address, tmp_path, monkeypatch):
-    """A server that offers a LeNet under the name of one of resnet18's files, and an empty weights folder."""
+    """Return a function that offers a LeNet from a local server as a published file; the weights folder is empty."""
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path / "weights"))
     sha256 = hashlib.sha256(_Server.content).hexdigest()
 
@@ -283,7 +283,7 @@ def test_the_weights_folder_is_that_of_torchs_hub_unless_it_is_named(monkeypatch
 
 @pytest.mark.parametrize("name", ["resnet18", "googlenet", "vgg16", "bn_inception"])
 def test_a_published_file_is_loaded_whole_from_the_weights_folder(name, tmp_path, monkeypatch):
-    """In the publisher's names and shapes, classifiers included; the hash is that of the file drawn here."""
+    """All tensors of the file load, with the publisher's names and shapes and including classifiers; the hash is that of the drawn file."""
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path))
     torch.save(published(name), tmp_path / PUBLISHED[name].name)
     monkeypatch.setitem(PUBLISHED, name, replace(PUBLISHED[name], sha256=sha256(tmp_path / PUBLISHED[name].name)))

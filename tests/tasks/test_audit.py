@@ -1,4 +1,4 @@
-"""`make audit`: what pip-audit answers is read right, what it skipped is not called audited, and ages are those of the pins."""
+"""`make audit`: pip-audit's output is parsed, skipped packages do not count as audited, and ages are those of the pins."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from dml_core.errors import ConfigError
 from tasks import audit
 from tasks.audit import Audit, Vulnerability, describe_ages, parse_ages, parse_audit
 
-# As pip-audit 2.10 prints it; the second package is what it says of all where an index has no advisories.
+# Output of pip-audit 2.10; if an index has no advisories, all packages are reported like the second.
 ANSWER = {
     "dependencies": [
         {
@@ -47,7 +47,7 @@ def test_an_answer_that_is_none(text: str) -> None:
 
 
 def locked(folder: Path, *days: str) -> Path:
-    """A repository whose lock got a pin on each of these days."""
+    """Create a repository whose lock file got a pin on each of these days."""
     lock = folder / "requirements.lock"
     for number, day in enumerate(days):
         with lock.open("a") as file:
@@ -87,7 +87,7 @@ def test_where_everything_was_skipped_nothing_is_called_audited(
 
 
 def test_pip_audit_takes_the_command_and_the_whole_lock() -> None:
-    """Without asking its service: a dry run collects what would be audited."""
+    """A dry run collects the packages to audit without a request to pip-audit's service."""
     lock = Path(__file__).parents[2] / "requirements.lock"
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes", "--disable-pip", "--dry-run"]
     ran = subprocess.run([*command, "--format", "json", "--progress-spinner", "off"], capture_output=True, text=True, check=False)

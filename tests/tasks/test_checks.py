@@ -1,4 +1,4 @@
-"""What is refused before anything is started, from the parameters and from a prepared dataset."""
+"""Refusals before a run starts, from the parameters and from a prepared dataset."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ SMALL = {  # the packed dataset of these tests: 36 training images of 4 classes,
 
 
 def check(tmp_path: Path, packed: Path | None, **changes: Any) -> None:
-    """Both checks of every run on the synthetic dataset, with changed parameters."""
+    """Run both checks of every run on the synthetic dataset, with changed parameters."""
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(merge(merge(PARAMS, SMALL), changes)))
     params = load_params(path)
@@ -78,7 +78,7 @@ def test_a_recall_beyond_what_is_searched_is_refused(tmp_path: Path, packed: Pat
 
 
 def test_without_a_prepared_dataset_losses_are_checked_all_the_same(tmp_path: Path) -> None:
-    check(tmp_path, None, **of_variant(sampler={"kind": "k_by_n", "num_classes_per_batch": 5}))  # known when it is prepared
+    check(tmp_path, None, **of_variant(sampler={"kind": "k_by_n", "num_classes_per_batch": 5}))  # checked once the dataset is prepared
     with pytest.raises(ConfigError, match="set 'k_by_n'"):
         check(tmp_path, None, **of_variant(loss={"name": "triplet_semi_hard"}))
 
@@ -134,11 +134,11 @@ def test_raw_files_that_only_a_person_can_bring(tmp_path: Path) -> None:
     params = load_params(project.params_file)
     with pytest.raises(DataError, match=r"'mine' is not prepared and .*data/raw/mine has no raw files; "):
         check_before(project, params, comparison_runs(params, "mine"))
-    assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn when it is fetched
+    assert check_before(project, params, comparison_runs(params, "synthetic")) is None  # drawn instead of downloaded
 
 
 def test_servers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as bound:  # nobody listens at a port that is bound and not listened at
+    with socket.socket() as bound:  # a port that is bound but not listened on does not answer
         bound.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{bound.getsockname()[1]}"
         (note,) = check_places(make_project(tmp_path, tracking_uri=f"http://{nobody}"))
@@ -191,4 +191,4 @@ def test_it_is_told_in_one_line_before_anything_heavy_is_loaded(tmp_path: Path, 
     assert first == f"dml {arguments[0]}: checking parameters"
     assert error.startswith("error: ")
     assert told in error
-    assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # what the flow and the process beside it had loaded by then
+    assert set(shown.stdout.splitlines()) == {"[]"}, shown.stdout  # modules loaded by the flow and by its second process

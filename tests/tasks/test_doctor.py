@@ -1,4 +1,4 @@
-"""`dml doctor`: what works, what does not and what to do, and that no secret is printed; tests/e2e/test_stack.py has it on real servers."""
+"""`dml doctor`: working and broken parts with their remedies, without secrets; tests/e2e/test_stack.py runs it on real servers."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ SECRET = "planted-secret"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project that nothing is configured for."""
+    """A project without any configuration."""
     for name in list(os.environ):
         if name.startswith(("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def old_server() -> Iterator[str]:
-    """A server of old versions that lets nobody in to MLflow's experiments: no such release can be installed beside ours."""
+    """A server that reports an old version and denies access to MLflow's experiments; no old release can be installed next to ours."""
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -136,7 +136,7 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     file.parent.mkdir(parents=True)
     file.write_text(stack_text({"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port()}", "DML_STORE": str(here / "stacked")}))
     monkeypatch.setenv("DML_STORE", str(here / "own"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # put back after the test
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restored after the test
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")

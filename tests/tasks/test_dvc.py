@@ -1,4 +1,4 @@
-"""DVC for real, in a temporary checkout: what `prepare` depends on, and packed data pushed from one clone and pulled into another."""
+"""DVC in a temporary checkout: dependencies of `prepare`, and packed data pushed from one clone and pulled into another."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 from tests.damage import flip
 from tests.e2e.conftest import Project, make_project
 
-# What the drawing and the layouts' readers do is in the raw tree of drawn images, which is drawn anew when one of them changes.
+# The raw tree of drawn images depends on the drawing and the layouts' readers, and is drawn again if one of them changes.
 DRAWN = {
     "dml_core.data.drawing",
     "dml_core.data.drawing.creatures",
@@ -36,7 +36,7 @@ NOT_IN_THE_BYTES = {
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A checkout whose `synthetic` is prepared, committed."""
+    """A checkout with `synthetic` prepared and committed."""
     project = make_project(tmp_path_factory.mktemp("first"), ("untrained",))
     project.run("dvc", "repro", "prepare@synthetic")
     project.commit("prepared")
@@ -44,7 +44,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def hashes(project: Project) -> dict[str, str]:
-    """Every file below data/packed, hashed without DVC."""
+    """Return the hash of every file in data/packed, computed without DVC."""
     packed = project.root / "data/packed"
     files = [path for path in packed.rglob("*") if path.is_file() and not path.name.startswith(".")]
     return {path.relative_to(packed).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -87,7 +87,7 @@ def test_packed_data_with_a_flipped_byte_are_put_right_before_they_are_used(firs
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_flipped_bit_in_a_file_of_the_same_time_is_one_line(first: Project) -> None:
-    """DVC hashes a file again only where its size, time or inode changed."""
+    """DVC rehashes a file only if its size, time or inode changed."""
     whole = hashes(first)
     path = first.root / "data/packed/synthetic/images.arrow"
     before = path.stat()

@@ -1,4 +1,4 @@
-"""Addresses and texts of others as they may be shown, and what every process's environment is."""
+"""Addresses and texts shown without secrets, and the environment of every process."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def test_libraries_are_made_to_load_weights_alone(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project that is the working directory, with an environment that ends with the test."""
+    """A project in the working directory, with an environment that is restored after the test."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("DML_") and name not in PLACES}
     monkeypatch.setattr(os, "environ", others)
     (tmp_path / "params.yaml").touch()
@@ -113,7 +113,7 @@ def test_the_recorded_commit_of_a_changed_tree_says_dirty(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_settings_of_the_stack_are_refused_and_none_are_none(inside: Path, how: str) -> None:
-    """Going on with this machine's defaults would write to other servers than the stack's."""
+    """Continuing with this machine's defaults would write to other servers than the stack's."""
     path = inside / "state/stack/env"
     assert stack_environment(inside / "state") == {}
     values = {"DML_STORE": "s3://dml/store", "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000"}
@@ -132,7 +132,7 @@ CLUSTERS = {None: None, "": None, "local": None, "10.0.0.1:6379": "10.0.0.1:6379
 
 @pytest.mark.parametrize("address", CLUSTERS)
 def test_a_ray_on_this_machine_is_bound_to_the_loopback(address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`local` is Ray's own word for a cluster that is started here."""
+    """`local` is Ray's word for a cluster started on this machine."""
     ours = ("RAY_ADDRESS", "GLOO_SOCKET_IFNAME", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in ours})
     if address is not None:

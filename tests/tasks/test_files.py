@@ -1,4 +1,4 @@
-"""Files and folders that several processes write: whoever reads one finds a whole one of somebody's."""
+"""Files and folders written by several processes: a reader always gets a complete version of one of them."""
 
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `dml gc` may take: made-up steps in a store, referred to in each way that there is, by files as the project writes them."""
+"""Steps that `dml gc` may delete: invented steps in a store with every kind of reference, in files as the project writes them."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ LONG_AGO = 1_600_000_000.0
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
-    """Three runs in the store, each with a network, embeddings and scores, and what each step read: r1, r2, r3."""
+    """Three runs r1, r2, r3 in the store, each with a network, embeddings, scores, and the provenance of each step."""
     for name in ("DML_STORE", "DML_STATE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "state" / "prefect"))

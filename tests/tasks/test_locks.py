@@ -1,4 +1,4 @@
-"""A lock that one holder has at a time: in one process, between processes, and after a holder was killed."""
+"""A lock with one holder at a time: in one process, between processes, and after a holder is killed."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_two_holders_in_one_process_exclude_each_other(tmp_path: Path) -> None:
     assert one.acquire(wait=False)
     assert not other.acquire(wait=False)
     one.release()
-    one.release()  # a second time is nothing
+    one.release()  # a second release has no effect
     assert other.acquire(wait=False)
     assert not one.acquire(wait=False)
     other.release()
@@ -72,7 +72,7 @@ def test_threads_are_inside_one_at_a_time(tmp_path: Path) -> None:
 
 
 def test_of_a_lock_whose_file_is_removed_there_is_one_holder_too(tmp_path: Path) -> None:
-    """Who waits on the file that its holder removes takes the next one."""
+    """A process that waits on a file removed by its holder takes the next file."""
     lock, inside, most = tmp_path / "lock", [], []
 
     def enter() -> None:
@@ -100,6 +100,6 @@ def test_the_oldest_that_runs_counts_and_a_killed_one_does_not(tmp_path: Path) -
         os.utime(path, (when, when))
     assert running_since(tmp_path) == 100.0
     for lock in (first, second):
-        lock.release()  # as the system does after kill -9: the file stays
+        lock.release()  # as the system does after kill -9: the file remains
     assert running_since(tmp_path) == float("inf")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""`dml data add`: the blocks that it writes fit the images, nothing else of params.yaml changes, and bad input changes nothing."""
+"""`dml data add`: its settings fit the images, the rest of params.yaml is unchanged, and bad input changes nothing."""
 
 import re
 import shutil
@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def inserted(before: str, after: str) -> list[str]:
-    """The lines that `after` has more than `before`; all others are the same bytes in the same order."""
+    """Return the lines that `after` has in addition to `before`; check that all others are the same bytes in the same order."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     added = []
     for line in new:
@@ -113,7 +113,7 @@ def report(num_images: int, num_classes: int, side: int = 100) -> CheckReport:
 @settings(max_examples=40)
 @given(st.integers(2, 300), st.integers(2, 60), st.integers(0, 40))
 def test_batches_fit_any_number_of_classes_and_images(num_classes: int, per_class: int, more: int) -> None:
-    """No more classes than there are, no image twice in a class of average size, no BatchNorm over one image, about the planned batch."""
+    """No more classes than exist, no repeated image in a class of average size, no BatchNorm over one image, about the planned size."""
     protocol = read_yaml(ROOT / "params.yaml")["comparison"]["protocol"]
     labels = np.concatenate([np.repeat(np.arange(num_classes), per_class), np.zeros(more, dtype=int)])
     fitted = merge(protocol, fitted_settings(protocol, report(len(labels), num_classes)))
@@ -163,7 +163,7 @@ def test_photographs_are_packed_smaller_and_boxes_are_used(project: Project, tmp
 
 
 def _add_slowly(project: Project, name: str, raw: Path, barrier: Any) -> None:
-    """Add in a process whose every read of params.yaml takes long, so that three of them overlap."""
+    """Add in a process whose reads of params.yaml are slow, so that three of them overlap."""
 
     def slow(path: Path) -> Params:
         params = load_params(path)
@@ -186,7 +186,7 @@ def test_three_additions_at_once_are_all_there(project: Project, tmp_path: Path)
     for process in processes:
         process.start()
     while any(process.is_alive() for process in processes):
-        load_params(project.params_file)  # as a run that starts meanwhile: whole at any time
+        load_params(project.params_file)  # as a run started meanwhile: the file is complete at any time
         time.sleep(0.1)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert set(names) < set(load_params(project.params_file).comparison.datasets)

@@ -1,4 +1,4 @@
-"""`dml data add` of a published dataset: an archive is unpacked, a folder stays, and nothing is added that is not the published data."""
+"""`dml data add` of a published dataset: archives are unpacked, folders stay, and only the published data is added."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ DRAWN = Synthetic(num_classes=4, images_per_class=3, image_size=16)
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project, and beside it `CUB_200_2011.tgz`, drawn."""
+    """A project next to `CUB_200_2011.tgz`, which has drawn images."""
     for name in ("DML_STATE", "DML_STORE"):
         monkeypatch.delenv(name, raising=False)
     root = tmp_path / "project"
@@ -51,14 +51,14 @@ def add(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 
 def blocks(project: Path) -> dict[str, object]:
-    """What params.yaml has more than before."""
+    """Return the datasets added to params.yaml."""
     before, now = read_yaml(ROOT / "params.yaml"), read_yaml(project / "params.yaml")
     assert {**now, "datasets": None} == {**before, "datasets": None}
     return {name: block for name, block in now["datasets"].items() if name not in before["datasets"]}
 
 
 def test_an_archive_is_unpacked_and_its_block_written(project, add, tmp_path, monkeypatch) -> None:
-    """With the drawn archive's checksum and counts in the place of the published ones."""
+    """The drawn archive's checksum and counts replace the published ones."""
     archive = tmp_path / "CUB_200_2011.tgz"
     md5 = hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest()
     monkeypatch.setattr(Cub200, "archives", (replace(Cub200.archives[0], md5=md5),))

@@ -1,4 +1,4 @@
-"""Sealed files: whatever happens to one, it is read as written, refused by name, or set aside; never believed, never overwritten."""
+"""Sealed files: after any damage a file is read as written, refused by name, or set aside, but never trusted or overwritten."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ from tests.damage import as_format
 
 
 class Inner(Record):
-    """A record in a record."""
+    """A nested record."""
 
     name: str
 
@@ -63,7 +63,7 @@ def test_no_flipped_bit_changes_what_is_read(bit: int) -> None:
     data = bytearray(DATA)
     data[bit // 8] ^= 1 << bit % 8
     with suppress(DamagedError):
-        assert parse_sealed(Path("x"), bytes(data), NOTE) == WRITTEN  # a bit of white space, or of an escape's letters
+        assert parse_sealed(Path("x"), bytes(data), NOTE) == WRITTEN  # a bit of white space, or of a letter in an escape sequence
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""A random walk over what a project lives through: run, run again, damage, change data and code, rename, publish, clean up.
+"""A random walk over a project's life: run, run again, damage, change data and code, rename, publish, clean up.
 
-The records, the table's result, the outbox and `dml gc` are the project's own; training is a step that writes a few bytes, which follow
-from its identity, so that a number that is not its run's shows itself.
+The records, the table's result, the outbox and `dml gc` are real; training is a step that writes a few bytes derived from its
+identity, so that a score of another run is detected.
 """
 
 import hashlib
@@ -55,11 +55,11 @@ from tests.conftest import small_training
 from tests.damage import contents, cut, empty, flip, folder
 
 PROTOCOL = small_training().model_dump(mode="json", exclude_defaults=True)
-NUM_EPOCHS = (3, 2)  # of the two variants, by which their settings differ
+NUM_EPOCHS = (3, 2)  # epochs of the two variants, their only difference
 
 
 def params_text(dataset: str, variants: Sequence[str]) -> str:
-    """A `params.yaml` with one dataset and two variants of these names."""
+    """Return a `params.yaml` with one dataset and two variants of these names."""
     settings = {name: {"num_epochs": epochs} for name, epochs in zip(variants, NUM_EPOCHS, strict=True)}
     comparison = {"datasets": {dataset: {}}, "default_datasets": [dataset], "seeds": [0, 1], "protocol": PROTOCOL, "variants": settings}
     return yaml.safe_dump({"datasets": {dataset: {"reader": "synthetic", "raw": "data/raw/d"}}, "comparison": comparison})
@@ -70,12 +70,12 @@ DAMAGES = {"flip": flip, "cut": cut, "empty": empty, "folder": folder}
 
 
 def score_of(scored: str) -> float:
-    """The score that an evaluation has: it follows from what was evaluated."""
+    """Return the score of an evaluation, derived from what was evaluated."""
     return int(hashlib.sha256(scored.encode()).hexdigest()[:8], 16) / 2**32
 
 
 class Walk(RuleBasedStateMachine):
-    """One project; `measured` is what a person was shown of it: place in the table -> identity of the scores."""
+    """A project and what its user was shown: `measured` maps place in the table -> identity of the scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Walk(RuleBasedStateMachine):
         self.digest, self.code = "0", "0"
         self.name, self.variants = "d", ["one", "two"]
         self.write_params()
-        self.origins: dict[str, tuple[str, int]] = {}  # identity of scores -> digest of its data and epochs that it was trained
+        self.origins: dict[str, tuple[str, int]] = {}  # identity of scores -> digest of the data and number of epochs of its training
         self.measured: dict[Any, str] = {}
         self.waiting: dict[str, float] = {}
         self.published: dict[str, float] = {}
@@ -105,7 +105,7 @@ class Walk(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Everything that reads the environment sees this project."""
+        """Make everything that reads the environment use this project."""
         os.environ["PREFECT_LOCAL_STORAGE_PATH"] = str(self.project.state / "prefect/storage")
         rebuilding.read_dataset = gc.read_dataset = lambda project, name: self.dataset  # type: ignore[attr-defined]
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
@@ -113,11 +113,11 @@ class Walk(RuleBasedStateMachine):
         gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
         present.present_digest = lambda project, name: self.digest if name == self.name else None  # type: ignore[attr-defined]
 
-    # ------------------------------------------------------------ what a person does
+    # ------------------------------------------------------------ actions of a user
 
     @rule(number=st.integers(0, 1), seed=st.integers(0, 2))
     def reproduce(self, number: int, seed: int) -> None:
-        """`dml reproduce -v VARIANT -s SEED`."""
+        """Run `dml reproduce -v VARIANT -s SEED`."""
         (spec,) = comparison_runs(self.params, self.name, (self.variants[number],), (seed,))
         records: dict[str, Any] = {}
         before = ""
@@ -134,7 +134,7 @@ class Walk(RuleBasedStateMachine):
         self.publish_later(spec, before, records | {"evaluate": scores})
 
     def step(self, name: str, of: StepIdentity) -> StepRecord:
-        """A step as the flow runs it: its kept record where every file is as recorded, else it runs, and its record is kept."""
+        """Return the step's record if all its files match, else run the step and save its record, as the flow does."""
         path = finished_records() / of.identity
         record = or_set_aside(path, lambda: read_finished(finished_records(), name, of.identity))
         if record is None or self.store.changed_files(record):
@@ -168,7 +168,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        """`dml sync`."""
+        """Run `dml sync`."""
         for path in sorted((self.project.state / "outbox").glob("*.json")):
             try:
                 report = read_report(path)
@@ -181,17 +181,17 @@ class Walk(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 2))
     def change_data(self, number: int) -> None:
-        """Other images, or the former ones again."""
+        """Switch to other images, or back."""
         self.digest = str(number)
 
     @rule(number=st.integers(0, 2))
     def change_code(self, number: int) -> None:
-        """Other code, or the former again."""
+        """Switch to other code, or back."""
         self.code = str(number)
 
     @rule(what=st.sampled_from(["dataset", "first", "second", "both"]))
     def rename(self, what: str) -> None:
-        """The dataset, a variant, or each variant as the other one was called; again, back."""
+        """Rename the dataset or a variant, or swap the variants' names; if already renamed, undo it."""
         if what == "dataset":
             self.name = "e" if self.name == "d" else "d"
         elif what == "both":
@@ -211,7 +211,7 @@ class Walk(RuleBasedStateMachine):
     @precondition(lambda self: any(self.files()))
     @rule(data=st.data(), how=st.sampled_from([*DAMAGES]))
     def damage(self, data: st.DataObject, how: str) -> None:
-        """A file of the state."""
+        """Damage a file of the state."""
         path = self.files()[data.draw(st.integers(0, len(self.files()) - 1))]
         if path == result_path(self.project, STANDING):
             self.forget_what_cannot_be_rebuilt()
@@ -221,12 +221,12 @@ class Walk(RuleBasedStateMachine):
         DAMAGES[how](path)
 
     def files(self) -> list[Path]:
-        """Files that are not locks, temporary, empty or set aside."""
+        """Return the files that are not locks, temporary, empty or set aside."""
         found = sorted(path for path in self.project.state.rglob("*") if path.is_file() and not path.name.startswith("."))
         return [path for path in found if ".damaged-" not in str(path) and path.stat().st_size]
 
     def forget_what_cannot_be_rebuilt(self) -> None:
-        """Of a damaged result those runs come back that today's settings and data make, and whose scores are whole."""
+        """Keep only the runs that a damaged result gets back: those of the current settings and data with intact scores."""
         today = {
             (row_name(spec.variant), STANDING_VARIANT, "last", self.name, spec.seed): identity.evaluate_identity(spec, self.dataset)
             for spec in comparison_runs(self.params, self.name, None, range(3))
@@ -242,7 +242,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def clean_up(self) -> None:
-        """`dml gc --delete`: what the table shows or what waits stays; nothing goes while something is damaged."""
+        """Run `dml gc --delete`: shown and waiting results are kept; nothing is deleted while a file is damaged."""
         state = self.project.state
         unreadable = files_set_aside(state / "tables") + files_set_aside(state / "outbox")
         before = {step.key for step in gc._stored(Path(self.project.store))}
@@ -259,22 +259,22 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def remove_what_was_set_aside(self) -> None:
-        """What a person does who needs none of it."""
+        """Remove the files set aside, as a user may."""
         for path in files_set_aside(self.project.state):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    # ------------------------------------------------------------ what always holds
+    # ------------------------------------------------------------ invariants
 
     @invariant()
     def no_run_is_lost_and_no_number_is_another_runs(self) -> None:
-        """The table shows every run that was shown, each with the score of its own data, code and settings."""
+        """The table shows every run shown before, each with the score of its own data, code and settings."""
         runs = {run.place: run for run in load_result(self.project, STANDING).runs}
         assert self.measured.items() <= {place: run.identity for place, run in runs.items()}.items()
         assert all(run.scores == {"recall@1": score_of(run.identity)} for run in runs.values())
 
     @invariant()
     def no_pair_of_unlike_runs(self) -> None:
-        """Runs in one mean have the present data and their variant's present settings; of what is not here any more, one kind of each."""
+        """Averaged runs share the current data and settings, or, for a removed dataset or variant, one origin."""
         result = load_result(self.project, STANDING)
         today = table_today(self.project, self.params, STANDING, standing_table(self.params), result)
         compared, left_out = comparable(result, today)
@@ -291,13 +291,13 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def every_report_waits_or_was_published(self) -> None:
-        """As it was written."""
+        """Every report is unchanged."""
         assert all((self.project.state / "outbox" / f"{scored}.json").is_file() for scored in self.waiting)
         assert all(score == score_of(scored) for scored, score in self.published.items())
 
     @invariant()
     def nothing_outside_is_touched(self) -> None:
-        """Neither beside the project nor in it, but for its state."""
+        """Outside the project nothing changes, and inside only its state."""
         assert contents(self.outside) == {"images": b"a person's"}
         assert sorted(path.name for path in self.home.iterdir()) == ["outside", "project"]
         assert {path.name for path in self.project.root.iterdir()} <= {"params.yaml", "state"}
@@ -306,7 +306,7 @@ class Walk(RuleBasedStateMachine):
 
 @pytest.fixture
 def undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the walk replaces is put back after it."""
+    """Restore after the walk what it replaces."""
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
         (rebuilding, "read_dataset"), (gc, "read_dataset"), (gc, "plan_tables"), (identity, "source_digest"), (identity, "source_digests"),

@@ -149,11 +149,11 @@ def test_a_bucket_that_was_copied_is_brought_back_with_its_hashes(tmp_path: Path
         push_objects(tmp_path / "nowhere", f"s3://{s3_bucket}")
 
 
-# ---------------------------------------------------------------- what a check costs
+# ---------------------------------------------------------------- cost of a check
 
 
 def settled(folder: Path) -> Path:
-    """Files of a packed dataset, written an hour ago."""
+    """Write the files of a packed dataset, dated an hour ago, and return the folder."""
     for name in ("dataset.json", "images.arrow", "manifest.parquet"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes(name.encode())
@@ -162,7 +162,7 @@ def settled(folder: Path) -> Path:
 
 
 def requests_of(store: Store) -> Counter[str]:
-    """S3 operations of a store from now on, by name."""
+    """Count a store's S3 operations from now on, by name."""
     operations: Counter[str] = Counter()
 
     def count(model: Any, **_: Any) -> None:
@@ -174,7 +174,7 @@ def requests_of(store: Store) -> Counter[str]:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many times each file was hashed."""
+    """Number of times that each file was hashed."""
     names: Counter[str] = Counter()
     describe = tasks.storage.describe_file
 
@@ -202,7 +202,7 @@ def test_a_file_is_sent_that_changed_with_its_size_and_name_as_before(tmp_path: 
     here, there, folder = Store(address, tmp_path / "here"), Store(address, tmp_path / "there"), settled(tmp_path / "packed")
     here.push_folder(folder, "data/0")
     now = time.time_ns()
-    for content in (b"IMAGES.ARROW", b"images-arrow"):  # both in one tick of the clock
+    for content in (b"IMAGES.ARROW", b"images-arrow"):  # both within one tick of the clock
         (folder / "images.arrow").write_bytes(content)
         os.utime(folder / "images.arrow", ns=(now, now))
         here.push_folder(folder, "data/0")
@@ -228,7 +228,7 @@ def test_a_step_is_checked_by_one_list_and_an_object_that_was_replaced_is_seen(t
 
 
 def test_a_large_file_travels_in_parts_and_has_its_hash(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.storage, "MULTIPART_BYTES", 5 << 20)  # the smallest that S3 takes
+    monkeypatch.setattr(tasks.storage, "MULTIPART_BYTES", 5 << 20)  # the minimum of S3
     here, there = Store(address, tmp_path / "here"), Store(address, tmp_path / "there")
     here.folder("train/x").mkdir(parents=True)
     large = here.folder("train/x") / "weights.pt"

@@ -1,4 +1,4 @@
-"""Backbone weights from S3, on moto's in-process S3."""
+"""Backbone weights from S3, with moto's in-process S3."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from tasks.storage import enable_s3_weights
 
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
-    """A bucket with a LeNet's weights; gives their SHA-256 and state."""
+    """SHA-256 and state of a LeNet whose weights are in a bucket."""
     for name, value in {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)

@@ -1,4 +1,4 @@
-"""Averaged weights: the average that they are by hand, through interruptions, and without a trace in the training itself."""
+"""Averaged weights: equal to an average by hand, also after interruptions, and without effect on the training."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tests.conftest import small_training
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 DECAY = 0.7
-ONE_STEP = {  # each epoch is one step, so that checkpoints hold every step's weights
+ONE_STEP = {  # each epoch is one step, so that the checkpoints contain every step's weights
     "num_epochs": 6,
     "sampler": {"kind": "shuffled", "batch_size": 10_000, "drop_last": False},
     "model": {"head": {"kind": "bn"}},
@@ -35,7 +35,7 @@ def config_of(**changes: object) -> TrainingConfig:
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, stop_after: int | None = None) -> list[dict[str, Tensor]]:
-    """The weights after each epoch, as the checkpoints have them."""
+    """Train, and return the weights in the checkpoint after each epoch."""
     found: list[dict[str, Tensor]] = []
 
     def look(progress: Progress) -> None:

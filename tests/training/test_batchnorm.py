@@ -1,4 +1,4 @@
-"""BatchNorm over all workers' samples is torch's own where there is one worker: one process, a group of its own."""
+"""Synchronised BatchNorm equals torch's on a group of one process."""
 
 import copy
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def synchronised(group: None, monkeypatch: pytest.MonkeyPatch):
-    """Replaces BatchNorm as with two workers, of whom only this one is there."""
+    """Return a function that replaces BatchNorm as for two workers, although the group has only this one."""
     monkeypatch.setattr(batchnorm, "world_size", lambda: 2)
     return lambda module: synchronise_batchnorm(copy.deepcopy(module), CPU)
 

@@ -1,4 +1,4 @@
-"""Centres spread over 2 and 4 workers train as one worker's do, and what a run leaves has all of them."""
+"""Centres sharded over 2 and 4 workers train as on one worker, and a run's files contain all of them."""
 
 import contextlib
 from pathlib import Path
@@ -27,8 +27,8 @@ from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-NUM_CLASSES, DIM = 7, 4  # of 4 workers one has a single class
-BATCH_SIZES = [7, 3, 8]  # with 4 workers one has no image of the second
+NUM_CLASSES, DIM = 7, 4  # one of 4 workers has a single class
+BATCH_SIZES = [7, 3, 8]  # one of 4 workers has no image of the second batch
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("normalised_softmax", {}),
     ("softtriple", {"num_centres": 1}),
@@ -50,9 +50,9 @@ def case_id(case: tuple[str, dict[str, Any]]) -> str:
 
 
 def train(case: tuple[str, dict[str, Any]], dtype: torch.dtype, rank: int, num_workers: int, embed_at_once: int | None = None) -> Any:
-    """Losses, parts, embeddings' gradients and all weights of three steps; with several workers the classes are spread.
+    """Return losses, parts, embeddings' gradients and all weights of three steps; several workers shard the classes.
 
-    Adam's in float64; in float32 SGD's, as Adam moves a weight alike for a gradient and for one that is 0 but for rounding.
+    In float64 with Adam, in float32 with SGD: Adam moves a weight equally far for a gradient and for a rounding error around 0.
     """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, DIM)).to(dtype)
@@ -109,10 +109,10 @@ def by_rank(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("precision", list(PRECISIONS))
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_spread_classes_train_as_those_of_one_worker(case: tuple[str, dict[str, Any]], precision: str, by_rank: list[Any]) -> None:
-    """Losses, embeddings' gradients, weights and the optimiser's moments: in float64 number by number to 1e-9, in float32 tensor by tensor.
+    """Losses, embeddings' gradients, weights and optimiser moments: in float64 each number to 1e-9, in float32 each tensor.
 
-    There all are within 1e-6 but the gradients of later steps, into which SoftTriple's scale over its temperature, 200, has taken the
-    rounding of the steps before.
+    In float32 the bound is 1e-6, except for the gradients of later steps: SoftTriple's scale over its temperature, 200, multiplies
+    the rounding of earlier steps.
     """
     alone = train(case, PRECISIONS[precision], 0, 1)
     for ranks in by_rank:
@@ -144,7 +144,7 @@ def test_a_worker_holds_its_part_alone(by_rank: list[Any]) -> None:
 
 
 def sum_up(rank: int, folder: Path) -> None:
-    """Logits of four orders of size, some of a worker's all far below the others', each against torch's own over all classes."""
+    """Compare logits of four magnitudes, some far below the other worker's, with torch's result over all classes."""
     shard, worst = ClassShard((3, 2), rank), 0.0
     for scale in (1.0, 1e2, 1e4, 1e30):
         logits_NC = scale * torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
@@ -187,7 +187,7 @@ def config_of(name: str, sharded: bool) -> TrainingConfig:
 
 
 def fit_all(rank: int, packed: Path, folder: Path, sharded: bool, stop_after: int | None) -> None:
-    """Each run in float64, with rank 0's checkpoint in a folder of all; where asked to, until an epoch has ended."""
+    """Train each run in float64, with rank 0's checkpoint in one folder for all, to the end or until `stop_after` epochs are done."""
     load_float64()
 
     def stop(epoch: int) -> None:
@@ -217,7 +217,7 @@ def unsharded(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_that_goes_on_with_other_workers_ends_in_the_weights_of_one(
     packed: Path, tmp_path: Path, unsharded: Path, workers: tuple[int, int]
 ) -> None:
-    """Of 4 classes; stopped after 2 of 4 epochs."""
+    """The runs have 4 classes and stop after 2 of 4 epochs."""
     spawn(fit_all, workers[0], packed, tmp_path, True, 2)
     assert not list(tmp_path.glob("*.pt"))
     spawn(fit_all, workers[1], packed, tmp_path, True, None)

@@ -1,4 +1,4 @@
-"""Compiled training ends near the training that is compiled: through the compiler's tracing and gradients, without its kernels."""
+"""Compiled training ends near plain training; it is traced and differentiated by the compiler, but without its kernels."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ PAIRS = {"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 
 def test_compiled_training_ends_near_plain_training(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
-    """36 images in batches of 8, so that the last batch of an epoch has another shape."""
+    """36 images in batches of 8 give the last batch of an epoch another shape."""
     compiled: list[str] = []
     whole = nn.Module.compile
 

@@ -1,4 +1,4 @@
-"""The cross-batch memory: against pytorch-metric-learning's in the same steps, by hand, and over workers and interruptions."""
+"""The cross-batch memory: compared with pytorch-metric-learning's step by step and by hand, with several workers and interruptions."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from tests.workers import load_float64, spawn
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 PAIRS = {"sampler": {"kind": "k_by_n", "num_classes_per_batch": 4, "num_samples_per_class": 2}, "num_epochs": 3}
-SIZE, DIM, NUM_CLASSES = 20, 6, 5  # of batches of 8: the ring is full in the third and a batch lies across its end
+SIZE, DIM, NUM_CLASSES = 20, 6, 5  # batches of 8 fill the ring in the third step, whose batch wraps around its end
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def library_memory(loss: nn.Module, miner: nn.Module | None = None) -> losses.Cr
 
 
 def mean_square(terms: dict[str, dict[str, Tensor]], num_pairs: int) -> Tensor:
-    """Contrastive loss of Hadsell et al. from the library's terms, which are distances and shortfalls."""
+    """Return the contrastive loss of Hadsell et al. from the library's terms, which are distances and shortfalls."""
     values = [torch.as_tensor(part["losses"]) for part in terms.values()]
     return sum((value.square().sum() for value in values), torch.zeros(())) / (2 * num_pairs)
 
@@ -58,7 +58,7 @@ def test_ten_steps_have_the_losses_and_gradients_of_the_library_s_memory(name: s
     if name == "contrastive":
         terms = losses.ContrastiveLoss(0, 0.7, distance=LpDistance(), reducer=reducers.DoNothingReducer())
         theirs = library_memory(terms)
-    elif name == "triplet_batch_hard":  # every anchor with one positive and one negative, the hardest: the library's mean is over them
+    elif name == "triplet_batch_hard":  # each anchor has one positive and one negative, the hardest; the library averages over them
         distance = LpDistance(normalize_embeddings=False)
         soft = losses.TripletMarginLoss(margin=0, smooth_loss=True, distance=distance, reducer=reducers.MeanReducer())
         theirs = library_memory(soft, miners.BatchHardMiner(distance=distance))

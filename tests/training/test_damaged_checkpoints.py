@@ -1,4 +1,4 @@
-"""Nothing goes on from a checkpoint that does not prove itself: one process, and two workers that see different folders."""
+"""Checkpoints are verified before training resumes: in one process, and with two workers that have different folders."""
 
 import io
 import os
@@ -80,7 +80,7 @@ def test_every_byte_of_the_file_is_proven(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, {"identity": "x", "tensor": torch.arange(5.0)})
     whole = path.read_bytes()
     assert zipfile.ZipFile(io.BytesIO(whole)).comment.startswith(b"sha256:")
-    assert torch.equal(torch.load(path)["tensor"], torch.arange(5.0))  # as any other file of torch.save
+    assert torch.equal(torch.load(path)["tensor"], torch.arange(5.0))  # readable as any other file of torch.save
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
         with pytest.raises(StoreError, match="damaged"):
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_cannot_be_opened_is_kept_and_named(packed: Path, tmp_
 
 
 def test_loading_takes_memory_for_the_weights_alone(tmp_path: Path) -> None:
-    """In a process of its own: what the system has given it at most before and after."""
+    """A separate process measures its peak memory before and after."""
     num_bytes = 4 * 2**26
     save_checkpoint(tmp_path, {"identity": "x", "tensor": torch.ones(num_bytes // 4)})
     program = (
@@ -118,7 +118,7 @@ def test_loading_takes_memory_for_the_weights_alone(tmp_path: Path) -> None:
 
 
 def layouts(random: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of several shapes in every layout, and some that are views of others."""
+    """Yield tensors of several shapes in every layout, and some views of others."""
     for shape in [(2, 3, 4, 5), (4, 3, 1, 1), (1, 3, 4, 4), (4, 1, 3, 3), (1, 1, 1, 1), (0, 3, 1, 1)]:
         tensor = torch.randn(*shape, generator=random)
         for layout in (torch.contiguous_format, torch.channels_last):
@@ -130,7 +130,7 @@ def layouts(random: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def share_state(rank: int, folder: Path) -> None:
-    """Rank 0's state on every worker; of "spread" each keeps a row."""
+    """Check that every worker receives rank 0's state, but of "spread" keeps only its own row."""
     random = torch.Generator().manual_seed(0)
     state = {
         "identity": "x",
@@ -167,7 +167,7 @@ CASES = {"rank 0 has a damaged one": "rank0", "rank 1 has a damaged one": "rank1
 
 
 def train_beside(rank: int, packed: Path, folder: Path) -> None:
-    """Each rank has a folder of its own, as machines with caches have: an undisturbed run, then each case from a copy of it."""
+    """Train an undisturbed run, then each case from a copy of it; each rank has its own folder, as on machines with local caches."""
     train(packed, folder / "undisturbed" / f"rank{rank}")
     for case, damaged in CASES.items():
         dist.barrier()
@@ -190,7 +190,7 @@ def test_two_workers_go_on_from_what_rank_0_read_whatever_is_in_the_other_s_fold
 
 
 def test_a_checkpoint_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
-    """As every other file of a run: another user of the machine may list and read the models."""
+    """The mode is that of a run's other files, so that other users of the machine can read the models."""
     before = os.umask(0o022)
     try:
         path = save_checkpoint(tmp_path, {"epoch": 1})

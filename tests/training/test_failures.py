@@ -1,4 +1,4 @@
-"""What fails on one worker ends all of them with that error, and leaves the process group in step: each case runs in the same group."""
+"""An error on one worker ends all workers with that error and leaves the process group usable: all cases run in one group."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ WARMED = small_training(
 
 
 class BadImages(PackedDataset):
-    """Fails from the image of that number on that is read."""
+    """A dataset that raises an error after `num_good` images are read."""
 
     def __init__(self, folder: Path, role: str, num_good: int, error: Exception) -> None:
         super().__init__(folder, role)
@@ -53,7 +53,7 @@ class BadImages(PackedDataset):
 
 
 def raising(error: Exception, after: int = 0, instead_of: Callable[..., Any] = lambda *arguments: None) -> Callable[..., Any]:
-    """A function that raises from its call number `after` on, counted from 0, and before that calls another."""
+    """Return a function that calls `instead_of` for the first `after` calls and raises from then on."""
     calls = itertools.count()
 
     def work(*arguments: Any) -> Any:
@@ -66,14 +66,14 @@ def raising(error: Exception, after: int = 0, instead_of: Callable[..., Any] = l
 
 @dataclass(frozen=True)
 class Case:
-    """One run in which something fails on one worker.
+    """One run with a failure on one worker.
 
     Attributes:
-        text: of the error.
-        culprit: the worker.
-        patched: name in the loop's module -> what is there on that worker.
-        there: what `fit` is given on that worker.
-        elsewhere: what it is given on the others.
+        text: part of the error message.
+        culprit: rank of the worker that fails.
+        patched: name in the loop's module -> its replacement on that worker.
+        there: arguments of `fit` on that worker.
+        elsewhere: arguments of `fit` on the others.
     """
 
     text: str
@@ -85,7 +85,7 @@ class Case:
 
 
 def cases(packed: Path) -> dict[str, Case]:
-    """Each place of a run at which one worker can fail alone."""
+    """Return every place of a run where a single worker can fail."""
     full, bad, fault = StoreError("disk full"), DataError("image 5 is damaged"), OSError("no route")
     by_steps = {"saving": Saving(every_steps=2)}
 
@@ -125,8 +125,8 @@ def cases(packed: Path) -> dict[str, Case]:
 
 
 def fail_each(rank: int, packed: Path, folder: Path) -> None:
-    writing.LOOK_SECONDS, loop.PROGRESS_SECONDS = 0.0, math.inf  # a look after every step, a report after every epoch alone
-    validation.BATCH_SIZE = 8  # held-out images on every worker
+    writing.LOOK_SECONDS, loop.PROGRESS_SECONDS = 0.0, math.inf  # a check after every step, a report only after every epoch
+    validation.BATCH_SIZE = 8  # gives every worker held-out images
     outcomes: dict[str, Any] = {}
     for name, case in cases(packed).items():
         own, is_culprit = folder / name / f"rank{rank}", rank == case.culprit
@@ -139,15 +139,15 @@ def fail_each(rank: int, packed: Path, folder: Path) -> None:
                 error = ("no error", False, "trained to the end")
             except Exception as raised:  # noqa: BLE001 - of whatever kind, on every worker
                 error = (type(raised).__name__, isinstance(raised, DmlError), str(raised))
-        dist.barrier()  # a worker that raised earlier would meet the others elsewhere
+        dist.barrier()  # without it, a worker that raised earlier would enter a collective call of another case
         state = load_checkpoint(own)
         outcomes[name] = (error, state and (state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
     torch.save(outcomes, folder / f"{rank}.pt")
 
 
-# The last checkpoint when the error is raised: epochs that are done, and steps of the next. No step with black images is in one.
+# The last checkpoint when the error is raised: finished epochs, and steps of the next. No checkpoint includes a step with black images.
 SAVED = {
-    "the history of an epoch": (1, 0),  # a checkpoint holds the history too
+    "the history of an epoch": (1, 0),  # a checkpoint includes the history
     "the last checkpoint": (1, 0),
     "a report": (1, 0),
     "the copy to a store": (1, 0),

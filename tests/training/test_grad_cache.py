@@ -1,4 +1,4 @@
-"""Batches embedded in chunks: the weights of the whole batch on one and two workers, in less memory."""
+"""Batches embedded in chunks: the weights of the whole batch on one and two workers, with less memory."""
 
 import contextlib
 from pathlib import Path
@@ -39,7 +39,7 @@ def in_chunks(config: TrainingConfig, embed_at_once: int | None) -> TrainingConf
 
 
 def fit_all(rank: int, packed: Path, folder: Path, embed_at_once: int | None) -> None:
-    """Every run in float64, as the test of workers trains them."""
+    """Train every run in float64."""
     load_float64()
     for name, config in RUNS.items():
         own = folder / name / f"rank{rank}"
@@ -73,7 +73,7 @@ def test_a_batch_in_chunks_ends_in_the_weights_of_the_whole(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_step_s_gradients_are_those_of_the_whole_batch_in_either_precision(precision: str) -> None:
-    """One step, so that no rounding is multiplied by later ones; bfloat16's own rounding is 2^-8 of a value."""
+    """One step, because later steps multiply rounding; bfloat16 rounds values to 2^-8."""
     torch.manual_seed(0)
     images, labels_N = torch.randn(12, 6), torch.arange(12) // 2
     gradients = []
@@ -96,7 +96,7 @@ def test_a_step_s_gradients_are_those_of_the_whole_batch_in_either_precision(pre
 
 
 def test_dropout_draws_the_same_in_both_passes_and_the_stream_goes_on_after_the_first() -> None:
-    """Against a single pass with a graph over the same chunks, which draws for them in the same order."""
+    """The reference is a single pass with a graph over the same chunks, which draws in the same order."""
     torch.manual_seed(0)
     images, labels_N = torch.randn(7, 6, dtype=torch.float64), torch.tensor([0, 0, 1, 1, 2, 2, 2])
     system = TrainingSystem(
@@ -116,7 +116,7 @@ def test_dropout_draws_the_same_in_both_passes_and_the_stream_goes_on_after_the_
 
 
 def reduce(rank: int, folder: Path) -> None:
-    """Two workers of 5 and 2 images in chunks of 2: what each has reduced, and how often."""
+    """Save the gradients and the reductions of each of two workers, with 5 and 2 images in chunks of 2."""
     system, images, labels_N = centres_system()
     parallel = DistributedDataParallel(ChunkedSystem(system))
     reductions = []
@@ -146,7 +146,7 @@ def test_gradients_are_reduced_once_a_step_the_loss_s_own_among_them(tmp_path: P
 
 
 class Held:
-    """Bytes that graphs hold for their backward passes."""
+    """Counter of the bytes that graphs hold for their backward passes."""
 
     now = peak = 0
 

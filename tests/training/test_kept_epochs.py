@@ -1,4 +1,4 @@
-"""The best epochs that a run keeps beside its last: the right ones, through interruptions, and without a trace in the last."""
+"""The best epochs that a run keeps besides its last: the right ones, also after interruptions, without effect on the last."""
 
 import shutil
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.damage import contents
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 ORACLE = RECALL["oracle"]
-ADAM = {"name": "adam", "momentum": 0.0, "learning_rate": 0.002, "groups": {"loss": {"learning_rate": 0.02}}}  # embeddings do not collapse
+ADAM = {"name": "adam", "momentum": 0.0, "learning_rate": 0.002, "groups": {"loss": {"learning_rate": 0.02}}}  # no collapsed embeddings
 MANY = {"num_epochs": 5, "schedule": {"kind": "constant", "warmup_epochs": 0.0}, "optimiser": ADAM}
 PLAIN = small_training("proxy_nca", **MANY)
 KEEPING = small_training("proxy_nca", **MANY, keep_epochs=["oracle"])
@@ -62,7 +62,7 @@ def recall_by_hand(model: nn.Module, dataset: PackedDataset, config: TrainingCon
 
 
 class Scripted:
-    """Scores that are given beforehand; what was scored is remembered."""
+    """Scorer that returns given scores and records the scored weights."""
 
     def __init__(self, *scores: float | None) -> None:
         self.scores = list(scores)
@@ -87,11 +87,11 @@ def undisturbed(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPat
     return folder
 
 
-# ---------------------------------------------------------------- which epoch
+# ---------------------------------------------------------------- choice of the epoch
 
 
 def test_the_oracle_is_the_epoch_that_is_best_by_hand_and_not_the_last(packed: Path, tmp_path: Path) -> None:
-    """Each epoch's weights are read from its checkpoint and scored here, image by image."""
+    """The test reads each epoch's weights from its checkpoint and scores them image by image."""
     test, weights, recalls = PackedDataset(packed, "test"), [], []
 
     def look(progress: Progress) -> None:
@@ -112,12 +112,12 @@ def test_the_oracle_is_the_epoch_that_is_best_by_hand_and_not_the_last(packed: P
 @pytest.mark.parametrize(
     ("scores", "every", "expected"),
     [
-        ((0.1, 0.4, 0.4, 0.2, 0.4), 1, (2, 1)),  # of three equal ones the first
+        ((0.1, 0.4, 0.4, 0.2, 0.4), 1, (2, 1)),  # the first of three equal ones
         ((0.1, 0.2, 0.3, 0.4, 0.5), 1, (5, 4)),
         ((0.1, 0.3, 0.2), 2, (4, 1)),  # after epochs 2 and 4, and the last
         ((0.1, 0.3, 0.4), 2, (5, 2)),
         ((0.3,), 25, (5, 0)),
-        ((None, 0.0, 0.0, 0.0, 0.0), 1, (2, 1)),  # what cannot be scored is not best
+        ((None, 0.0, 0.0, 0.0, 0.0), 1, (2, 1)),  # an epoch without a score is never the best
     ],
 )
 def test_it_is_the_first_of_the_best_that_were_looked_at(
@@ -151,7 +151,7 @@ def test_an_untrained_network_is_its_own_best_epoch(packed: Path, tmp_path: Path
     assert contents(tmp_path) == before
 
 
-# ---------------------------------------------------------------- what it leaves as it is
+# ---------------------------------------------------------------- no effect on the training
 
 
 def test_the_last_epoch_is_to_the_bit_what_it_is_in_a_run_that_keeps_none(packed: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_the_last_epoch_is_to_the_bit_what_it_is_in_a_run_that_keeps_none(packed
 def test_a_run_stopped_after_any_epoch_ends_with_the_bytes_of_an_undisturbed_one(
     packed: Path, undisturbed: Path, tmp_path: Path, epoch: int, every: int
 ) -> None:
-    """Also where checkpoints are rarer than epochs, and a better epoch is forgotten and found again."""
+    """Also if checkpoints are rarer than epochs, so that a better epoch is lost and found again."""
     config = KEEPING.model_copy(update={"checkpoint_every_epochs": every})
 
     def stop(progress: Progress) -> None:
@@ -195,11 +195,11 @@ def test_both_kinds_survive_a_stop_to_the_byte(packed: Path, tmp_path: Path) -> 
 
 
 def test_a_kept_epoch_that_is_damaged_is_never_loaded_and_comes_back_to_the_byte(packed: Path, undisturbed: Path, tmp_path: Path) -> None:
-    """A number changed in the kept weights, and nothing else."""
+    """One bit of the kept weights is flipped."""
     folder = tmp_path / "run"
     shutil.copytree(undisturbed, folder)
     kept, _ = weights_of(checkpoint_of(folder), "oracle")
-    number = bytes(max(kept.values(), key=lambda value: value.numel()).untyped_storage())  # as it lies in the file
+    number = bytes(max(kept.values(), key=lambda value: value.numel()).untyped_storage())  # as stored in the file
     path, data = folder / CHECKPOINT_FILE, (folder / CHECKPOINT_FILE).read_bytes()
     assert data.count(number) == 1
     place = data.index(number) + len(number) // 2

@@ -1,4 +1,4 @@
-"""The training loop in one process: repeatable, resumable bit for bit, and clear about what it cannot do."""
+"""The training loop in one process: repeatable, bit-identical when resumed, with clear errors."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     undisturbed = train(small_training(), packed, tmp_path / "undisturbed")
     with pytest.raises(StoppedError):
         train(small_training(), packed, tmp_path / "resumed", report=interrupt)
-    # A crash may also leave steps of an epoch without its checkpoint, the last line of them cut short.
+    # A crash may also leave steps of an epoch without a checkpoint, the last line of them incomplete.
     with (tmp_path / "resumed" / HISTORY_FILE).open("a") as file:
         file.write(json.dumps({"epoch": epoch + 1, "step": 99, "loss": 0.0}) + '\n{"epoch": 1, "st')
     assert same(undisturbed, train(small_training(), packed, tmp_path / "resumed"))
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_stops_with_one_line_and_keeps_the_last_checkp
     assert checkpoint["num_epochs_done"] == 1
     assert all(bool(value.isfinite().all()) for value in checkpoint["system"].values())
     assert len(read_history(tmp_path)) == 5
-    train(config, packed, tmp_path)  # at the schedule's own rate it resumes from there
+    train(config, packed, tmp_path)  # training resumes at the schedule's own rate
     assert len(read_history(tmp_path)) == 15
 
 
@@ -130,7 +130,7 @@ def test_bfloat16_trains(packed: Path, tmp_path: Path) -> None:
 
 
 class Reseeded(torch.nn.Module):
-    """A dropout that remembers what it let through."""
+    """A dropout that records its masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ def test_batches_of_one_image_are_refused_for_batchnorm_alone(packed: Path, tmp_
 
 @pytest.mark.parametrize("cause", ["mined negatives", "placed centres", "scored epochs", "nothing"])
 def test_every_step_trains_in_training_mode_whatever_looked_at_the_network_before(packed: Path, tmp_path: Path, cause: str) -> None:
-    """BatchNorm counts the batches that it has seen in training mode."""
+    """BatchNorm counts the batches seen in training mode."""
     changes = {"mined negatives": {"sampler": {"kind": "mined_triplets", "batch_size": 9}}}.get(cause, {})
     loss = {"mined negatives": "triplet_global", "placed centres": "heated_up_softmax"}.get(cause, "normalised_softmax")
     model = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "bn", "embedding_dim": 8}}
@@ -200,7 +200,7 @@ def test_every_step_trains_in_training_mode_whatever_looked_at_the_network_befor
 
 
 def test_a_loss_s_epochs_and_its_learning_rate_reach_the_optimiser(packed: Path, tmp_path: Path) -> None:
-    """Heated-up softmax lowers alpha, and the rate with it, from an epoch on."""
+    """Heated-up softmax lowers alpha and the learning rate from a given epoch on."""
     config = small_training("heated_up_softmax", num_epochs=3)
     options = {"heat_from": 0.34, "heated_learning_rate_factor": 0.1}
     train(config.model_copy(update={"loss": LossChoice(name="heated_up_softmax", options=options)}), packed, tmp_path)
@@ -213,7 +213,7 @@ def test_a_loss_s_epochs_and_its_learning_rate_reach_the_optimiser(packed: Path,
 
 
 def test_a_part_of_the_loss_that_a_step_has_not_counts_as_zero(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not the step before was averaged with it: a checkpoint after every second of the 5 steps parts them."""
+    """Steps 3 and 4 have the part; with a checkpoint after every second step, they are averaged separately from the others."""
     step_of = loop._train_step
 
     def with_part(run, images, labels_N, sizes, epoch, step):
@@ -231,7 +231,7 @@ def test_a_part_of_the_loss_that_a_step_has_not_counts_as_zero(packed: Path, tmp
 
 
 def test_progress_is_told_twice_a_second_and_at_the_epoch_s_end(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a clock that goes on by 1/8 s each time that it is looked at: once as the epoch begins, after each step, and for each rate."""
+    """Each reading advances the clock by 1/8 s; it is read at the start of the epoch, after each step, and for each rate."""
     looks = itertools.count()
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(looks) / 8))
     told: list[Progress] = []

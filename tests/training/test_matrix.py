@@ -1,4 +1,4 @@
-"""Every kind of last batch, stop, precision, head and loss on 1, 2 and 3 workers: the run ends, is finite, and is that of one worker."""
+"""Runs with every kind of last batch, stop, precision, head and loss end, stay finite, and agree on 1, 2 and 3 workers."""
 
 import itertools
 import math
@@ -22,8 +22,8 @@ from tests.workers import load_float64, spawn
 
 pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
-BATCH_SIZE, NUM_FULL, STOP_AFTER = 4, 3, 3  # a run that stops does so in front of the last batch
-LAST_BATCHES = (0, 1, 2)  # images behind the full batches; two are fewer than three workers
+BATCH_SIZE, NUM_FULL, STOP_AFTER = 4, 3, 3  # a run that stops does so before the last batch
+LAST_BATCHES = (0, 1, 2)  # images after the full batches; two are fewer than three workers
 SHUFFLED = {"sampler": {"kind": "shuffled", "batch_size": BATCH_SIZE}}
 TRIPLETS = {"sampler": {"kind": "mined_triplets", "batch_size": 3 * BATCH_SIZE}}
 PAIRS = {"sampler": {"kind": "k_by_n", "num_classes_per_batch": 2, "num_samples_per_class": 2}}
@@ -56,12 +56,12 @@ WHOLE = [
 
 
 def pairs_of(cell: Cell) -> set[tuple[Any, ...]]:
-    """Each two of its values."""
+    """Return all pairs of the cell's values."""
     return set(itertools.combinations(enumerate(cell), 2))
 
 
 def covering(cells: list[Cell]) -> list[Cell]:
-    """A few of the cells in which every pair of values comes: each time the one with the most new pairs."""
+    """Choose few cells that cover every pair of values: always the one with the most new pairs."""
     chosen: list[Cell] = []
     missing = set().union(*map(pairs_of, cells))
     while missing:
@@ -103,9 +103,9 @@ def config_of(cell: Cell) -> TrainingConfig:
 
 
 def fit(cell: Cell, rank: int, num_workers: int, folder: Path) -> dict[str, Any]:
-    """What this worker's run ends in: weights, and on rank 0 the history."""
+    """Train one cell and return this worker's weights, and on rank 0 the history."""
     asked = itertools.count(1)
-    stop = (lambda: next(asked) == STOP_AFTER and rank == num_workers - 1) if cell.stops else None  # one worker is asked to
+    stop = (lambda: next(asked) == STOP_AFTER and rank == num_workers - 1) if cell.stops else None  # one worker is asked to stop
     arguments = (config_of(cell), Drawn(BATCH_SIZE * NUM_FULL + cell.last_batch), 0, folder, CPU)
     how = Saving(every_steps=2, stop_wanted=stop)
     try:
@@ -117,7 +117,7 @@ def fit(cell: Cell, rank: int, num_workers: int, folder: Path) -> dict[str, Any]
 
 
 def fit_all(rank: int, cells: list[Cell], num_workers: int, folder: Path) -> None:
-    """bfloat16 over float32 weights; the others in float64, in which workers and one worker differ by rounding alone."""
+    """Train bfloat16 cells with float32 weights, and the others in float64, where numbers of workers differ only by rounding."""
     writing.LOOK_SECONDS = 0.0
     ended = {}
     for precision in ("bfloat16", "float32"):
@@ -130,7 +130,7 @@ def fit_all(rank: int, cells: list[Cell], num_workers: int, folder: Path) -> Non
 
 @pytest.fixture(scope="module", params=["part", pytest.param("whole", marks=pytest.mark.proof)])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Cell, dict[str, Any]]]]:
-    """Number of workers -> of each worker, what each cell ended in."""
+    """Number of workers -> for each worker, the result of each cell."""
     cells = PART if request.param == "part" else WHOLE
     found = {}
     for num_workers in (1, 2, 3):
@@ -146,7 +146,7 @@ def test_the_part_has_every_pair_of_values() -> None:
 
 
 def num_steps(cell: Cell) -> int:
-    """A last batch of one image is left out; one of a single triplet is not, and classes in pairs have no last batch."""
+    """Return the steps of an epoch: a last batch of one image is skipped, one of a single triplet is not; pairs have no last batch."""
     if cell.family in ("pairs", "tuplets"):
         return round((BATCH_SIZE * NUM_FULL + cell.last_batch) / 4)
     return NUM_FULL + (cell.last_batch > (0 if cell.family == "mined triplets" else 1))
@@ -177,7 +177,7 @@ def test_in_float_any_number_of_workers_ends_in_the_weights_and_the_curves_of_on
 
 
 def test_in_bfloat16_any_number_of_workers_begins_near_one(ended: dict[int, list[dict[Cell, dict[str, Any]]]]) -> None:
-    """No more than the first step: with BatchNorm over four images, later ones multiply a rounding of 2^-8."""
+    """Only the first step is compared: with BatchNorm over four images, later ones multiply a rounding of 2^-8."""
     for num_workers, cell in itertools.product((2, 3), [cell for cell in ended[1][0] if cell.precision == "bfloat16"]):
         one, other = (ended[number][0][cell]["history"][0] for number in (1, num_workers))
         assert other == pytest.approx(one, rel=0.05, abs=0.05), (num_workers, cell)

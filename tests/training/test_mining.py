@@ -1,4 +1,4 @@
-"""Mined negatives against a search by hand; and a run that mines, interrupted, ends as if it had not been."""
+"""Mined negatives equal a search by hand, and an interrupted run that mines ends in the weights of an undisturbed one."""
 
 from pathlib import Path
 
@@ -51,4 +51,4 @@ def test_a_run_that_mines_ends_as_if_it_had_not_been_interrupted(packed: Path, t
         fit(MINED, dataset, 0, tmp_path / "resumed", CPU, report=interrupt)
     resumed = fit(MINED, dataset, 0, tmp_path / "resumed", CPU).state_dict()
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
-    assert len(read_history(tmp_path / "resumed")) == 3 * 12  # 36 images, each once an anchor: 12 batches of 3 triplets
+    assert len(read_history(tmp_path / "resumed")) == 3 * 12  # 36 images, each an anchor once: 12 batches of 3 triplets

@@ -1,4 +1,4 @@
-"""Optimisers: which parameter trains with which rate and decay, and one step of each against its formula."""
+"""Optimisers: learning rate and weight decay of every parameter, and one step of each compared with its formula."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def system(**options):
 
 
 def settings(optimiser, trained):
-    """Parameter name -> (rate, decay)."""
+    """Return parameter name -> (rate, decay)."""
     names = {id(parameter): name for name, parameter in trained.named_parameters()}
     return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in optimiser.param_groups for p in group["params"]}
 
@@ -76,7 +76,7 @@ def test_nothing_to_train_is_refused():
 def test_one_factor_scales_all_rates():
     trained = system()
     optimiser = build_optimiser(OptimiserConfig(learning_rate=0.1, groups={"loss": GroupConfig(learning_rate=1.0)}), trained)
-    for factor in (0.5, 0.1):  # twice: the factor is of the base rate, not of the last one
+    for factor in (0.5, 0.1):  # twice: the factor applies to the base rate, not to the current one
         set_learning_rates(optimiser, factor)
     assert sorted({group["lr"] for group in optimiser.param_groups}) == pytest.approx([0.01, 0.1])
 
@@ -135,7 +135,7 @@ def test_tensorflows_adam_by_its_own_formula(eps):
 
 
 def test_tensorflows_adam_goes_on_from_a_checkpoint():
-    """Its eps depends on how many steps are done, which the state keeps."""
+    """Its eps depends on the number of steps done, which is part of the state."""
     config = OptimiserConfig(learning_rate=0.1, eps=0.01, eps_before_bias_correction=True)
     whole, broken = nn.Linear(2, 1), nn.Linear(2, 1)
     broken.load_state_dict(whole.state_dict())

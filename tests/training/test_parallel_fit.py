@@ -1,4 +1,4 @@
-"""The same global batches on 1, 2 and 3 gloo workers end in the same weights: the real loop, networks with and without BatchNorm."""
+"""1, 2 and 3 gloo workers with the same global batches end in the same weights: the real loop, with and without BatchNorm."""
 
 from pathlib import Path
 
@@ -31,15 +31,15 @@ RUNS = {
         "triplet_global", sampler={"kind": "mined_triplets"}, optimiser={"learning_rate": 1e-4}, num_epochs=2
     ),
     "centres, BatchNorm": small_training(model=RESNET, num_epochs=1),
-    # BatchNorm's averages of the training images, then the classifier at the classes' means: no step is trained.
+    # No step is trained: BatchNorm averages the training images, then the classifier is placed at the class means.
     "before the first epoch": small_training(model=RESNET, num_epochs=0, warm_up_batchnorm=True).model_copy(update={"loss": BETTER_INIT}),
 }
 
 
 def fit_all(rank: int, packed: Path, folder: Path) -> None:
-    """Every run in float64: in float32 a ResNet over a handful of images multiplies a rounding difference by thousands at each step."""
+    """Train every run in float64: in float32 a ResNet on a few images multiplies rounding differences by thousands at each step."""
     load_float64()
-    validation.BATCH_SIZE = 8  # 36 images: a part for each worker
+    validation.BATCH_SIZE = 8  # gives each worker a part of the 36 images
     for name, config in RUNS.items():
         held_out = HeldOutRecall(PackedDataset(packed, "test"), config.transform, CPU) if config.keep_epochs else None
         _, tested, _ = validation.scorers(packed, config, CPU)
@@ -69,7 +69,7 @@ def test_any_number_of_workers_ends_in_the_weights_of_one(packed: Path, tmp_path
                     together[key], value, rtol=1e-7, atol=1e-9, msg=lambda m, name=name, key=key: f"{name}: {key}: {m}"
                 )
         histories = [read_history(folder / name / "rank0") for folder in (one_worker, tmp_path)]
-        for one, other in zip(*histories, strict=True):  # the named parts and the scores too
+        for one, other in zip(*histories, strict=True):  # named parts and scores included
             assert other == pytest.approx(one, rel=1e-6), name
     recalls = [
         [row[METRIC] for row in read_history(folder / "centres, GroupNorm/rank0") if METRIC in row] for folder in (one_worker, tmp_path)
@@ -89,7 +89,7 @@ def kept_by(folder: Path) -> tuple[dict[str, torch.Tensor], int]:
 
 
 def normalise(rank: int, folder: Path, num_workers: int) -> None:
-    """Batch statistics, outputs, gradients and running averages of a shard, through the synchronised layer."""
+    """Save outputs, gradients and running averages of a shard from the synchronised layer."""
     values = torch.load(folder / "values.pt")
     layer = synchronise_batchnorm(nn.Sequential(nn.BatchNorm2d(3)), CPU)
     shard = torch.split(values, shard_sizes(len(values), num_workers))[rank].clone().requires_grad_()

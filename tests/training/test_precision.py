@@ -1,4 +1,4 @@
-"""What `precision` means on a GPU beside autocast: whole float32 has no TF32, in training and where embeddings are made."""
+"""Effects of `precision` on a GPU besides autocast: full float32 disables TF32, in training and when embedding."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def tf32():
 
 @pytest.fixture(params=["as torch has it", "older settings", "newer settings"])
 def allowed(request):
-    """As a process may have it set: torch forbids to read the older settings where the newer were used."""
+    """TF32 settings of a process, set in each of torch's two ways; torch refuses to read the older ones if the newer were used."""
     before = tf32()
     if request.param == "older settings":
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
@@ -28,7 +28,7 @@ def allowed(request):
         torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "tf32"
     yield tf32()
     if request.param == "older settings":
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's own choice
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = True, False  # torch's default
     torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = before
 
 
@@ -64,7 +64,7 @@ def test_embeddings_are_made_without_tf32(allowed, packed, tmp_path):
 
 
 def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
-    """One may begin within the other and end after it; both have no TF32 to their ends."""
+    """One thread may begin while the other is active and end after it; neither uses TF32 until its end."""
     first, second = without_tf32(), without_tf32()
     first.__enter__()
     second.__enter__()
@@ -76,7 +76,7 @@ def test_threads_that_overlap_leave_the_process_as_it_was(allowed):
 
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_a_network_can_be_exported_within_and_afterwards(trained_before, allowed):
-    """Torch reads its older settings as it exports, and refuses where they and the newer differ."""
+    """Torch reads its older settings during the export, and refuses if they and the newer ones differ."""
     with without_tf32():
         if not trained_before:
             torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))

@@ -1,4 +1,4 @@
-"""A run that is stopped or killed in the middle of an epoch ends in the bytes of one that was not, whatever state it has."""
+"""A run that is stopped or killed in the middle of an epoch ends in the same bytes as an undisturbed one, whatever its state."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def with_dropout(*arguments: Any) -> TrainingSystem:
 
 
 def train(config: TrainingConfig, packed: Path, folder: Path, stop_after: int | None = None, every: int | None = None) -> None:
-    """Train to the end, or until so many steps of this call are done."""
+    """Train to the end, or until `stop_after` steps of this call are done."""
     asked = [0]
 
     def stop_wanted() -> bool:
@@ -122,7 +122,7 @@ def test_checkpoints_by_steps_are_there_and_change_nothing(packed: Path, tmp_pat
         seen.append((state["num_epochs_done"], len(state.get("under_way", {"rows": []})["rows"])))
 
     fit(config, PackedDataset(packed, "train"), 0, tmp_path / "by steps", CPU, identity="a run", saving=Saving(every_steps=2, saved=look))
-    assert seen == [(0, 2), (0, 4), (1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 4), (3, 0)]  # 5 steps an epoch; an end needs no other
+    assert seen == [(0, 2), (0, 4), (1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (2, 4), (3, 0)]  # 5 steps an epoch, one checkpoint at each end
     assert left_by(tmp_path / "by steps") == left_by(tmp_path / "undisturbed")
 
 
@@ -136,7 +136,7 @@ def test_checkpoints_by_time(packed: Path, tmp_path: Path) -> None:
         CPU,
         saving=Saving(every_minutes=1e-9, saved=lambda: written.append(1)),
     )
-    assert len(written) == 3 * 5  # every step: four in an epoch and its end
+    assert len(written) == 3 * 5  # every step: four within an epoch, and its end
 
 
 def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_the_run(packed: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_every_step_and_every_embedded_batch_beats(packed: Path, tmp_path: Path)
     finally:
         listen(lambda patience: None)
     num_steps = len((tmp_path / HISTORY_FILE).read_text().splitlines())
-    assert beats.count(False) >= num_steps + 3  # and the images that were embedded at the beginning of each epoch
+    assert beats.count(False) >= num_steps + 3  # plus the embedded batches at the start of each epoch
 
 
 # ---------------------------------------------------------------- two workers
@@ -186,7 +186,7 @@ def fit_on_two(rank: int, packed: Path, folder: Path, kill_after: int | None, st
         steps[0] += 1
         if steps[0] == kill_after and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return rank == 1 and steps[0] == stop_after  # one worker is told, both stop
+        return rank == 1 and steps[0] == stop_after  # one worker is told to stop, both stop
 
     config = RUNS["average, kept epochs"]
     _, tested, _ = validation.scorers(packed, config, CPU)
@@ -218,7 +218,7 @@ def test_two_workers_go_on_in_the_middle_of_an_epoch(packed: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_another_number_of_workers_goes_on_and_ends_near(packed: Path, tmp_path: Path) -> None:
-    """Batches are drawn for the whole world: what another number changes is the order of sums."""
+    """Batches are drawn globally, so that another number of workers changes only the order of sums."""
     spawn(fit_on_two, 2, packed, tmp_path / "undisturbed", None, None)
     spawn(fit_on_two, 2, packed, tmp_path / "fewer", None, 7)
     spawn(fit_on_two, 1, packed, tmp_path / "fewer", None, None)

@@ -1,4 +1,4 @@
-"""When a checkpoint is due and who raises what could not be written: a clock in the test's hand, and a real thread."""
+"""When a checkpoint is due and which call raises a failed write: a clock under the test's control, and a real thread."""
 
 import itertools
 import threading
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """A clock that the test sets."""
 
     now = 1000.0
 
@@ -27,7 +27,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(writing, "time", found)
-    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)  # a look after every step
+    monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)  # a check after every step
     return found
 
 

@@ -1,4 +1,4 @@
-"""Schedules: the factor at every epoch against the papers' words and against torch's own schedulers."""
+"""Schedules: the factor at every epoch compared with the papers' text and with torch's schedulers."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def by_epoch(num_epochs, num_steps=10, **options):
 
 
 def torchs(scheduler_type, num_epochs, **options):
-    """torch's scheduler, epoch by epoch, on a rate of 1."""
+    """Return the rates of torch's scheduler by epoch, for a base rate of 1."""
     optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = scheduler_type(optimiser, **options)
     rates = []
@@ -61,7 +61,7 @@ def test_warm_up_multiplies_the_course():
     assert factors == pytest.approx([0.0, 0.05, 0.1, 0.1])
 
 
-# Rates printed by the logs of SGSL's released code: (steps of an epoch, {(epoch, step): rate}).
+# Rates printed by the logs of SGSL's released code: (steps per epoch, {(epoch, step): rate}).
 CUB_LOG = (91, {(0, 90): 9.05e-3, (5, 90): 2.95e-2, (9, 90): 4.59e-2, (11, 90): 5e-2, (12, 90): 4.99e-2, (14, 90): 4.98e-2})
 CUB_LOG[1].update({(15, 0): 4.96e-2, (19, 90): 4.88e-2, (24, 90): 4.70e-2, (27, 90): 4.57e-2, (31, 90): 4.35e-2})
 CARS_LOG = (125, {(5, 124): 3.87e-2, (8, 124): 5e-2, (9, 124): 4.99e-2, (11, 124): 4.98e-2, (13, 124): 4.95e-2, (15, 124): 4.91e-2})
@@ -70,10 +70,10 @@ CARS_LOG[1].update({(19, 0): 4.80e-2, (24, 124): 4.59e-2, (33, 100): 4.09e-2, (4
 
 @pytest.mark.parametrize(("num_steps", "printed"), [CUB_LOG, CARS_LOG], ids=["cub", "cars"])
 def test_a_cosine_after_the_warm_up_is_what_the_released_logs_print(num_steps, printed):
-    """1000 steps from a tenth, then a cosine by epoch down to a hundredth of 0.05, over the 89 or 92 epochs that are left of 100."""
+    """1000 steps from a tenth, then a cosine by epoch to a hundredth of 0.05, over the remaining 89 or 92 of 100 epochs."""
     config = ScheduleConfig(kind="cosine", cosine_moves="epoch", cosine_after_warmup=True, floor=0.01, warmup_steps=1000, warmup_from=0.1)
     ours = {(epoch, step): 0.05 * learning_rate_factor(config, epoch, step, num_steps, 100) for epoch, step in printed}
-    assert ours == pytest.approx(printed, abs=5.1e-5)  # they print three digits
+    assert ours == pytest.approx(printed, abs=5.1e-5)  # the logs print three digits
     assert learning_rate_factor(config, 99, 0, num_steps, 100) == pytest.approx(0.01)
 
 

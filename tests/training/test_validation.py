@@ -1,4 +1,4 @@
-"""Recall@1 on held-out classes after each epoch: the right number, and a run that does not know that it is watched."""
+"""Recall@1 on held-out classes after each epoch: the right number, and no effect on the training."""
 
 import gc
 import multiprocessing
@@ -39,13 +39,13 @@ def test_a_watched_run_ends_with_the_bytes_of_an_unwatched_one(packed: Path, tmp
     assert other is not None
     assert all(torch.equal(value, other["system"][name]) for name, value in one["system"].items())
     assert str(one["optimiser"]) == str(other["optimiser"])
-    # The history is the same but for the last step of each epoch, which has the score too; without one it is today's to the byte.
+    # The history differs only by the score in the last step of each epoch.
     rows = read_history(tmp_path / "watched")
     scores = [row.pop(METRIC) for row in rows if METRIC in row]
     assert rows == read_history(tmp_path / "alone")
     assert [message.metrics[METRIC] for message in heard if message.epoch_ended] == scores
     assert len(scores) == 2
-    # By hand: the nearest other image of each, by cosines.
+    # By hand: the nearest other image of each image, by cosine.
     with torch.no_grad():
         points = watched.model.embed(torch.stack([plain_view(held_out.image(index), CONFIG.transform) for index in range(len(held_out))]))
     cosines = (points @ points.T).fill_diagonal_(-2)
@@ -66,7 +66,7 @@ def test_a_curve_has_training_and_test_images_and_changes_nothing(packed: Path, 
     curves = recall_by_epoch(read_history(tmp_path / "curved"))
     assert {role: list(curve) for role, curve in curves.items()} == {"train": measured, "test": measured}
     assert recall_by_epoch(read_history(tmp_path / "plain")) == {}
-    for role, curve in curves.items():  # by hand: the nearest other image of each, by cosines
+    for role, curve in curves.items():  # by hand: the nearest other image of each image, by cosine
         images = PackedDataset(packed, role)
         with torch.no_grad():
             points = trained.model.embed(torch.stack([plain_view(images.image(index), CONFIG.transform) for index in range(len(images))]))
@@ -96,7 +96,7 @@ def test_neither_random_streams_nor_weights_nor_averages_are_touched(packed: Pat
 
 
 def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
-    gc.collect()  # of other tests
+    gc.collect()  # collects loaders of other tests
     model, before = build_system(CONFIG, 4, 0, CPU).model, set(multiprocessing.active_children())
     watch = HeldOutRecall(PackedDataset(packed, "test"), CONFIG.transform, CPU, num_loader_workers=1)
     scores = [watch(model) for _ in range(2)]
@@ -111,7 +111,7 @@ def test_loader_processes_live_from_epoch_to_epoch(packed: Path) -> None:
 
 
 def test_what_cannot_be_scored_is_left_out(packed: Path) -> None:
-    """Weights that a last step made infinite are the next step's to tell, in the loss's own words."""
+    """Infinite weights after a last step are reported by the next step, with the loss's message."""
     model = build_system(CONFIG, 4, 0, CPU).model
     for parameter in model.parameters():
         parameter.data.fill_(float("nan"))
@@ -126,7 +126,7 @@ def test_an_epoch_s_validation_is_bounded_by_whole_classes() -> None:
 
 
 def test_a_test_with_queries_is_scored_against_its_gallery_all_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the evaluator does in the end; the bound on an epoch's validation is not for it."""
+    """As in the final evaluation; the bound on the number of validation images does not apply."""
     monkeypatch.setattr(validation, "MAX_IMAGES", 3)
     options = {**SYNTHETIC_OPTIONS, "layout": "inshop"}
     materialise("synthetic", options, tmp_path / "raw")

@@ -1,4 +1,4 @@
-"""What the training configuration does before the first epoch and what it refuses."""
+"""Actions before the first epoch, and refusals of the training configuration."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_the_batchnorm_pass_moves_averages_and_nothing_else(packed, tmp_path):
     reference = build_system(config, len(dataset.class_names), 0, CPU).train()
     before = {key: value.clone() for key, value in reference.state_dict().items()}
     views = torch.stack([plain_view(dataset.image(index), config.transform) for index in range(len(dataset))])
-    for rows in (range(8), range(8, 16), range(16, 24), range(24, 36)):  # the short rest joins the last batch
+    for rows in (range(8), range(8, 16), range(16, 24), range(24, 36)):  # the short rest is added to the last batch
         reference.model(views[list(rows)])
     assert all(torch.allclose(warm[key], value, atol=1e-6) for key, value in reference.state_dict().items())
     assert {key.rpartition(".")[2] for key in warm if not torch.equal(warm[key], before[key])} == {

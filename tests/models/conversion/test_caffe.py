@@ -1,4 +1,4 @@
-"""Caffe's GoogLeNet: its model file, its layers and features equal to OpenCV's."""
+"""Caffe's GoogLeNet: its model file, and layers and features equal to OpenCV's."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def network(tmp_path, is_old=True):
 
 
 def assert_features(found, expected):
-    """To float32 rounding of 22 layers, relative to the features' spread."""
+    """Assert equality up to the float32 rounding of 22 layers, relative to the features' standard deviation."""
     expected = torch.from_numpy(expected)
     assert found.shape == expected.shape
     assert expected.std() > 1
@@ -40,7 +40,7 @@ def assert_features(found, expected):
 
 
 def test_the_network_has_the_published_layers():
-    """57 convolutions under the names, and of the shapes, of the published definition."""
+    """57 convolutions have the names and shapes of the published definition."""
     assert len(caffe_layers()) == 57
     expected = {}
     for layer, (weight, bias) in caffe_layers().items():
@@ -52,7 +52,7 @@ def test_the_network_has_the_published_layers():
 @pytest.mark.parametrize("is_old", [True, False])
 @torch.no_grad()
 def test_features_are_opencvs(is_old, tmp_path):
-    """The committed file is OpenCV's, of an image whose sides leave pixels over at strides and do not."""
+    """The committed features are OpenCV's, of an image with one side that strides divide and one that they do not."""
     found = network(tmp_path, is_old)(torch.from_numpy(image(75, 64, 60))[None])
     assert_features(found, np.load(HERE / "googlenet_caffe_75x64.npy"))
 
@@ -68,7 +68,7 @@ def test_features_of_224_pixels_are_opencvs(tmp_path):
 
 
 def test_local_response_normalisation_is_caffes_formula():
-    """x / (1 + alpha / n * sum of squares of 5 channels)^beta, those beyond the ends being 0; numbers of 100, so that it is seen."""
+    """x / (1 + alpha / n * sum of squares of 5 channels)^beta, with 0 beyond the ends; inputs around 100 make the effect visible."""
     net = GoogLeNetCaffe(BackboneConfig(name="googlenet_caffe"))
     assert (net.normalise.size, net.normalise.alpha, net.normalise.beta, net.normalise.k) == (5, 1e-4, 0.75, 1.0)
     maps = 100 * torch.randn(2, 7, 3, 3)

@@ -23,19 +23,19 @@ HERE = Path(__file__).parent
 REFERENCE = ("-m", "tests.models.conversion.references.tensorflow_inception_v1")
 READER = Path("dml_core/models/conversion/read_slim_checkpoint.py").absolute()
 TENSORFLOW = os.environ.get("DML_TENSORFLOW_PYTHON", "")  # the Python of an environment with TensorFlow
-FLOAT32 = {"rtol": 1e-4, "atol": 1e-4}  # features are of the order of 1, after 22 layers
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-4}  # features are of order 1, after 22 layers
 
 
 @pytest.fixture
 def converted(tmp_path):
-    """The drawn network as a user would have it: a NumPy archive, converted, opened as a file."""
+    """The drawn network as a user gets it: a NumPy archive, converted and loaded from a file."""
     np.savez(tmp_path / "drawn.npz", **slim_variables(), **beside_the_features())
     convert("slim", tmp_path / "drawn.npz", tmp_path / "inception_v1_2016_08_28.pth")
     return build_backbone(BackboneConfig(name="inception_v1", weights=str(tmp_path / "inception_v1_2016_08_28.pth"))).eval()
 
 
 def test_the_drawn_network_has_the_published_number_of_variables_and_numbers():
-    """5,607,184 is what slim's own test counts (inception_v1_test.py); 57 convolutions of four variables each."""
+    """slim's own test counts 5,607,184 (inception_v1_test.py); 57 convolutions have four variables each."""
     variables = slim_variables()
     assert len(variables) == 57 * 4
     assert sum(values.size for values in variables.values()) == 5_607_184
@@ -44,7 +44,7 @@ def test_the_drawn_network_has_the_published_number_of_variables_and_numbers():
 
 @torch.no_grad()
 def test_features_are_tensorflows(converted):
-    """The committed file is TensorFlow's; of its sides one takes uneven padding and one even."""
+    """The committed features are TensorFlow's, of an image with one side that needs uneven padding and one that needs even padding."""
     expected = torch.from_numpy(np.load(HERE / "inception_v1_75x64.npy"))
     found = converted(torch.from_numpy(image(75, 64, 0.5))[None])
     assert found.shape == (1, 1024, 3, 2)
@@ -65,7 +65,7 @@ def test_batchnorm_learns_its_shift_alone():
     [(224, 7, 2, 2, 3), (75, 7, 2, 3, 3), (112, 3, 2, 0, 1), (113, 3, 2, 1, 1), (14, 2, 2, 0, 0), (7, 2, 2, 0, 1), (5, 3, 1, 1, 1)],
 )
 def test_same_padding_by_hand(side, size, stride, before, after):
-    """ceil(side / stride) windows; what they lack is split, an odd pixel at the end."""
+    """There are ceil(side / stride) windows; the missing pixels are split between both ends, an odd one at the end."""
     maps = torch.rand(1, 1, side, side) + 1
     padded = same_padded(maps, size, stride)
     torch.testing.assert_close(padded, functional.pad(maps, (before, after, before, after)))
@@ -124,7 +124,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path):
         convert("slim", tmp_path / "drawn.npz", tmp_path / "missing" / "out.pth")
 
 
-# ---------------------------------------------------------------- beside TensorFlow itself
+# ---------------------------------------------------------------- compared with TensorFlow
 
 
 def by_tensorflow(*command):
@@ -138,7 +138,7 @@ def by_tensorflow(*command):
 @pytest.mark.proof
 @torch.no_grad()
 def test_a_checkpoint_of_2016s_format_gives_tensorflows_features(tmp_path):
-    """Written, read and computed by TensorFlow, from the checkpoint to features of 224 pixels."""
+    """TensorFlow writes and reads the checkpoint and computes the features of 224 pixels."""
     by_tensorflow(*REFERENCE, "checkpoint", tmp_path / "inception_v1.ckpt")
     by_tensorflow(READER, tmp_path / "inception_v1.ckpt", tmp_path / "inception_v1.npz")
     convert("slim", tmp_path / "inception_v1.npz", tmp_path / "w.pth")
@@ -153,7 +153,7 @@ def test_a_checkpoint_of_2016s_format_gives_tensorflows_features(tmp_path):
 @pytest.mark.proof
 @torch.no_grad()
 def test_a_training_pass_moves_batchnorms_averages_as_tensorflows(converted, tmp_path):
-    """Decay 0.95; the moving variance takes up the unbiased one."""
+    """The decay is 0.95; the moving variance averages the unbiased variance."""
     by_tensorflow(*REFERENCE, "trained", 64, 64, tmp_path / "trained.npz")
     unit = converted.get_submodule("Conv2d_1a_7x7").train()
     unit.norm.momentum = 0.05

@@ -53,7 +53,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     materialise("synthetic", OPTIONS, root / "data/raw/own")
     prepare("synthetic", root / "data/raw/own", project.packed("own"), OPTIONS)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the network is so small that threads only wait for each other
+    torch.set_num_threads(1)  # more threads would only wait for each other on so small a network
     for spec in comparison_runs(load_params(project.params_file), "own")[:3]:
         make_run(project, spec)
     torch.set_num_threads(before)
@@ -61,7 +61,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def make_run(project: Project, spec: RunSpec) -> RunReport:
-    """Train, embed and score a run into the store, and return what would be published."""
+    """Train, embed and score a run in the store, and return its report."""
     record = read_dataset(project, spec.dataset)
     packed, store = Path(record.folder), Store(project.store, project.state / "cache")
     trained = train_step(spec, record).identity

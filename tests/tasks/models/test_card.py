@@ -1,4 +1,4 @@
-"""A model card says what MLflow has of the run, and calls what it has not "not known"."""
+"""A model card contains MLflow's data of the run, and "not known" for missing data."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""`dml embed`: rows in order, whatever the source; what is bad is told; an interrupted run goes on and ends with the same bytes."""
+"""`dml embed`: rows in order for every source; bad images are reported; an interrupted run resumes and ends with the same bytes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def model(project: Project) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test images as files, a folder a class."""
+    """The test images as files, with a folder per class."""
     dataset = PackedDataset(project.packed("own"), "test")
     root = tmp_path_factory.mktemp("images")
     for index, label in enumerate(dataset.labels):
@@ -63,7 +63,7 @@ def test_a_folder_is_embedded_as_the_run_was_and_scores_as_it_did(
     run = find_run(project, "own/good/0")
     store = Store(project.store, project.state)
     expected, expected_labels = load_embeddings(store.folder(f"embed/{run.embedded}"), "test")
-    order = np.argsort(expected_labels, kind="stable")  # by class, then by number: the order of the files' names
+    order = np.argsort(expected_labels, kind="stable")  # by class, then by number: the order of the file names
     np.testing.assert_allclose(rows, expected[order], atol=1e-5)
     assert labels.tolist() == [f"class {label:02d}" for label in expected_labels[order]]
     recall = json.loads((store.folder(f"evaluate/{run.scored}") / "metrics.json").read_text())["recall@1"]
@@ -163,7 +163,7 @@ def test_bad_images_end_it_with_a_list_or_are_left_out(model: TrainedModel, fold
     np.testing.assert_allclose(rows, model.embed([folder / names[number] for number in good]), atol=1e-5)
     assert pq.read_table(tmp_path / "out/items.parquet")["path"].to_pylist() == [f"images/{names[number]}" for number in good]
     (source / names[8]).unlink()
-    for number in (2, 7, 8):  # mended: only their shards are made again
+    for number in (2, 7, 8):  # fixed: only their shards are computed again
         (source / names[number]).write_bytes((folder / names[number]).read_bytes())
     found = embed_images(model, images, tmp_path / "out", shard_rows=4)
     assert (found.num_rows, found.num_reused, found.bad) == (9, 0, ())
@@ -212,7 +212,7 @@ def test_sources_of_nothing(source: str, said: str, tmp_path: Path, monkeypatch:
         find_images(source)
 
 
-# ---------------------------------------------------------------- what cannot be read is named, and hangs nothing
+# ---------------------------------------------------------------- unreadable files are named and never block
 
 
 BOMB = bytearray(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x75\x30\0\0\x75\x30\x08\2\0\0\0") + bytes(200)  # of 30000 x 30000 pixels
@@ -230,7 +230,7 @@ STRANGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.fixture
 def strange(folder: Path, tmp_path: Path) -> Path:
-    """Four good images and one of everything that is none; hidden files and folders beside them."""
+    """Four good images and one of every kind of bad file, with hidden files and folders."""
     place = tmp_path / "strange"
     (place / "class").mkdir(parents=True)
     for path in sorted(folder.rglob("*.jpg"))[:4]:
@@ -303,7 +303,7 @@ def test_a_list_that_is_a_pipe_or_a_folder(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("out", ["e.npz", "e.parquet", "e"])
 def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_path: Path, out: str) -> None:
-    """Cut, zeroed or gone: whatever numpy, zip or Arrow have against the file."""
+    """Truncated, zeroed or missing files give one line, whatever error numpy, zip or Arrow raise."""
     whole = tmp_path / out
     embed_to(model, find_images(str(folder)), whole)
     files = sorted(path for path in whole.iterdir() if path.suffix != ".csv") if whole.is_dir() else [whole]
@@ -311,7 +311,7 @@ def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_
         data = file.read_bytes()
         for changed in (data[: len(data) // 2], data[:10], bytes(len(data)), b"", b"[]", b"{}", None):
             file.unlink() if changed is None else file.write_bytes(changed)
-            if file.name != "images-labels.npy":  # which items.parquet has too
+            if file.name != "images-labels.npy":  # items.parquet has the labels too
                 with pytest.raises((EvaluationError, DataError), match=r"^[^\n]+$"):
                     list(Embeddings(whole).batches())
             file.write_bytes(data)

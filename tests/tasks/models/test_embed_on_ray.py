@@ -1,4 +1,4 @@
-"""The shards on a real Ray: the same bytes, and a process that dies costs nothing."""
+"""Shards on a real Ray: the same bytes, also if a process dies."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Pa
 
 
 def die_once(folder: Path, number: int) -> int:
-    """A part whose process is killed the first time."""
+    """Kill the process of one part the first time."""
     if number == 3 and not (folder / "died").exists():
         (folder / "died").write_text("")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""Every different network of the tables: saved, opened, published, exported and indexed it gives the same rows.
+"""Every distinct network of the tables gives the same rows when saved, opened, published, exported and indexed.
 
-Their weights are random, and images are small; backbone, pooling and head are what the table says.
+Weights are random and images small; backbone, pooling and head are the table's.
 """
 
 import json
@@ -45,7 +45,7 @@ SMALL = {"name": "small_cnn", "width": 8}
 
 @cache
 def networks() -> dict[str, dict[str, Any]]:
-    """The different networks by their settings, each with plain values."""
+    """Return the distinct networks by their settings."""
     params = load_params(ROOT / "params.yaml")
     everything = Choice((), (), None, "paper", (0,), True, False, False)
     specs: list[RunSpec] = [spec for runs in chosen_runs(params, list(paper_tables()), everything).runs for spec in runs]
@@ -59,13 +59,13 @@ def networks() -> dict[str, dict[str, Any]]:
 
 
 def heads() -> dict[str, dict[str, Any]]:
-    """The different heads and poolings, on a small backbone."""
+    """Return the distinct heads and poolings, on a small backbone."""
     models = [model | {"backbone": SMALL, "freeze_batchnorm": "none", "batchnorm_momentum": None} for model in networks().values()]
     return {json.dumps(model, sort_keys=True): model for model in models}
 
 
 class Trained:
-    """A network with random weights and BatchNorm statistics of its own, saved as a run's is."""
+    """A network with random weights and changed BatchNorm statistics, saved like that of a run."""
 
     def __init__(self, model: dict[str, Any], folder: Path) -> None:
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ def images(number: int = 6) -> NDArray[np.uint8]:
 
 
 def check(folder: Path, trained: Trained, then: Callable[[Path, NDArray[np.float32]], None] | None = None) -> None:
-    """The folder's network gives the trained one's rows, and so do pyfunc's code and an index of it."""
+    """Check that the folder's network, pyfunc's code and an index give the trained network's rows."""
     from tasks.tracking.packaged_model import EmbeddingModel
 
     expected = trained.rows(images())
@@ -123,7 +123,7 @@ def test_every_head_of_the_tables_opens_again(tmp_path: Path) -> None:
 
 
 def test_a_description_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Of every network: what is None stays None."""
+    """Every network's description keeps None as None."""
     for number, model in enumerate(networks().values()):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "network.pt").touch()
@@ -147,7 +147,7 @@ def test_every_network_of_the_tables_is_opened_published_exported_and_indexed(tm
 
 
 def test_a_network_written_before_formats_opens(tmp_path: Path) -> None:
-    """Format 1 left out what is None: of a 2048-d row its head's `embedding_dim`, which reads as 64 otherwise."""
+    """Format 1 omitted None, such as a 2048-d row's `embedding_dim`, which otherwise defaults to 64."""
     model = next(model for model in heads().values() if model["head"]["embedding_dim"] is None)
     trained = Trained(model, tmp_path / "network")
     description = read_description(tmp_path / "network").model_dump(mode="json", exclude_none=True)
@@ -177,7 +177,7 @@ def test_a_changed_description_is_refused(tmp_path: Path, changes: dict[str, Any
 def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
     project: Project, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLflow only warns of it; the run's flow has an error, so that a smoke of all tables ends with one."""
+    """MLflow only warns; the run's flow fails, so that a smoke run of all tables reports it."""
     from dml_core import trained
 
     def damaged(folder: Path, *arguments: Any) -> NetworkDescription:

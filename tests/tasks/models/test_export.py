@@ -1,4 +1,4 @@
-"""`dml models export`: a folder that opens, and what it cost beside it."""
+"""`dml models export`: a folder that loads, with measurements of its differences and speed."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def test_an_export_has_the_run_s_rows_and_recall(project: Project, tmp_path: Pat
 
 def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
-    out.mkdir()  # an empty folder is as good as none
+    out.mkdir()  # an empty folder counts as missing
     monkeypatch.setattr("tasks.models.export.time", SimpleNamespace(perf_counter=itertools.count().__next__))
     timed = export(project, "own/good/1", "onnx", "fp32", out)
     assert (timed.milliseconds, timed.milliseconds_of_run) == (1000 * 4 / 240,) * 2, "240 images in four batches of a second"
@@ -49,7 +49,7 @@ def test_int8_is_measured_and_replaces_an_older_export(project: Project, tmp_pat
     assert abs(found.recall_at_1 - found.recall_at_1_of_run) < 0.1
     kinds = [tensor.data_type for tensor in onnx.load(out / "network.onnx").graph.initializer if len(tensor.dims) == 4]
     assert kinds
-    assert set(kinds) == {onnx.TensorProto.INT8}  # every convolution's weights
+    assert set(kinds) == {onnx.TensorProto.INT8}  # the weights of every convolution
     assert sorted(path.name for path in out.iterdir()) == [MEASURED_FILE, "network.json", "network.onnx"]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 

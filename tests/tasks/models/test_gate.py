@@ -1,4 +1,4 @@
-"""The registry's gate by hand: who may take the champion's place, without a server."""
+"""The registry's gate computed by hand: when a network replaces the champion, without a server."""
 
 import json
 from contextlib import nullcontext
@@ -22,11 +22,11 @@ TAGS = {VARIANT_TAG: "good", "dml.seed": "3", "dml.dataset_digest": "d1"}
 NEW = replace(NETWORK, tags=TAGS)
 OLD = replace(NETWORK, model_id="old", run_id="q", tags=TAGS | {VARIANT_TAG: "bad"})
 HOLDER = Version("dml-own", "1", ("champion",), "old", "q", None)
-MANY = 1000  # queries of each class, so that the floor of the spread is below what the differences show
+MANY = 1000  # queries per class, so many that the floor of the standard deviation is below the observed one
 
 
 class Registry:
-    """A registry with one champion; recalls of its test classes by run."""
+    """A registry with one champion, which records promotions and attempts."""
 
     uri = "here"
 
@@ -59,7 +59,7 @@ class Registry:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`promote` on such a registry; by how much the new network is better in each class of six pairs."""
+    """Return a function that runs `promote` on a registry; the new network's gains by class are `differences`, repeated."""
 
     def run(registry: Registry, differences: Any = (0.1, 0.2), **options: Any) -> promotion.Promotion:
         differences = (*differences,) * 6
@@ -86,7 +86,7 @@ def test_the_first_network_has_nobody_to_be_compared_with(gate: Any) -> None:
 
 
 def test_a_better_one_takes_the_place_with_the_least_gain_in_points(gate: Any) -> None:
-    """Six times 10 and six times 20 points: deviation 5.22, and at the level of the first attempt, 0.0304, t(11) is 2.088."""
+    """Six times 10 and six times 20 points: standard deviation 5.22; at level 0.0304 of the first attempt, t(11) is 2.088."""
     found = gate(Registry())
     said = "better by 0.5 points or more: Recall@1 +15.0 points, at least +11.9 by a one-sided test at level 0.03 (attempt 1), paired by 12"
     assert found.said == f"{said} test classes, against version 1 of dml-own (bad, seed 3)"
@@ -94,7 +94,7 @@ def test_a_better_one_takes_the_place_with_the_least_gain_in_points(gate: Any) -
 
 
 def test_a_gain_that_is_certain_and_too_small_is_refused(gate: Any) -> None:
-    """0.4 points in each of twelve classes of 1000 queries: surely more than 0, and less than the 0.5 that are asked for."""
+    """0.4 points in each of twelve classes of 1000 queries: significantly above 0, but below the required 0.5."""
     registry = Registry()
     with pytest.raises(ConfigError, match=r"no significant gain of 0.5 points or more: Recall@1 \+0.4 points, at least \+0.[1-4] "):
         gate(registry, (0.004, 0.004))
@@ -102,7 +102,7 @@ def test_a_gain_that_is_certain_and_too_small_is_refused(gate: Any) -> None:
 
 
 def test_each_attempt_is_judged_more_strictly_than_the_last(gate: Any) -> None:
-    """-4 and 10 points: mean 3, deviation 7.31; at least -1.4 at first, and less each time."""
+    """-4 and 10 points: mean 3, standard deviation 7.31; at least -1.4 at first, and less at each attempt."""
     registry = Registry()
     for least in ("-1.4", "-3.1"):
         with pytest.raises(ConfigError, match=rf"no significant gain of 0.5 points or more: Recall@1 \+3.0 points, at least {least} "):
@@ -162,10 +162,10 @@ EAST, NORTH, NORTH_EAST = [1.0, 0.0], [0.0, 1.0], [0.6, 0.8]
 
 
 def test_recalls_are_of_the_run_s_own_embeddings(tmp_path: Path) -> None:
-    """Test images search each other; of class 0 one query in two finds its class. Queries search the gallery, where there is one."""
+    """Test images search each other, or queries search the gallery if there is one."""
     test = write_embeddings(tmp_path / "a", test=([EAST, EAST, NORTH, NORTH, NORTH_EAST, NORTH_EAST], [0, 0, 1, 1, 0, 1]))
     registry = type("Registry", (), {"embeddings": lambda self, network, folder: test})()
-    # the two at north-east are each other's nearest, and of different classes
+    # the two north-east images are nearest to each other and of different classes
     assert class_recalls(registry, NEW, tmp_path / "b") == {0: (pytest.approx(2 / 3), 3), 1: (pytest.approx(2 / 3), 3)}
     shop = write_embeddings(tmp_path / "c", query=([EAST, NORTH], [0, 1]), gallery=([EAST, NORTH_EAST], [0, 0]))
     registry = type("Registry", (), {"embeddings": lambda self, network, folder: shop})()

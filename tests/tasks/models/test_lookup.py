@@ -1,4 +1,4 @@
-"""A run's network by its names: its rows are those that the run itself left."""
+"""A run's network found by each of its names gives the run's own rows."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The registry's gate, on a real MLflow: a worse network is refused with the interval, and there is one champion."""
+"""The registry's gate on a real MLflow: a worse network is refused with the interval, and there is one champion."""
 
 import contextlib
 import json
@@ -54,13 +54,13 @@ def published(project: Project) -> Project:
 
 @pytest.fixture
 def fresh(published: Project, tmp_path: Path) -> Project:
-    """The same with a registry of its own: nothing is promoted yet."""
+    """The same project with its own registry, in which nothing is promoted yet."""
     shutil.copy(published.state / "mlflow.db", tmp_path / "mlflow.db")
     return Project(published.root, tmp_path, published.store, f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
 def recalls_by_hand(project: Project, text: str) -> np.ndarray:
-    """Recall@1 of each test class, by all cosines."""
+    """Return Recall@1 of each test class from all cosines."""
     run = find_run(project, text)
     rows, labels = load_embeddings(Store(project.store, project.state).folder(f"embed/{run.embedded}"), "test")
     units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -76,7 +76,7 @@ def test_a_better_network_is_promoted_and_a_worse_one_refused_with_the_interval(
     better = promote(fresh, "own/good/0")
     differences = recalls_by_hand(fresh, "own/good/0") - recalls_by_hand(fresh, "own/untrained/0")
     assert len(differences) == 16
-    quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # of the first attempt
+    quantile = stats.t.ppf(1 - 0.05 * 6 / np.pi**2, 15)  # level of the first attempt
     low = differences.mean() - quantile * differences.std(ddof=1) / len(differences) ** 0.5
     said = f"Recall@1 {100 * differences.mean():+.1f} points, at least {100 * low:+.1f} by a one-sided test at level 0.03 (attempt 1), "
     assert better.said.startswith(f"better by 0.5 points or more: {said}paired by 16 test classes, against version 1")
@@ -143,7 +143,7 @@ def test_a_run_that_mlflow_has_not_is_refused(fresh: Project) -> None:
 
 @pytest.mark.proof
 def test_a_registry_that_does_not_answer_is_one_line(project: Project) -> None:
-    """And not a line for every attempt besides."""
+    """The client's retries print no further lines."""
     environment = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "flows.cli", "models", "promote", "own/good/0"]
     ran = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True, check=False)
@@ -184,7 +184,7 @@ except ConfigError as error:
 
 
 def promote_at_once(project: Project, uri: str, folder: Path) -> None:
-    """Two processes promote two networks, both better than the champion, at the same moment: they follow each other."""
+    """Promote two networks, both better than the champion, from two processes at the same moment; check that one follows the other."""
     first = Project(project.root, project.state, project.store, uri)
     promote(first, "own/untrained/0")
     go, processes = folder / "go", []
@@ -229,7 +229,7 @@ def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Proje
         str(port),
     ]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    command = [sys.executable, "-m", "mlflow", "server", *where, "--workers", "2"]  # two processes: no lock of one of them helps
+    command = [sys.executable, "-m", "mlflow", "server", *where, "--workers", "2"]  # two processes: locks within one do not help
     server = subprocess.Popen(command, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = f"http://127.0.0.1:{port}"
@@ -245,7 +245,7 @@ def test_two_promotions_at_once_through_a_server_leave_one_champion(fresh: Proje
 
 
 def gated(fresh: Project, monkeypatch: pytest.MonkeyPatch, holder: ClassRecalls, challenger: ClassRecalls) -> str:
-    """What `promote` says of a network whose classes have these scores, where the champion's have the others; raises where it refuses."""
+    """Return the message of `promote` for a challenger and a champion with these recalls by class; raise its refusal."""
     of_run = {"own / untrained / seed 0": holder, "own / good / seed 0": challenger}
     monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: of_run[_title(network)])
     promote(fresh, "own/untrained/0")
@@ -258,13 +258,13 @@ def _title(network: LoggedNetwork) -> str:
 
 NUM_CLASSES, NUM_QUERIES = 12, 20
 CHAMPION_SCORES = {label: ClassRecall(0.5, NUM_QUERIES) for label in range(NUM_CLASSES)}
-# Differences in points, repeated over the 12 classes -> whether the challenger may take the place. t(11) at 0.0304 is 2.089.
+# Differences in points, repeated over the 12 classes -> whether the challenger is promoted. t(11) at 0.0304 is 2.089.
 DIFFERENCES = {
     "the same network": ((0,), False),
-    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, deviation 5.7: at least -0.5
+    "better on the whole, within the noise": ((10, -5, 5, 2), False),  # mean 3, standard deviation 5.7: at least -0.5
     "one query more in two classes": ((5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), False),
     "one query more in every class alike": ((5,), True),  # floor 4.87, so at least 5 - 2.089 * 4.87 / sqrt(12) = 2.06
-    "better, by less than the least gain": ((1, 0.2, 0.4, 0.4), False),  # of many queries it would be at least 0.3
+    "better, by less than the least gain": ((1, 0.2, 0.4, 0.4), False),  # with many queries it would be at least 0.3
     "better beyond the noise": ((10, 8, 12, 10), True),
     "worse beyond the noise": ((-10, -8, -12, -10), False),
 }
@@ -290,7 +290,7 @@ def test_the_gate_opens_where_the_gain_is_known_to_be_enough(fresh: Project, mon
 
 
 def test_the_floor_of_the_spread_by_hand() -> None:
-    """5 points of 20 queries in each class: at least one query disagrees, with variance (0.05 - 0.05^2) / 20 for each class."""
+    """5 points of 20 queries in each class: at least one query differs, with variance (0.05 - 0.05^2) / 20 per class."""
     better = {label: ClassRecall(0.55, NUM_QUERIES) for label in range(NUM_CLASSES)}
     assert gain_by_class(better, CHAMPION_SCORES).deviation == pytest.approx(max(0.0475 / 20, 1 / 400) ** 0.5)
     with pytest.raises(ConfigError, match=r"9 test classes are too few for a comparison \(minimum: 10\)"):
@@ -303,7 +303,7 @@ def test_the_levels_of_all_attempts_add_up_to_the_level() -> None:
 
 
 def share_of_years_with_a_promotion(num_years: int, num_nights: int, level_at: Callable[[int], float]) -> float:
-    """A candidate a night that is as good as the champion on all classes that there could be: 60 classes of 15 queries are tested."""
+    """Return the share of years with a promotion, for one candidate per night as good as the champion and 60 test classes of 15 queries."""
     rng, promoted = np.random.default_rng(0), 0
     for _ in range(num_years):
         ease = rng.normal(0.5, 0.15, 60)
@@ -329,7 +329,7 @@ def test_a_candidate_a_night_for_a_year_is_promoted_without_a_true_gain_in_5_of_
 
 
 def test_equal_networks_are_not_better(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second network that answers every query as the champion does is refused by `promote` itself."""
+    """`promote` refuses a second network with the champion's answers to all queries."""
     promote(fresh, "own/good/0")
     champion = Registry(fresh.tracking_uri).logged(TRAINED_TAG, find_run(fresh, "own/good/0").trained)
     assert champion is not None

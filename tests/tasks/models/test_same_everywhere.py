@@ -43,7 +43,7 @@ assert "artifacts" in dml_core.__file__, dml_core.__file__
 
 @pytest.fixture(scope="module")
 def files(project: Project, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The run's test images, as the files that they were."""
+    """The run's test images as their original files."""
     folder = tmp_path_factory.mktemp("files")
     dataset = PackedDataset(project.packed("own"), "test")
     paths = [folder / f"{index:03d}.jpg" for index in range(len(dataset))]
@@ -53,7 +53,7 @@ def files(project: Project, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 
 
 def over_http(project: Project, files: list[Path]) -> NDArray[np.float32]:
-    """By `dml serve` of the run, one image and many a request in turn."""
+    """Embed with `dml serve` of the run, alternating requests of one and of many images."""
     service = Service(Made(Path(), Path(), files, project.root), RUN, "--port", "0")
     rows: list[list[float]] = []
     try:
@@ -67,7 +67,7 @@ def over_http(project: Project, files: list[Path]) -> NDArray[np.float32]:
 
 
 def from_mlflow(project: Project, files: list[Path], folder: Path) -> NDArray[np.float32]:
-    """By MLflow's pyfunc of the registry's champion, in a process and a folder that know nothing of this project."""
+    """Embed with MLflow's pyfunc of the registry's champion, in a process and folder without this project."""
     tracker = Tracker(project.tracking_uri, project.state, Store(project.store, project.state / "cache"))
     spec = comparison_runs(load_params(project.params_file), "own")[0]
     assert tracker.publish(make_run(project, spec)) is not None
@@ -80,7 +80,7 @@ def from_mlflow(project: Project, files: list[Path], folder: Path) -> NDArray[np
 
 
 def in_double_precision(folder: Path, files: list[Path]) -> NDArray[np.float64]:
-    """What the network would give if nothing were rounded."""
+    """Return the network's rows without rounding."""
     model, description = load_model(folder, "cpu"), read_description(folder)
     views = torch.stack([model.view(path) for path in files])
     with torch.no_grad():
@@ -93,10 +93,10 @@ def in_double_precision(folder: Path, files: list[Path]) -> NDArray[np.float64]:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_one_network_gives_one_set_of_rows(project: Project, files: list[Path], tmp_path: Path) -> None:
-    """Whole precision within 1e-5; a reduced one within what its export measured of itself, which is more than rounding.
+    """Float32 forms agree within 1e-5; reduced precisions within the difference that their export measured, which exceeds rounding.
 
-    torch's own GroupNorm rounds a patch that is nearly flat by up to 2e-5 in the rows, which ONNX's does not. So ONNX is held to 1e-5 of
-    the rows in double precision, and everything that runs torch to 1e-5 of the process.
+    torch's GroupNorm rounds a nearly constant patch by up to 2e-5 in the rows; ONNX's does not. ONNX is therefore compared with the
+    rows in double precision, and every form that runs torch with those of the process, each to 1e-5.
     """
     folder = resolve_model(RUN, project)
     expected = load_model(folder, "cpu").embed(files)
@@ -109,7 +109,7 @@ def test_one_network_gives_one_set_of_rows(project: Project, files: list[Path], 
         export(project, RUN, graph_format, precision, tmp_path / name)
         found[name] = load_model(tmp_path / name).embed(files)
         measured = json.loads((tmp_path / name / MEASURED_FILE).read_text())["largest_difference"]
-        bounds[name] = WITHIN if precision == "fp32" else measured + WITHIN  # which was measured in batches of another size
+        bounds[name] = WITHIN if precision == "fp32" else measured + WITHIN  # measured in batches of another size
     differences = {name: float(np.abs(rows - (exact if name == "onnx fp32" else expected)).max()) for name, rows in found.items()}
     rounded = float(np.abs(expected - exact).max())
     apart_N = np.abs(found["onnx fp32"] - expected).max(axis=1)

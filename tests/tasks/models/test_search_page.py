@@ -1,4 +1,4 @@
-"""The page of what was found, in headless Chromium as wide as a phone and a desk: keys, names that would be markup, nothing cut off."""
+"""The page of search results in headless Chromium, as wide as a phone and a desktop: keyboard, names with markup, no clipped content."""
 
 import io
 import re
@@ -92,7 +92,7 @@ def test_it_is_used_by_keyboard_and_nothing_is_cut_off_or_run(browser: Any, page
     assert page.locator("dialog").bounding_box()["width"] <= width
     page.keyboard.press("Escape")
     assert not page.locator("dialog").is_visible()
-    expect(page.locator(":focus")).to_have_attribute("aria-label", re.compile("f.jpg"))  # where one was, the focus is again
+    expect(page.locator(":focus")).to_have_attribute("aria-label", re.compile("f.jpg"))  # the focus returns to the image that was opened
     page.locator("#query-2 ol button").nth(2).click()
     assert page.locator("dialog").is_visible()
     page.locator("#close").click()

@@ -1,4 +1,4 @@
-"""From images to a page of what was found, by a model that was really trained; names that would be markup stay names."""
+"""From images to a page of search results with a really trained model; names with markup are escaped."""
 
 import io
 import json
@@ -71,7 +71,7 @@ def test_an_image_finds_itself_and_the_scores_are_the_model_s(index: Index, mode
 
 def test_a_page_is_one_file_that_escapes_every_name(index: Index, model: TrainedModel, images: Path) -> None:
     page = search_page(index, search_images(index, model, [images], 6))
-    assert page.count("<script>") == 1  # its own
+    assert page.count("<script>") == 1  # the page's own script
     assert "&lt;script&gt;alert(1)&lt;&amp;" in page
     assert "alert(1)<&'" not in page
     assert re.findall(r'(?:src|href)="(?!data:|#)', page) == []
@@ -206,7 +206,7 @@ def test_the_verbs_from_a_folder_to_a_page(project: Project, images: Path, tmp_p
 def test_what_cannot_be_searched_with_is_named(
     index: Index, project: Project, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
-    """In one line, exit code 2, and with nothing on standard output."""
+    """The error is one line with exit code 2, and standard output is empty."""
     monkeypatch.chdir(project.root)
     whole = next(path for path in sorted(images.rglob("*.jpg")) if path.stat().st_size > 400).read_bytes()
     (tmp_path / "truncated.jpg").write_bytes(whole[:300])
@@ -225,7 +225,7 @@ def test_what_cannot_be_searched_with_is_named(
 
 
 def test_nothing_is_made_by_looking_for_a_model(project: Project, tmp_path: Path) -> None:
-    """Where MLflow has no database yet, none is made to be asked for the index's model."""
+    """Looking up the index's model creates no MLflow database."""
     elsewhere = Project(project.root, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path / 'mlflow.db'}")
     with pytest.raises(ConfigError, match="no trained run has this identity"):
         resolve_model("0" * 32, elsewhere)

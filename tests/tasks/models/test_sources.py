@@ -1,4 +1,4 @@
-"""Lists of images: what a row without a box has."""
+"""Lists of images: values of a row without a box."""
 
 from pathlib import Path
 

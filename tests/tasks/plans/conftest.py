@@ -24,7 +24,7 @@ def look(project: Project) -> LocalState:
 
 
 def finish_step(local: LocalState, step: str, spec: RunSpec) -> None:
-    """Write the traces of a finished step: Prefect's record, and a folder in the store."""
+    """Write the files of a finished step: Prefect's record, and a folder in the store."""
     identity = IDENTITIES[step](spec, local.dataset("cub200", load_table("softtriple/table1")))
     records = local.project.state / "prefect" / "storage"
     records.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How long a run takes, by hand: epochs times images over the measured rate, another network's time in the ratio of multiply-adds."""
+"""Estimated duration of a run: epochs times images over the measured rate, scaled by multiply-adds for another network."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Memory of a training: activations by hand and beside what a real step on the CPU keeps; the rest beside a real optimiser's."""
+"""Memory of a training: activations by hand and compared with a real step on the CPU; the rest compared with a real optimiser."""
 
 from typing import Any
 
@@ -55,11 +55,11 @@ def test_the_meta_device_keeps_what_a_real_step_keeps(name: str, num_images: int
     network = Embedder(model, 4).train()
     images = torch.randn(num_images, 3, size, size).to(memory_format=torch.channels_last)
     output, kept = kept_storages(network, lambda: network(images))
-    output.sum().backward()  # what was kept was enough
+    output.sum().backward()  # the kept tensors suffice for the backward pass
     with torch.device("meta"):
         same, shapes = Embedder(model, 4).train(), torch.empty(num_images, 3, size, size)
     computed = activation_bytes(same, shapes.to(memory_format=torch.channels_last))
-    # BatchNorm with frozen statistics keeps empty means and deviations on the CPU, and full ones on the meta device: two numbers a channel.
+    # Frozen BatchNorm keeps empty means and deviations on the CPU, but full ones on the meta device: two numbers per channel.
     frozen = [module for module in network.backbone.modules() if isinstance(module, nn.BatchNorm2d) and not module.training]
     assert computed == sum(kept.values()) + 2 * 4 * sum(module.num_features for module in frozen)
 
@@ -119,7 +119,7 @@ def test_a_network_that_is_frozen_in_parts_and_one_that_is_averaged() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "bn_inception"])
 def test_half_precision_is_near_what_autocast_keeps_on_the_cpu(name: str) -> None:
-    """Which operations it casts differs between devices, so that this is no more than near."""
+    """Autocast casts different operations on different devices, so that the estimate is only approximate."""
     asked = config(model={"backbone": {"name": name, "width": 32}}, precision="bfloat16")
     network = Embedder(asked.model, 4).train()
     images = torch.randn(6, 3, 64, 64).to(memory_format=torch.channels_last)

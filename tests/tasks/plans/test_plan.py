@@ -1,4 +1,4 @@
-"""What tables would run: what is done is reused, what two rows share is trained once, and what is missing is named with what to do."""
+"""Plans of tables: finished steps are reused, shared runs are trained once, and missing inputs are named with their remedy."""
 
 import hashlib
 import json
@@ -66,7 +66,7 @@ def test_runs_beside_each_other_take_no_less_than_the_longest(project: Project) 
 
 
 def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of runs that are timed alone the times add up, however many devices there are."""
+    """A table that measures times runs its trainings one after another, so that their times add up."""
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     rate = {"backbone": "vgg16", "crop_size": 224, "device": "cpu", "num_workers": 1, "images_per_second": 10.0}
     lines = [json.dumps({"step": step, **rate}) for step in ("train", "embed")]
@@ -95,7 +95,7 @@ def test_a_dataset_that_is_missing_and_what_to_do(project: Project) -> None:
     assert [need.what for need in plan.needs] == ["dataset cars196", "weights of bn_inception"]
     assert all(run.trains for run in plan.runs)
 
-    # It is in params.yaml now, and its raw files are not there.
+    # It is now in params.yaml, but its raw files are missing.
     block = {"datasets": {"cars196": {"reader": "cars196", "raw": "data/raw/cars196"}}}
     project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
     need = dataset_need(project, load_params(project.params_file), "cars196", {})

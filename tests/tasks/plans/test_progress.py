@@ -1,4 +1,4 @@
-"""How far a table is: not run, partly, done; and stale as soon as settings, data or code would give another run."""
+"""State of a table: not run, partly run, done; stale as soon as settings, data or code would give another run."""
 
 from dataclasses import astuple
 
@@ -25,7 +25,7 @@ def state_of(project: Project) -> TableState:
 
 
 def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
-    """Leave the result that a flow of these runs leaves."""
+    """Save the result that a flow of these runs saves."""
     here = look(project)
     runs = [
         MeasuredRun(
@@ -72,7 +72,7 @@ def test_other_code_makes_it_stale(project: Project, monkeypatch: pytest.MonkeyP
 
 def test_other_data_make_it_stale(project: Project) -> None:
     measure(project, Choice())
-    block = {"datasets": {"cub200": {"options": {"stored_size": 16}}}}  # to be prepared anew
+    block = {"datasets": {"cub200": {"options": {"stored_size": 16}}}}  # must be prepared again
     project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
     assert state_of(project).how == "stale"
 

@@ -1,4 +1,4 @@
-"""A damaged result of a table: kept under another name, reported, and rebuilt from the finished runs in the store."""
+"""A damaged result of a table is kept under another name, reported, and rebuilt from the finished runs in the store."""
 
 import json
 import logging
@@ -34,14 +34,14 @@ SOME = Choice(seeds=(0, 3, 2**20))
 
 
 def keep(record: StepRecord) -> None:
-    """Leave a record as Prefect leaves it."""
+    """Write a record as Prefect does."""
     path = finished_records() / record.identity
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"metadata": {"storage_key": record.identity}, "result": SealedJSON().dumps(record).decode()}))
 
 
 def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
-    """Leave what a run leaves in the store and in Prefect's storage; the run as its flow would add it to the table."""
+    """Write a run's files to the store and to Prefect's storage, and return the run as its flow adds it to the table."""
     here = look(project)
     record = here.dataset(dataset, load_table(TABLE))
     spec = spec.model_copy(update={"dataset": record.name})
@@ -65,7 +65,7 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
 
 
 def finished_table(project: Project, choice: Choice = SOME) -> TableResult:
-    """Runs of a table with three seeds, in the store and in the result."""
+    """Finish a table's runs of three seeds, in the store and in the result."""
     runs = [finish(project, spec, dataset) for (_, dataset), specs in asked_runs([TABLE], choice).runs.items() for spec in specs]
     add_runs(project, TABLE, tuple(runs), {"a run": "failed"}, "commit")
     return load_result(project, TABLE)
@@ -83,7 +83,7 @@ def test_a_damaged_result_is_rebuilt_and_a_part_run_again_loses_nothing(
     one = before.runs[0].model_copy(update={"scores": {"recall@1": 0.5}})
     add_runs(project, TABLE, (one,), {}, "new commit")
     found = load_result(project, TABLE)
-    # A seed beyond the first ten is found again only where the damaged bytes still name it.
+    # A seed beyond the first ten is found only if the damaged bytes still contain it.
     expected = [run for run in before.runs if run.seed < 10 or how in ("flip", "lengthen", "cut")]
     assert found.runs == tuple(one if run.place == one.place else run for run in expected)
     assert path.with_name("table1.json.damaged-1").read_bytes() == damaged

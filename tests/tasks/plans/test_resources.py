@@ -1,4 +1,4 @@
-"""What a plan says of disk and memory: from published sizes, from what lies in the raw folder, and what to do where it is short."""
+"""Disk and memory in a plan: from published sizes and the files in the raw folder, with a remedy for a shortage."""
 
 import json
 import sys
@@ -83,7 +83,7 @@ def test_dml_plan_prints_it(project: Project, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_finished_run_leaves_its_checkpoint_twice_its_network_and_its_embeddings_twice(project: Project) -> None:
-    """Of the 12 tested images 64 numbers each: the store and MLflow have checkpoint and embeddings, MLflow the network too."""
+    """12 test images have 64 numbers each; the store and MLflow keep checkpoint and embeddings, MLflow also the network."""
     found = resources_of(look(project), plan_tables(look(project), ["softtriple/table1"], Choice(rows=("softtriple",))))
     assert found.memory is not None
     weights, optimiser = found.memory.weights, found.memory.optimiser

@@ -1,4 +1,4 @@
-"""Means and intervals by hand, and a report that depends on nothing but the scores."""
+"""Means and intervals by hand, and a report that depends only on the scores."""
 
 import csv
 import json
@@ -48,7 +48,7 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     ]  # fmt: skip
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
-    # The few that `dvc metrics show` has a column for; MAP@R was not measured.
+    # Only metrics with a column in `dvc metrics show`; MAP@R was not measured.
     assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
     assert (tmp_path / "one" / "recall.csv").read_text().splitlines()[:3] == ["variant,k,recall", "a,1,0.500000", "a,10,0.900000"]
     # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
@@ -69,9 +69,9 @@ def test_the_others_are_held_against_the_reference_that_was_named(tmp_path: Path
     runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
     text = write_report("title", runs, tmp_path, reference="a")
     assert "difference to a (95 %, simultaneous)" in text
-    # b less a: 10, 11, 12 points; t(2) at 0.05 / 4 = 6.205, standard deviation 1, over sqrt(3): 3.6
+    # b minus a: 10, 11, 12 points; t(2) at 0.05 / 4 = 6.205, standard deviation 1, over sqrt(3): 3.6
     assert "+11.0 ± 3.6" in text
-    assert "+22.0 ± 7.2" in text  # c less a, not c less b
+    assert "+22.0 ± 7.2" in text  # c minus a, not c minus b
 
 
 def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_row_that_older_code_made_is_marked_with_the_files(tmp_path: Path) -> 
     assert (tmp_path / "metrics/a.json").is_file()
 
 
-SEEDS = {"a": (0.50, 0.52, 0.54), "b": (0.49, 0.50, 0.51), "c": (0.40, 0.422, 0.438)}  # worked out in tests/evaluation/test_comparing.py
+SEEDS = {"a": (0.50, 0.52, 0.54), "b": (0.49, 0.50, 0.51), "c": (0.40, 0.422, 0.438)}  # computed in tests/evaluation/test_comparing.py
 
 
 def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_can_be_told_stands_first_and_in_bold_with_every_pair_beside_it(tmp
 
 
 def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_path: Path) -> None:
-    """Classes of which one system finds 10 or 30 points more: 20 ± 6 or so on other classes, and far surer on these twelve."""
+    """One system finds 10 or 30 points more by class: about 20 ± 6 for other classes, but a narrow interval for these twelve."""
     runs = []
     for seed in range(4):
         for variant, gains in (("a", (0.1, 0.3)), ("b", (0.0, 0.0))):
@@ -181,7 +181,7 @@ def test_the_terminal_s_table_has_a_row_for_each_variant_and_the_best_first() ->
     assert lines[0].index("recall@1 ") < lines[0].index("recall@10")
     assert "class_mean" not in lines[0]
     assert lines[1].split()[1] == "b"
-    assert lines[1].rstrip(" │").endswith("-")  # never measured at that K
+    assert lines[1].rstrip(" │").endswith("-")  # not measured at that K
     assert "10.0 ± 0.0" in lines[2]
 
 

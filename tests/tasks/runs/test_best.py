@@ -1,4 +1,4 @@
-"""The one rule of the best run, against sorting by hand."""
+"""The rule that selects the best run, compared with sorting by hand."""
 
 from hypothesis import given
 from hypothesis import strategies as st

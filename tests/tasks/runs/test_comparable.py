@@ -1,4 +1,4 @@
-"""Which runs may be averaged: settings identities against the settings themselves, and a selection against its definition."""
+"""Runs that may be averaged: settings identities compared with the settings, and a selection with its definition."""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +16,7 @@ from tests.conftest import ROOT, small_training
 
 TRAINING = small_training().model_dump(mode="json")
 EVALUATION = EvaluationConfig().model_dump(mode="json")
-OTHER: dict[str, Any] = {  # a valid other value of each kind of setting
+OTHER: dict[str, Any] = {  # another valid value of each kind of setting
     "loss.name": "softmax",
     "sampler.batch_size": 16,
     "transform.padding": 3,

@@ -1,4 +1,4 @@
-"""What makes a step the same, both ways: what must change its identity, and what must not."""
+"""Identity of a step: changes that must alter it, and changes that must not."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_the_variant_s_name_changes_nothing() -> None:
 
 
 def test_a_run_is_published_once_in_the_standing_comparison_and_once_in_each_other() -> None:
-    """However it came there: with other settings its numbers may be the same, its place is not."""
+    """Other settings may give the same numbers, but the run is published separately."""
     assert identity.published_identity(SPEC, "0123") == "0123"
     others = [("training.num_epochs=4",), ("training.num_epochs=5",)]
     published = {identity.published_identity(changed(overrides=over), number) for over in others for number in ("0123", "4567")}
@@ -157,7 +157,7 @@ def test_a_setting_that_does_nothing_unless_it_is_set_is_no_part_of_it(
 
 
 def test_identities_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change here makes everything that anybody has trained train again: it has to be meant, and told in CHANGELOG.md."""
+    """A change here retrains everything that users have trained: it must be intended, and announced in CHANGELOG.md."""
     monkeypatch.setattr(identity, "source_digest", lambda modules: "code")
     assert identities() == GOLDEN
 

@@ -1,4 +1,4 @@
-"""A params.yaml that nobody can mean: one line in under two seconds, whatever it holds; nothing is written."""
+"""A nonsensical params.yaml gives one line in under two seconds, whatever its content, and nothing is written."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def changed(old: str, new: str) -> bytes:
 
 SEEDS, EPOCHS, WIDTH = "seeds: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]", "num_epochs: 48", "width: 16"
 RAW, REFERENCE, VARIANT = "raw: data/raw/drawn-80", "reference: softmax", "    softmax: {"
-# What is wrong -> the file; each is refused.
+# Kind of error -> the file; each is refused.
 FILES: dict[str, bytes] = {
     "empty": b"",
     "a comment": b"# nothing\n",
@@ -145,7 +145,7 @@ FILES: dict[str, bytes] = {
 
 
 def refused(path: Path, overrides: tuple[str, ...] = ()) -> str | None:
-    """The error that a file gives, within its time; None where it is taken."""
+    """Return the error that a file gives within the time limit, or None if it is accepted."""
     before, begun = sorted(path.parent.rglob("*")), time.process_time()
     try:
         load_params(path, overrides)
@@ -198,7 +198,7 @@ NASTY: tuple[Any, ...] = (
 
 
 def keys_of(kind: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every key of a configuration, those of nested ones too."""
+    """Yield every key of a configuration, including nested ones."""
     for name, field in kind.model_fields.items():
         yield (*prefix, name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -206,7 +206,7 @@ def keys_of(kind: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def all_keys() -> list[tuple[str, ...]]:
-    """The keys of the schema, and every key that the repository's own file has."""
+    """Return the keys of the schema and of the repository's own file."""
     from dml_core.training.config import TrainingConfig
 
     written = [tuple(key.split(".")) for key in flatten(read_yaml(ROOT / "params.yaml"))]
@@ -222,7 +222,7 @@ SMALL["comparison"]["variants"] = {name: SMALL["comparison"]["variants"][name] f
 
 
 def replaced(key: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The small parameters with another value at a key."""
+    """Return the small parameters with another value at a key."""
     values: dict[str, Any] = merge(SMALL, {})
     inner = values
     for part in key[:-1]:

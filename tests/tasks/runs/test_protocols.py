@@ -14,12 +14,12 @@ from dml_core.training.loop import fit
 from tasks.runs import protocols
 from tasks.runs.protocols import load_protocol, protocol_names
 
-# The project's own is a small network without trained weights: tests/tasks/tables/test_project_tables.py has it.
-SMALL = {"mnist", "fashion_mnist", "drawn-80", "drawn-cub200", "drawn-cars196"}  # images of figures, and what stands in for others
+# tests/tasks/tables/test_project_tables.py tests the project's own protocol, a small network without trained weights.
+SMALL = {"mnist", "fashion_mnist", "drawn-80", "drawn-cub200", "drawn-cars196"}  # images of figures, and drawn replacements
 LOADED = {name: load_protocol(name) for name in protocol_names() if name != "project"}
 CELLS = [(name, dataset, variant) for name, protocol in LOADED.items() for variant in protocol.variants for dataset in protocol.datasets]
-# The common track's variants differ by dataset in numbers only: one dataset each is trained.
-# Each reading of each paper on its first dataset, on SOP, whose batches or optimisers are others, and on digits, whose networks are.
+# The common track's variants differ between datasets only in numbers: each is trained on one dataset.
+# Each reading of each paper is trained on its first dataset, on SOP (other batches or optimisers) and on digits (other networks).
 FIRST = {name: next(iter(LOADED[name].datasets)) for name in LOADED}
 TRAINED = [
     (name, dataset, variant)
@@ -35,7 +35,7 @@ def config_of(cell):
 
 
 def tiny(config):
-    """The protocol with 32-pixel images, two batches an epoch, and no download; 36 images of 4 classes are there."""
+    """Return the protocol with 32-pixel images, two batches per epoch and no download, for 36 images of 4 classes."""
     values = config.model_dump()
     backbone = values["model"]["backbone"]
     crop = {} if config.transform.crop == "none" else {"crop_size": 32}
@@ -52,7 +52,7 @@ def test_all_five_papers_and_the_common_track_are_here():
     assert set(LOADED) == {"softtriple", "heated_up_softmax", "discriminative", "tuplet_margin", "sgsl", "common"}
     assert (
         len(CELLS) == (8 + 4) + (6 + 2) + (4 + 4) + 6 + (8 + 2) + 44
-    )  # small images of figures and stand-ins beside the datasets of tables
+    )  # small images of figures and drawn replacements, besides the datasets of tables
 
 
 def test_both_readings_are_here_where_code_was_released():
@@ -82,7 +82,7 @@ def test_each_distinct_network_is_built_as_it_is():
 
 def test_every_network_starts_from_imagenet_with_its_pixels():
     found = {(config_of(cell).model.backbone.weights, cell[1] in SMALL) for cell in CELLS}
-    assert found == {("imagenet", False), ("none", True)}  # scaling: refused when built otherwise
+    assert found == {("imagenet", False), ("none", True)}  # scaling: other values are refused when built
 
 
 def test_the_common_track_differs_in_loss_and_head_kind_only():

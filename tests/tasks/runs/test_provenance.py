@@ -1,4 +1,4 @@
-"""What older code made: found by what it is apart from code, with the names of the files that differ."""
+"""Results of older code: found by settings and inputs, with the names of the files that differ."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ LOSS = "dml_core/losses/softtriple.py"
 
 @pytest.fixture
 def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The source files of every step with what they do, to be changed by a test."""
+    """Source files of every step -> their behaviour, which a test may change."""
     files = {"dml_core/training/loop.py": "loop", LOSS: "loss"}
     monkeypatch.setattr(identity, "source_digest", lambda modules: str(sorted(files.items())))
     monkeypatch.setattr(identity, "source_digests", lambda modules: dict(files))

@@ -1,4 +1,4 @@
-"""What an edit of a source file means to the steps that use it: how it is written counts for nothing, what it does counts."""
+"""Effect of a source file's edit on the steps that use it: formatting is ignored, behaviour counts."""
 
 import pytest
 

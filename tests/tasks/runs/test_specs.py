@@ -1,4 +1,4 @@
-"""`params.yaml` as specifications: what is laid over what, and what is refused."""
+"""`params.yaml` as specifications: which settings override which, and refusals."""
 
 from pathlib import Path
 

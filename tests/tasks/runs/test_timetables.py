@@ -1,4 +1,4 @@
-"""Learning rate, weight decay and temperature of every group over the whole schedules, against the papers' words (epochs from 0)."""
+"""Learning rate, weight decay and temperature of every group over whole schedules, compared with the papers' text (epochs from 0)."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.parallel.workers import TrainingSystem
 from tasks.runs.protocols import load_protocol
 
-NUM_STEPS = 100  # of an epoch
+NUM_STEPS = 100  # per epoch
 FAST = {"resnet50": "resnet18"}
 
 
 def timetable(paper, dataset, variant):
-    """A function from (epoch, step) to {group: (rate, decay)} and the loss's alpha (None where it has none)."""
+    """Return config, optimiser, and a function from (epoch, step) to {group: (rate, decay)} and the loss's alpha (or None)."""
     config = load_protocol(paper).training_config(dataset, variant)
     backbone = config.model.backbone
     backbone = backbone.model_copy(update={"weights": "none", "name": FAST.get(backbone.name, backbone.name)})
@@ -33,7 +33,7 @@ def timetable(paper, dataset, variant):
 
 
 def check(at, rows):
-    """`rows`: (epoch, {group: (rate, decay)})."""
+    """Check the schedule at `rows`: (epoch, {group: (rate, decay)})."""
     for epoch, expected in rows:
         found, _ = at(epoch)
         assert found.keys() == expected.keys()
@@ -55,7 +55,7 @@ def test_softtriple_as_published():
 
 
 def test_softtriple_as_released():
-    """The drop comes after 19 and 39 epochs; decay 1e-4 on backbone and centres; eps 0.01."""
+    """The drop is after 19 and 39 epochs; decay 1e-4 on backbone and centres; eps 0.01."""
     config, optimiser, at = timetable("softtriple", "cars196", "as_released")
     assert (config.num_epochs, optimiser.defaults["eps"]) == (50, 0.01)
     rows = [(0, 1.0), (18, 1.0), (19, 0.1), (38, 0.1), (39, 0.01), (49, 0.01)]
@@ -118,14 +118,14 @@ def test_sgsl_as_released(dataset, rate, momentum):
     assert at(0)[0]["loss"] == pytest.approx((0.1 * rate, 5e-4))
     assert at(5)[0]["loss"][0] == pytest.approx(0.55 * rate, rel=0.01)  # half of the 1000 iterations
     assert at(9, step=99)[0]["loss"][0] == pytest.approx(rate, rel=1e-3)  # the warm-up's last step
-    assert at(54)[0]["backbone"] == pytest.approx((rate * 0.505, 5e-4))  # 45 of 90 epochs after the first at the whole rate
+    assert at(54)[0]["backbone"] == pytest.approx((rate * 0.505, 5e-4))  # 45 of the 90 epochs after the first at the full rate
     assert at(54, step=99) == at(54)
     assert at(99)[0]["loss"][0] == pytest.approx(0.01 * rate)
     assert "head without decay" not in at(0)[0]  # the shift, its only bias, is frozen; the scale decays
 
 
 def test_sgsl_as_published():
-    """Boudiaf's: cosine by iteration down to 0, no decay of one-dimensional parameters."""
+    """Boudiaf's settings: cosine by iteration to 0, no decay of one-dimensional parameters."""
     _, optimiser, at = timetable("sgsl", "cub200", "as_published")
     free = {"backbone without decay": (0.01, 0.0), "head without decay": (0.01, 0.0)}  # the head's is GeM's learned p
     check(at, [(50, {"backbone": (0.01, 5e-4), "loss": (0.01, 5e-4), **free})])
@@ -163,7 +163,7 @@ def test_frozen_batchnorm_is_as_each_paper_has_it():
 
 
 def test_the_common_track():
-    """Ours: AdamW, 1e-4 for the backbone, 1e-3 for the head, 1e-2 for the loss; a line over the first of 40 epochs, then a cosine."""
+    """Our settings: AdamW, 1e-4 for the backbone, 1e-3 for the head, 1e-2 for the loss; linear over the first of 40 epochs, then cosine."""
     config, optimiser, at = timetable("common", "cub200", "softtriple")
     assert (config.num_epochs, type(optimiser)) == (40, torch.optim.AdamW)
     ours = torch.tensor([1e-4, 1e-3, 1e-2])

@@ -1,4 +1,4 @@
-"""Settings that a search found: written, read back, laid over a row's own and over a variant's of the standing comparison."""
+"""Tuned settings: written, read back, and overriding those of a row and of a variant in the standing comparison."""
 
 import shutil
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ FOUND = TunedFile(
 
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of all tables that a test may write to."""
+    """A writable copy of all tables."""
     copy = tmp_path / "tables"
     shutil.copytree(protocols.TABLES, copy, ignore=shutil.ignore_patterns(TUNED))
     for module in ("tasks.runs.protocols", "tasks.tables.file"):
@@ -174,7 +174,7 @@ def test_a_dataset_of_the_standing_comparison_may_ask_for_them_for_all_variants_
 
 
 def test_params_that_ask_for_what_is_not_tuned_yet_can_be_read(tables: Path, tmp_path: Path) -> None:
-    """`dml tune` reads them to make the file."""
+    """`dml tune` reads them to create the tuned file."""
     path = tmp_path / "params.yaml"
     path.write_text(
         (ROOT / "params.yaml").read_text().replace("softmax: {loss: {name: softmax}}", "softmax: {tuned: true, loss: {name: softmax}}")

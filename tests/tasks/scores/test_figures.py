@@ -1,4 +1,4 @@
-"""Which queries a run's figures show, and what is searched for them."""
+"""Queries shown in a run's figures, and the search of their neighbours."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_a_gallery_shows_successes_and_failures(num_right: int, num_wrong: int, 
 def test_neighbours_are_the_nearest_others_even_among_duplicates(packed: Path) -> None:
     dataset = PackedDataset(packed, "test")
     embeddings = np.random.default_rng(0).standard_normal((len(dataset), 3)).astype(np.float32)
-    embeddings[5:25] = embeddings[5]  # more duplicates than neighbours: the query is not among the nearest found
+    embeddings[5:25] = embeddings[5]  # more duplicates than neighbours: the query is not among its nearest
     side = Side(dataset, embeddings, dataset.labels)
     seen = look_up(side, side, "cosine", 0)
     assert seen.indices.shape == seen.right.shape == (len(dataset), NUM_NEIGHBOURS)
@@ -64,7 +64,7 @@ def test_curves_take_parts_and_validation_that_not_every_step_has(tmp_path: Path
     draw_curves(history, tmp_path / "all.png", "run")
     draw_curves(history[:3], tmp_path / "loss.png", "run")
     sizes = [int.from_bytes((tmp_path / name).read_bytes()[16:20], "big") for name in ("all.png", "loss.png")]
-    assert sizes[0] > 1.5 * sizes[1]  # four panels and one
+    assert sizes[0] > 1.5 * sizes[1]  # four panels, compared with one
     drawn: list[dict[str, object]] = []
     monkeypatch.setattr(figures, "plot_training_curves", lambda training, path, title, unseen: drawn.extend([training, unseen]))
     draw_curves(history, tmp_path / "all.png", "run")

@@ -1,4 +1,4 @@
-"""Scoring from files: a folder of shards gives the numbers of its arrays, streamed or not, and what does not fit is refused in one line."""
+"""Scoring from files: a folder of shards gives the scores of its arrays, streamed or not; inconsistent files are refused in one line."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ CONFIG = EvaluationConfig(recall_at=(1, 5))
 
 
 def write_role(folder: Path, role: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Three shards of unequal sizes; returns the whole."""
+    """Write three shards of unequal sizes, and return all embeddings and labels."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 12, 90)
     embeddings = (np.random.default_rng(9).standard_normal((12, 8))[labels] + generator.standard_normal((90, 8))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Two runs that are scored at the same time keep their share of the cores until both have ended, and afterwards."""
+"""Two runs scored at the same time keep their share of the cores until both have ended, and afterwards."""
 
 import os
 import threading
@@ -18,11 +18,11 @@ from tasks.runs.records import CheckpointRecord, DatasetRecord, EmbeddingRecord
 from tasks.storage import Store
 from tests.conftest import small_training
 
-NUM_CORES = 8  # of a made-up machine
+NUM_CORES = 8  # of a simulated machine
 
 
 def threads() -> dict[str, int]:
-    """Threads of each numerical library, as the calling thread sees them."""
+    """Return the number of threads of each numerical library in the calling thread."""
     np.ones((2, 2)) @ np.ones((2, 2))
     return {info["filepath"]: info["num_threads"] for info in threadpool_info()} | {"torch": torch.get_num_threads()}
 
@@ -39,7 +39,7 @@ def _threads_as_before() -> Any:
 def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(NUM_CORES)
     threadpool_limits(NUM_CORES)
-    monkeypatch.setattr(OpenBLASController._SHARED_STATE, "controlling_thread", None)  # the first thread that scores, as in a flow
+    monkeypatch.setattr(OpenBLASController._SHARED_STATE, "controlling_thread", None)  # set by the first thread that scores, as in a flow
     both_score, first_ended = threading.Barrier(2, timeout=20), threading.Event()
     seen: dict[str, dict[str, int]] = {}
 

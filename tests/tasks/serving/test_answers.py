@@ -1,4 +1,4 @@
-"""Over HTTP: the embeddings are those of the process itself, and what is found is what the index finds."""
+"""Over HTTP, embeddings equal those computed in process, and search results equal the index's."""
 
 import base64
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def as_json(files: list[bytes]) -> list[str]:
 
 
 def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, service: Service) -> None:
-    """As JSON and as a form, many at once and one by one; the neighbours are the index's own, with names, classes and pictures."""
+    """Embeddings as JSON and as a form; neighbours equal the index's, with names, classes and thumbnails."""
     expected = made.load().embed(made.files)
     data = [path.read_bytes() for path in made.files]
 
@@ -61,7 +61,7 @@ def test_embeddings_and_hits_over_http_are_those_in_process(made: Made, service:
 
 @pytest.mark.proof
 def test_what_is_batched_with_others_is_the_same(made: Made, service: Service) -> None:
-    """Sixteen clients at once, so that images of different requests go through the network together; as the metrics say they did."""
+    """Sixteen concurrent clients let the network process images of several requests together, which the metrics confirm."""
     expected = made.load().embed(made.files)
 
     def ask(number: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is wrong is refused with a 4xx in one line of JSON, whatever it is, and the service goes on answering."""
+"""Bad input is refused with a 4xx and one line of JSON, and the service keeps answering."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ TOKEN = "a token of letters enough"
 
 
 def png(width: int, height: int) -> bytes:
-    """A PNG whose header says so, of one colour: a thousand times smaller than its pixels."""
+    """Return a PNG of one colour with this size in its header, a thousand times smaller than its pixels."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -63,9 +63,9 @@ def test_an_image_is_taken(kind: str) -> None:
         (b"not an image", 422, "not an image"),
         (GOOD[:20], 422, "not an image"),
         (bytes(LIMITS.image_bytes + 1), 413, "bytes"),
-        (png(20_000, 20_000), 413, "pixels"),  # Pillow's own bound
+        (png(20_000, 20_000), 413, "pixels"),  # Pillow's limit
         (png(10_000, 6_000), 413, "60"),
-        (png(20_000, 20), 422, "times the other"),  # few pixels, until the shorter side is resized to that of a crop
+        (png(20_000, 20), 422, "times the other"),  # few pixels until the shorter side is resized to the crop's
         (b"%PDF-1.4 " + GOOD, 422, "not an image"),
     ],
 )
@@ -78,7 +78,7 @@ def test_an_image_is_refused_by_its_header(data: bytes, status: int, says: str) 
 
 @dataclass(frozen=True)
 class Bad:
-    """A request, and the status it is refused with."""
+    """A request, and the status of its refusal."""
 
     status: int
     path: str = "/v1/search"
@@ -173,7 +173,7 @@ def test_a_bad_request_is_refused_in_one_line(service: Service, name: str) -> No
 
 
 def raw(service: Service, *pieces: bytes, seconds: float = 0.0) -> bytes:
-    """What the service says to bytes sent with so many seconds between them, until it closes."""
+    """Return the service's response to pieces sent `seconds` apart, until it closes the connection."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=40) as connection:
         try:
             for piece in pieces:
@@ -199,7 +199,7 @@ def body_of(said: bytes) -> dict[str, str]:
 @pytest.mark.proof
 @pytest.mark.parametrize("name", ["body stops", "headers stop", "says nothing", "no HTTP", "endless headers", "endless body"])
 def test_a_bad_client_is_given_up(service: Service, name: str) -> None:
-    """Each costs the service a connection for some seconds and no replica; meanwhile and afterwards others are answered."""
+    """A bad client occupies a connection for some seconds but no replica; others are answered meanwhile and afterwards."""
     head = b"POST /v1/search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     begun = time.monotonic()
     if name == "body stops":
@@ -224,7 +224,7 @@ def test_a_bad_client_is_given_up(service: Service, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_slow_clients_do_not_keep_others_waiting(service: Service) -> None:
-    """More than may be worked on at a time that have begun a body and send no more; the service answers a good request as it did before."""
+    """More clients than are served at a time send part of a body and stop; good requests are still answered."""
     slow = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(LIMITS.requests + 50)]
     for connection in slow:
         connection.sendall(b"POST /v1/search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n{")

@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser: an image chosen, dropped, or searched with again by keyboard; on a phone's width and a screen's."""
+"""The page at `/` in a real browser: images are chosen, dropped or reused as queries by keyboard, at the width of a phone and a desktop."""
 
 import base64
 import os
@@ -46,7 +46,7 @@ def opened(browser: Browser, url: str, width: int, complaints: list[str]) -> Pag
 
 
 def shoot(page: Page, name: str) -> None:
-    """A picture for who wants to look, where DML_SHOTS names a folder."""
+    """Save a screenshot to the folder DML_SHOTS, if set."""
     if "DML_SHOTS" in os.environ:
         page.screenshot(path=str(Path(os.environ["DML_SHOTS"]) / f"{name}.png"), full_page=True)
 
@@ -68,7 +68,7 @@ def drop(page: Page, path: Path) -> None:
 
 
 def fits(page: Page) -> bool:
-    """Whether nothing has to be scrolled sideways to."""
+    """Return whether the page needs no horizontal scrolling."""
     width: Any = page.evaluate("document.documentElement.scrollWidth")
     return bool(width <= page.viewport_size["width"])  # type: ignore[index]
 
@@ -118,7 +118,7 @@ def test_an_image_is_chosen_and_dropped_and_what_is_found_is_shown(made: Made, s
 def test_the_page_works_by_keyboard_alone(made: Made, service: Service, browser: Browser) -> None:
     complaints: list[str] = []
     page = opened(browser, service.url, 1280, complaints)
-    page.on("filechooser", lambda _: None)  # has the browser tell of choosers from here on: beside the key it may come too late
+    page.on("filechooser", lambda _: None)  # reports choosers from here on: enabled only at the key press, it may be too late
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "file"
     with page.expect_file_chooser() as chooser:

@@ -1,4 +1,4 @@
-"""A batch of a replica, without Ray: images of several requests, and one that its network can do nothing with."""
+"""A replica's batch without Ray: images of several requests, and one with a zero embedding."""
 
 import asyncio
 import shutil
@@ -16,7 +16,7 @@ from tests.tasks.serving.conftest import Made
 
 
 def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
-    """Embeddings alone and searches of different k."""
+    """The requests are embeddings, and searches with different k."""
     model, wanted = made.load(), (0, 3, 30, 0, 1)
     replica = Replica(str(made.model), str(made.index), 1, 32)
     found = replica._compute([_Asked(model.view(path), k) for path, k in zip(made.files, wanted, strict=False)])
@@ -30,7 +30,7 @@ def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
 
 
 def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> None:
-    """And no batch is larger than it may be; one alone goes alone; what the network fails on is told to those of its batch."""
+    """No batch exceeds its limit, a single request is a batch of one, and a network failure is raised for its batch."""
     replica = Replica(str(made.model), None, 2, 16)
     data = [path.read_bytes() for path in made.files]
 

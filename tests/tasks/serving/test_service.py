@@ -1,4 +1,4 @@
-"""How the service starts, what of it can be reached, what the death of a replica costs, and that nothing is left at the end."""
+"""Start of the service, its reachable addresses, the effect of a killed replica, and an end that leaves no process."""
 
 import asyncio
 import dataclasses
@@ -23,7 +23,7 @@ from tests.tasks.serving.conftest import Made, Service, wait_until
 
 
 def refused(made: Made, *arguments: str, **environment: str) -> str:
-    """What `dml serve` says when it refuses to start."""
+    """Return the error of a `dml serve` that refuses to start."""
     run = subprocess.run(
         [sys.executable, "-m", "flows.cli", "serve", *arguments],
         cwd=made.project,
@@ -54,7 +54,7 @@ def test_what_it_refuses_to_start_with(made: Made) -> None:
 
 
 def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Made) -> None:
-    """Its socket is gone before it listens; no address is said."""
+    """Its socket is closed before it listens, and no address is printed."""
     setting = Setting(made.model, None, Served(model="0", title="", num_dimensions=1, num_items=None))
     listener = listen(dataclasses.replace(setting, port=0))
     listener.close()
@@ -65,7 +65,7 @@ def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Mad
 
 
 def test_answers_are_sent_without_delay(made: Made) -> None:
-    """An answer's headers and body are two pieces: without TCP_NODELAY the second waits for the client's acknowledgement, some 40 ms."""
+    """Headers and body are sent separately: without TCP_NODELAY the body waits some 40 ms for the client's acknowledgement."""
     found: list[int] = []
 
     async def connect() -> None:
@@ -103,7 +103,7 @@ def test_nothing_listens_but_on_loopback(service: Service) -> None:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_replica_computes_on_all_cores(service: Service) -> None:
-    """Ray's own value is 1, with which eight clients were answered no faster than one after another."""
+    """Ray's default is 1, with which eight concurrent clients were no faster than sequential requests."""
     (replica,) = service.replicas()
     assert int(replica.environ()["OMP_NUM_THREADS"]) >= min(2, os.cpu_count() or 1)
 
@@ -114,7 +114,7 @@ def test_a_replica_computes_on_all_cores(service: Service) -> None:
 def test_a_signal_ends_it_with_what_was_begun_answered_and_nothing_left(
     made: Made, start: Callable[..., Service], number: signal.Signals
 ) -> None:
-    """What was begun is answered first."""
+    """Requests in progress are answered before the end."""
     service = start(str(made.index))
     processes = [psutil.Process(service.process.pid), *service.descendants()]
     statuses: list[int] = []
@@ -134,7 +134,7 @@ def test_a_signal_ends_it_with_what_was_begun_answered_and_nothing_left(
 @pytest.mark.slow
 @pytest.mark.proof
 def test_a_replica_killed_under_load_loses_no_request(made: Made, start: Callable[..., Service]) -> None:
-    """Eight clients ask without a pause; one of two replicas is killed, later the other; every request is answered, and rightly."""
+    """Eight clients send requests without pause while one of two replicas is killed, later the other; all answers are right."""
     service = start(str(made.index), "--replicas", "2")
     data = made.files[0].read_bytes()
     expected = made.load().embed([data])[0].tolist()

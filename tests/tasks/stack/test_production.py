@@ -1,4 +1,4 @@
-"""infra/compose.yaml, infra/kubernetes and the Dockerfile name the services, versions and settings of infra/stack.yaml, which tests run."""
+"""infra/compose.yaml, infra/kubernetes and the Dockerfile use the services, versions and settings of infra/stack.yaml, which tests run."""
 
 import json
 import re
@@ -21,12 +21,12 @@ OBJECTS = [entry for name in KUSTOMIZATION["resources"] for entry in yaml.safe_l
 NAMED = {(entry["kind"], entry["metadata"]["name"]): entry for entry in OBJECTS}
 CLUSTER = NAMED["RayCluster", "dml"]["spec"]
 GROUPS = {group["groupName"]: group for group in CLUSTER["workerGroupSpecs"]}
-# What a machine of one's own has otherwise: addresses, ports, files, how small the stack of a test is, one log monitor for all its nodes.
+# Options that differ on a single machine: addresses, ports, files, the small size of a test's stack, one log monitor for all nodes.
 OF_PLACE = re.compile(r"host|port|address|temp-dir|object-store-memory|num-cpus|name|allowed-hosts|log-monitor")
-# KubeRay asks the dashboard whether the head is well and submits jobs to it, and starts the autoscaler beside the head itself; usage
-# statistics are switched off by the image's environment.
+# KubeRay checks the head and submits jobs through the dashboard, and starts the autoscaler next to the head itself; the image's
+# environment disables usage statistics.
 OF_KUBERAY = {"--head", "--block", "--include-dashboard", "--no-monitor", "--disable-usage-stats"}
-# The fields of KubeRay 1.6's RayCluster and RayJob that are used here, as its reference has them; its schemas are in no package at hand.
+# Fields of KubeRay 1.6's RayCluster and RayJob that are used here, from its reference; no available package has its schemas.
 RAY_FIELDS = {
     "RayJob": {"entrypoint", "submissionMode", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "backoffLimit", "rayClusterSpec"},
     "RayCluster": {"rayVersion", "authOptions", "enableInTreeAutoscaling", "autoscalerOptions", "headGroupSpec", "workerGroupSpecs"},
@@ -38,7 +38,7 @@ RAY_FIELDS = {
 
 
 def options(command: str) -> dict[str, str]:
-    """Options of a command, those of place left out, and what it calls; of a script its last line's."""
+    """Return the options of a command, or of a script's last line, without those of OF_PLACE."""
     words = re.split(r"[ =]+(?=-)|(?<=[^ ])[ =]", re.split(r"; *exec |\nexec ", command.strip().rstrip("'"))[-1])
     found: dict[str, str] = {}
     for word, after in zip(words, [*words[1:], "-"], strict=True):
@@ -48,7 +48,7 @@ def options(command: str) -> dict[str, str]:
 
 
 def container(name: str) -> dict[str, Any]:
-    """The one container of a service in Kubernetes."""
+    """Return a service's only container in Kubernetes."""
     template = {
         "ray-head": CLUSTER["headGroupSpec"]["template"],
         "ray-node-1": GROUPS["cpu"]["template"],
@@ -61,7 +61,7 @@ def container(name: str) -> dict[str, Any]:
 
 
 def environment(name: str) -> dict[str, str]:
-    """What a container is given in words, ConfigMaps included; what comes from Secrets is left out."""
+    """Return a container's literal environment variables, with those of ConfigMaps but not of Secrets."""
     own = container(name)
     maps = [NAMED["ConfigMap", entry["configMapRef"]["name"]]["data"] for entry in own.get("envFrom", ()) if "configMapRef" in entry]
     return {key: value for data in maps for key, value in data.items()} | {
@@ -70,7 +70,7 @@ def environment(name: str) -> dict[str, str]:
 
 
 def templates() -> list[dict[str, Any]]:
-    """Every pod's template, those of the Ray clusters included."""
+    """Return every pod template, including those of the Ray clusters."""
     found = [entry["spec"]["template"] for entry in OBJECTS if "template" in entry.get("spec", {})]
     for spec in (CLUSTER, RAYJOB["spec"]["rayClusterSpec"]):
         found += [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
@@ -147,11 +147,11 @@ def test_no_page_is_open_to_the_network_and_no_secret_is_in_the_file() -> None:
                 assert re.search(r"\$\{\w+:\?\}", value), key
 
 
-# ---------------------------------------------------------------- what a flow needs in the image
+# ---------------------------------------------------------------- files that a flow needs in the image
 
 
 def copied() -> set[str]:
-    """What the image has of the project."""
+    """Return the project's paths in the image."""
     lines = re.findall(r"^COPY --chown=dml:dml (.+) \S+$", DOCKERFILE, re.MULTILINE)
     return {path for line in lines for path in line.split()}
 
@@ -175,11 +175,11 @@ def test_what_a_flow_writes_belongs_to_the_image_s_user_and_outlives_the_contain
     assert {mount["mountPath"] for mount in container("prefect-worker")["volumeMounts"]} >= places
 
 
-# ---------------------------------------------------------------- Kubernetes alone
+# ---------------------------------------------------------------- Kubernetes only
 
 
 def test_every_object_fits_its_schema() -> None:
-    """Pods of the Ray clusters are looked at as pods: the schemas at hand know Kubernetes' own kinds alone."""
+    """Pods of the Ray clusters are validated as pods, because the available schemas cover only Kubernetes' own kinds."""
     newest = kubernetes_validate.latest_version()
     own = [entry for entry in OBJECTS if not entry["apiVersion"].startswith("ray.io/")]
     assert {entry["kind"] for entry in own} >= {"Deployment", "StatefulSet", "Service", "ConfigMap", "Job", "NetworkPolicy"}

@@ -1,4 +1,4 @@
-"""What the stack is made of on this machine: with the stack's own S3 server, and with one of the user's."""
+"""Parts of the stack on this machine: with its own S3 server, and with the user's."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_an_s3_server_of_one_s_own_takes_the_place_of_the_stack_s(project: Proje
         assert environment["AWS_ACCESS_KEY_ID"] == "somebody"
         assert environment["AWS_SECRET_ACCESS_KEY"] == "a secret of theirs"
     assert all("a secret of theirs" not in word for service in stack.services.values() for word in service.command)
-    # A later `up` or `status` goes on with it, whatever the environment is by then.
+    # A later `up` or `status` keeps this server, even if the environment has changed.
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert load_stack(project).clients == stack.clients
     assert load_stack(project, OWN).clients == stack.clients

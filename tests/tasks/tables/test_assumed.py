@@ -1,4 +1,4 @@
-"""Settings that no paper states have "assumed" beside them in the files: on their line, or in the comment at the end of the one above."""
+"""Settings that no paper states are marked "assumed" in the files: on their line, or in the comment block directly above."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from tasks.runs.protocols import TABLES
 
-# What shared/PROTOCOLS.md, section 8, and the papers' texts leave open. Each is a line of the protocol, by how it begins.
+# Settings left open by the papers' texts (shared/PROTOCOLS.md, section 8), each by the beginning of its line in the protocol.
 NOT_STATED = {
     "softtriple": ["pooling:", "head:", "scale: 20", "cub200:", "cars196:", "transform: {test_resize: 256", "optimiser: {weight_decay: 0"],
     "heated_up_softmax": [
@@ -29,7 +29,7 @@ SAID_BEFORE = {("heated_up_softmax", "evaluation:"): "scikit-learn's defaults of
 
 
 def marked(lines: list[str], place: int) -> bool:
-    """Whether the line, or the block of comment that ends above it, says assumed or from where it is."""
+    """Return whether the line's comment, or the comment block directly above, contains "assumed"."""
     above = []
     for line in reversed(lines[:place]):
         if not line.strip().startswith("#"):
@@ -50,6 +50,6 @@ def test_what_no_paper_states_says_so(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", sorted(NOT_STATED))
 def test_no_text_has_a_figure_that_no_paper_prints(paper: str) -> None:
-    """Section 4.1 of SoftTriple says "significantly"; logs of Cars196 end at eight figures, of which none is 94.3."""
+    """Section 4.1 of SoftTriple says "significantly"; logs of Cars196 end at eight numbers, none of which is 94.3."""
     for path in [*(TABLES / paper).glob("*.yaml"), TABLES / "project" / "claims.yaml"]:
         assert not re.search(r"about 10 (stay|on)|94\.3 to 95\.0|span 0\.7", path.read_text(encoding="utf-8")), path

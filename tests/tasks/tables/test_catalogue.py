@@ -1,4 +1,4 @@
-"""Every table's file loads, its rows give runs, and its figures are those of the paper's text; a slip in a file is one line."""
+"""Every table's file loads, its rows give runs, and its numbers are those of the paper's text; an error in a file is one line."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ from tasks.tables.tolerances import common_tolerance
 NAMES = paper_tables()
 PAPERS = ("discriminative", "heated_up_softmax", "sgsl", "softtriple", "tuplet_margin")
 
-# shared/PROTOCOLS.md, section 7: the Ks belong to the dataset, and tuplet margin prints one more.
+# shared/PROTOCOLS.md, section 7: the Ks depend on the dataset, and tuplet margin prints one more.
 BIRDS_AND_CARS = (1, 2, 4, 8)
 KS = {
     "cub200": BIRDS_AND_CARS,
@@ -34,23 +34,23 @@ KS = {
 MORE_KS = {"tuplet_margin": {"cub200": (16,), "cars196": (16,)}}
 
 SHARED = Path(__file__).parents[4] / "shared"
-NEAR = 25  # lines between a caption and the farthest line of its table
-# Rows whose figures the text of the PDF runs together, on one line: all have to be on it, in any order.
+NEAR = 25  # maximum number of lines between a caption and a line of its table
+# Rows whose numbers the PDF's text joins on one line, in any order.
 GARBLED = {"softtriple/table4": {"hdc", "margin", "htl"}}
 
-DRAWN = "drawn-"  # and the dataset that the images are drawn in the place of
+DRAWN = "drawn-"  # prefix of the dataset that drawn images replace
 
 Grid = list[list[Value]]
 Position = tuple[int, int]
 
 
 def filled(table: TableFile, row: Row):
-    """The columns for which the paper prints a figure of this row."""
+    """Return the columns for which the paper prints a number of this row."""
     return [column for column, value in zip(table.flat_columns, row.published, strict=True) if value is not None]
 
 
 def datasets_run(table: TableFile, row: Row):
-    """Those that the row has figures of; all of the table's where it has none (a plot)."""
+    """Return the datasets of the row's numbers, or all of the table's if the row has none (a plot)."""
     return {column.dataset for column in filled(table, row)} or set(datasets_of(table))
 
 
@@ -115,10 +115,10 @@ def test_the_ks_are_the_datasets(name):
             assert set(ks) <= {*KS[block.dataset], *more.get(block.dataset, ())}
 
 
-# ---------------------------------------------------------------- figures beside the papers' texts
-# The rule: above or below the table's caption, within 25 lines and up to the next caption, a row's figures of one block of columns stand
-# side by side (a null where the text has no number), and the blocks of a row, and the rows, in the file's order; or all of it column by
-# column instead of line by line.
+# ---------------------------------------------------------------- numbers compared with the papers' texts
+# The rule: within 25 lines above or below the table's caption, up to the next caption, a row's numbers of one block of columns are
+# adjacent (a null where the text has no number), and blocks of a row, and rows, are in the file's order; or all of it by column
+# instead of by line.
 
 
 @pytest.fixture(scope="module")
@@ -134,23 +134,23 @@ def is_table_line(line):
 
 
 def parts(line) -> list[str]:
-    """A line's cells, or its words where it is no line of a table."""
+    """Return a table line's cells, or another line's words."""
     separator = "\t" if "\t" in line else "|" if is_table_line(line) else None
     return [part.strip() for part in re.sub(r"<[^>]*>", "", line).split(separator)]
 
 
 def cells(line) -> list[Value]:
-    """Its parts as numbers; None is any other."""
+    """Return the line's parts as numbers, with None for other text."""
     return [float(part) if re.fullmatch(r"\d+(\.\d+)?", part) else None for part in parts(line)]
 
 
 def captions(lines: Sequence[str]) -> dict[int, int]:
-    """Number of a table -> line of its caption."""
+    """Return number of a table -> line of its caption."""
     return {int(found[1]): place for place, line in enumerate(lines) if (found := re.match(r"\s*Table (\d+)[.:]", line))}
 
 
 def beside_caption(lines: Sequence[str], table_number: int) -> tuple[Grid, Grid]:
-    """The text's cells, emptied but for the caption and what is above it, near and behind the caption before; and the same below it."""
+    """Return the text's cells above the caption (near it, after the previous caption), with all others empty, and the same below it."""
     own = captions(lines)[table_number]
     others = [place for place in captions(lines).values() if place != own]
     first = max([own - NEAR, *(place + 1 for place in others if place < own)])
@@ -166,7 +166,7 @@ def by_column(grid: Grid) -> Grid:
 
 
 def blocks_of(table: TableFile, row: Row) -> Iterator[list[Value]]:
-    """The row's figures, dataset by dataset; what stands beside drawn images is printed of others, and looked up there."""
+    """Yield the row's numbers by dataset; those of drawn images are None, as the paper prints them for the original dataset."""
     values = iter(row.published)
     for block in table.columns:
         figures = [next(values) for _ in block.metrics]
@@ -174,7 +174,7 @@ def blocks_of(table: TableFile, row: Row) -> Iterator[list[Value]]:
 
 
 def find(grid: Grid, wanted: list[Value], after: Position) -> Position | None:
-    """Line and last place of the first stretch of cells behind `after` that is `wanted`."""
+    """Return line and last position of the first run of cells after `after` that equals `wanted`."""
     for line in range(max(after[0], 0), len(grid)):
         for place in range(after[1] + 1 if line == after[0] else 0, len(grid[line]) - len(wanted) + 1):
             if grid[line][place : place + len(wanted)] == wanted:
@@ -183,7 +183,7 @@ def find(grid: Grid, wanted: list[Value], after: Position) -> Position | None:
 
 
 def look_up(grid: Grid, table: TableFile, garbled: set[str]) -> tuple[list[str], set[Position]]:
-    """The rows that are not where the rule wants them, and the places of all figures that are."""
+    """Return the rows that violate the rule, and the positions of all numbers that follow it."""
     misplaced, places = [], set()
     last: list[Position] = [(-1, -1)] * len(table.columns)
     for key, row in table.rows.items():
@@ -208,7 +208,7 @@ def filled_figures(row: Row):
 
 
 def look_up_table(name: str, table: TableFile, lines: Sequence[str]) -> tuple[list[str], set[Position]]:
-    """As `look_up`, by the first of four readings that misplaces nothing, or the best of them; places are lines and cells."""
+    """Apply `look_up` to four readings and return the first without a violation, or the best; positions are (line, cell)."""
     readings = []
     for grid in beside_caption(lines, int(name.partition("/table")[2])):
         for turned in (False, True):
@@ -251,7 +251,7 @@ def test_no_figure_of_a_papers_tables_is_left_out(paper, texts):
         for line, text in enumerate(lines)
         if is_table_line(text)
         for place, part in enumerate(parts(text))
-        if place > 0 and re.fullmatch(r"\d+\.\d+", part)  # whole numbers are dimensions and images per class; minutes are not looked for
+        if place > 0 and re.fullmatch(r"\d+\.\d+", part)  # whole numbers are dimensions or images per class; minutes are not checked
     }
     for name in NAMES:
         if name.startswith(f"{paper}/table"):
@@ -291,7 +291,7 @@ def test_the_rule_notices_slips(texts):
 
 @pytest.fixture
 def altered(tmp_path, monkeypatch):
-    """A function that changes one stretch of text in a copy of discriminative/table4."""
+    """Return a function that changes one piece of text in a copy of discriminative/table4."""
     copy = tmp_path / "tables"
     shutil.copytree(file.TABLES, copy)
     monkeypatch.setattr(file, "TABLES", copy)

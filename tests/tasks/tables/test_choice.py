@@ -1,4 +1,4 @@
-"""Which tables and runs are asked for: patterns, narrowing, the common track, smoke."""
+"""Requested tables and runs: patterns, filters, the common track, smoke."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_patterns_mean_the_papers_tables() -> None:
     assert chosen_tables(["*"]) == chosen_tables(["*/*"]) == paper_tables()
     assert len(paper_tables()) == 40
     assert {name.partition("/")[0] for name in table_names()} - {name.partition("/")[0] for name in paper_tables()} <= {PROJECT}
-    assert chosen_tables(["project/*"]) == ["project/claims", "project/fashion_mnist"]  # the standing comparison is run without a name
+    assert chosen_tables(["project/*"]) == ["project/claims", "project/fashion_mnist"]  # the standing comparison runs without a name
     assert chosen_tables(["project/standing"]) == ["project/standing"]
     with pytest.raises(ConfigError, match=r"unknown table 'softriple/\*'; did you mean 'softtriple/"):
         chosen_tables(["sgsl/*", "softriple/*"])
@@ -53,7 +53,7 @@ def test_a_variant_that_no_row_has_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() -> None:
-    """Figure 2 has as_published alone; Table 1 has both."""
+    """Figure 2 has only as_published; Table 1 has both."""
     names = ["heated_up_softmax/figure2", "heated_up_softmax/table1"]
     asked = asked_runs(names, Choice(variant="as_released"))
     assert {name for name, _ in asked.runs} == {"heated_up_softmax/table1"}
@@ -69,7 +69,7 @@ def test_the_common_track_differs_in_the_loss_alone() -> None:
     softmax_norm, softtriple = runs_of("softtriple/table1", load_table("softtriple/table1"), Choice(track="common"))["cub200"]
     assert (softmax_norm.variant, softtriple.variant) == ("softmax-norm common", "softtriple common")
     assert softtriple.training == protocol.training_config("cub200", "softtriple")
-    # SoftMax_norm is SoftTriple's loss with one centre and nothing else: the row's own options stay.
+    # SoftMax_norm is SoftTriple's loss with one centre; the row's own options are kept.
     options = softmax_norm.training.loss.options
     assert (options["num_centres"], options["margin"], options["regulariser_weight"]) == (1, 0, 0)
     assert softmax_norm.training.model_copy(update={"loss": softtriple.training.loss}) == softtriple.training

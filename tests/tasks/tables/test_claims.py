@@ -1,4 +1,4 @@
-"""Claims against scipy's paired t interval, by hand, and where runs are missing."""
+"""Claims compared with scipy's paired t interval, by hand, and with missing runs."""
 
 import numpy as np
 import pytest
@@ -35,13 +35,13 @@ def test_one_claim_is_the_paired_t_test(differences, side):
 
 
 def of_pairs(values, references, side="above", **scores) -> JudgedClaim:
-    """A claim on Recall@1 with these scores by seed."""
+    """Judge a claim on Recall@1 with these scores by seed."""
     runs = [run("a", seed, recall_at_1=value, **scores) for seed, value in enumerate(values)]
     return judged(table(side=side), *runs, *[run("b", seed, recall_at_1=value) for seed, value in enumerate(references)])
 
 
 def test_by_hand():
-    """Differences 1, 2, 3: mean 2, standard deviation 1, half of the interval 4.303 / sqrt(3) = 2.484, so nothing is shown; 4, 5, 6 is."""
+    """Differences 1, 2, 3: mean 2, standard deviation 1, half width 4.303 / sqrt(3) = 2.484, so not significant; 4, 5, 6 are."""
     none = [0.0, 0.0, 0.0]
     assert of_pairs([0.01, 0.02, 0.03], none).judgement == "not shown"
     assert of_pairs([0.04, 0.05, 0.06], none).judgement == "holds"
@@ -55,14 +55,14 @@ def test_differences_that_are_the_same_by_accident_show_nothing():
     two = of_pairs([0.5, 0.5], [0.4, 0.4])
     assert (two.judgement, two.why, two.half_width) == ("not decided", "2 of 3 seeds", None)
     assert of_pairs([0.5] * 3, [0.4] * 3).judgement == "not shown", "the sign test: 2 / 2^3"
-    # one of 20 queries more in each of five seeds: deviation 1 / 20, t = 2.24 with 4 degrees of freedom, p = 0.089
+    # one of 20 queries more in each of five seeds: standard deviation 1 / 20, t = 2.24 with 4 degrees of freedom, p = 0.089
     five = of_pairs([0.55] * 5, [0.50] * 5, num_queries=20.0)
     assert (five.judgement, five.p_value) == ("not shown", pytest.approx(0.0890, abs=1e-4))
     assert of_pairs([0.55, 0.55, 0.55, 0.6, 0.55], [0.50] * 5, num_queries=20.0).judgement == "not shown", "t = 6 without the floor"
 
 
 def test_claims_are_corrected_by_holm_over_the_table():
-    """Of three p values the lowest is tripled, the second doubled, the last kept; alone the second would hold."""
+    """The lowest of three p values is tripled, the second doubled, the last kept; uncorrected, the second claim would hold."""
     claims = [claim("a", "b"), claim("a", "c"), claim("c", "d"), claim("a", "none")]
     file = table_of(claims)
     scores = {"a": (0.60, 0.61, 0.62), "b": (0.50, 0.50, 0.50), "c": (0.55, 0.58, 0.555), "d": (0.50, 0.62, 0.51)}
@@ -77,7 +77,7 @@ def test_claims_are_corrected_by_holm_over_the_table():
 
 
 def share_with_a_false_claim(num_claims: int, num_seeds: int, num_tables: int) -> float:
-    """How often any claim of a table holds or is refuted, where all rows are the same; the rows share their reference."""
+    """Return the share of tables in which a claim holds or is refuted although all rows are equal; the rows share their reference."""
     rng = np.random.default_rng([num_claims, num_seeds])
     file = table_of([claim(f"r{number}", "b") for number in range(num_claims)])
     wrong = 0

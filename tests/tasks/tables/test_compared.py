@@ -1,4 +1,4 @@
-"""What a table's shown lines are compared by, in the unit of its columns."""
+"""The metric by which a table's shown lines are compared, in the unit of its columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

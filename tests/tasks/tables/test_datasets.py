@@ -1,4 +1,4 @@
-"""Which of the project's datasets a table runs on: split as the table asks for, refused in one line where there is none such."""
+"""The project's datasets on which a table runs: split as the table requires, or refused in one line."""
 
 from pathlib import Path
 from typing import Any

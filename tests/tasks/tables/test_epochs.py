@@ -1,4 +1,4 @@
-"""Which epochs of its runs a table scores, and that one training serves all of them."""
+"""Epochs of its runs that a table scores; one training serves all of them."""
 
 import pytest
 

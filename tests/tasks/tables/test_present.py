@@ -1,4 +1,4 @@
-"""What a table's runs would be today is what was recorded of them, as long as nothing has changed."""
+"""A table's runs today equal the recorded ones as long as nothing has changed."""
 
 import shutil
 from pathlib import Path
@@ -39,7 +39,7 @@ def measured(spec: RunSpec, row: str, variant: str, digest: str | None) -> Measu
 
 @pytest.fixture
 def project(tmp_path: Path, packed: Path) -> Project:
-    """A project in which the dataset `synthetic` is prepared, and no other."""
+    """A project in which only the dataset `synthetic` is prepared."""
     shutil.copytree(packed, tmp_path / "data/packed/synthetic")
     return Project(tmp_path, tmp_path / "state", "", "")
 
@@ -68,7 +68,7 @@ def test_the_standing_comparison_is_held_to_params_yaml_and_to_the_prepared_data
 
 
 def test_a_table_s_dataset_is_the_project_s_that_is_read_by_its_reader(project: Project) -> None:
-    """Whatever the project calls it."""
+    """The dataset may have any name in the project."""
     project.packed("synthetic").rename(project.packed("birds"))
     table = load_table("softtriple/table1")
     spec = runs_of("softtriple/table1", table)["cub200"][0]

@@ -1,4 +1,4 @@
-"""The project's own tables: every row is a training, every claim can be judged, twins are the other library's."""
+"""The project's own tables: every row trains, every claim can be judged, twins use the other library."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ EVALUATORS = {"recall@1", "map@r", "nmi", "csc"}
 
 
 def runs_of(name: str) -> dict[str, RunSpec]:
-    """Row -> its run with seed 0."""
+    """Return row -> its run with seed 0."""
     return {spec.variant.partition(" ")[0]: spec for found in chosen_runs(PARAMS, [name], Choice()).runs for spec in found}
 
 
@@ -69,7 +69,7 @@ def test_the_claims_are_of_all_five_papers_and_each_run_serves_one() -> None:
 
 
 def test_all_systems_and_baselines_have_a_row_and_twins_are_the_other_library() -> None:
-    not_alone = {"combined", "center_loss", "ring_loss"}  # terms beside a softmax
+    not_alone = {"combined", "center_loss", "ring_loss"}  # terms used with a softmax
     variants = {"hardtriple", "l2_constrained_softmax", "triplet_global"}
     runs = runs_of(RESULTS)
     own = {row: spec.training.loss for row, spec in runs.items() if not row.endswith("-pml")}

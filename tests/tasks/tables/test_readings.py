@@ -1,4 +1,4 @@
-"""What the papers and their released code state, row by row, where the catalogue once had it otherwise (both are named in the files)."""
+"""Settings stated by the papers and their released code, row by row, where the catalogue once differed (both are named in the files)."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_the_plain_classifier_of_figure_4_has_the_bias_that_the_released_layer_a
 
 
 def test_every_sop_row_as_released_starts_at_the_class_means_and_clusters_once() -> None:
-    """run_Inception.py gives --better_init and --fast_kmeans to all of them, the plain softmax too."""
+    """run_Inception.py passes --better_init and --fast_kmeans for all of them, including plain softmax."""
     name = "heated_up_softmax/table3"
     table = load_table(name)
     rows = [key for key, row in table.rows.items() if is_run(row)]

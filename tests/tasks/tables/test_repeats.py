@@ -1,4 +1,4 @@
-"""A result that is counted twice is no independent one: refused where it enters, and by everything that takes a mean of runs."""
+"""A result counted twice is not independent: it is refused on input, and by every mean of runs."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ from tests.tasks.tables.test_claims import table
 
 PARAMS = load_params(ROOT / "params.yaml")
 TABLE = "softtriple/table1"
-# Where a person writes values -> a call with one of them twice.
+# Input with several values -> a call with one of them twice.
 ENTRIES: dict[str, Callable[[], Any]] = {
     "dml reproduce -s": lambda: comparison_runs(PARAMS, "synthetic", seeds=[1, 2, 1]),
     "dml reproduce -v": lambda: comparison_runs(PARAMS, "synthetic", ["softmax", "softmax"]),
@@ -82,7 +82,7 @@ def _measured(row: str, seed: int, changed: float = 0.0) -> MeasuredRun:
 
 
 def _both(make: Callable[..., Any], seeds: Sequence[int]) -> list[Any]:
-    """Runs of system a with these seeds, and of b with each once."""
+    """Return runs of system a with these seeds, and of b with each distinct one."""
     return [make("a", seed) for seed in seeds] + [make("b", seed, 0.1 * (seed + 1)) for seed in dict.fromkeys(seeds)]
 
 
@@ -91,7 +91,7 @@ def _shown(seeds: Sequence[int], file: TableFile) -> list[str]:
     return [str(found.rows[0].lines[0].cells[0]), *found.told]
 
 
-# What takes means or differences of runs -> what it says of runs with these seeds.
+# Computation of means or differences -> its result for runs with these seeds.
 MEANS: dict[str, Callable[[Sequence[int]], Any]] = {
     "a report's means": lambda seeds: str(summarise_runs(_both(_scored, seeds))["a"]["recall@1"]),
     "a report's differences": lambda seeds: compare_runs(_both(_scored, seeds)),

@@ -1,4 +1,4 @@
-"""A table as it is shown, by hand."""
+"""A table's display, computed by hand."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_what_was_measured_stands_below_what_was_printed() -> None:
         ["Theirs", "quoted: them", "40.0", "-"],
         ["Ours", "published, own", "60.5", "7.5"],
         ["", "released", "61.0", "-"],
-        # mean 60.5, standard deviation 0.5: half of the 95 % interval is 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
+        # mean 60.5, standard deviation 0.5: half width of the 95 % interval 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
         ["", "as_released, 3 seeds", "60.5 ± 1.2 compatible, mean equal", "0.750 undecided (one seed; 3 decide)"],
     ]
 

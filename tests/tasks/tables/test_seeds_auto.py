@@ -1,4 +1,4 @@
-"""`--seeds auto`: when there are enough seeds, by hand and by a flow whose runs are drawn instead of trained."""
+"""`--seeds auto`: when the seeds suffice, by hand and in a flow whose runs are drawn instead of trained."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -21,16 +21,16 @@ SCORES = {"a": {0: 50.0, 1: 52.0, 2: 54.0}, "b": {0: 49.0, 1: 50.0, 2: 51.0}, "c
 
 
 def test_the_widest_interval_by_hand() -> None:
-    # a - c: 10, 11, 6, deviation 2.6458; the intervals of three pairs at once: t(2) at 0.05 / 6 is 7.649, over sqrt 3
+    # a - c: 10, 11, 6, standard deviation 2.6458; simultaneous intervals of three pairs: t(2) at 0.05 / 6 is 7.649, over sqrt 3
     found = widest(SCORES, 1.0)
     assert found is not None
     assert (found.system, found.reference, found.half_width) == ("c", "a", pytest.approx(11.684, abs=1e-3))
-    # the fewest n with t(n - 1) 2.6458 / sqrt n <= 1
+    # the smallest n with t(n - 1) 2.6458 / sqrt n <= 1
     needed = next(n for n in range(3, 100) if student.ppf(1 - 0.05 / 6, n - 1) * 2.6458 / n**0.5 <= 1)
     assert found.num_seeds == needed == 44
     other = widest(SCORES, 1.0, reference="b")
     assert other is not None
-    # b - c: 9, 9, 3, deviation 3.4641; a reference that was named has two intervals: t(2) at 0.05 / 4 is 6.205
+    # b - c: 9, 9, 3, standard deviation 3.4641; a named reference has two intervals: t(2) at 0.05 / 4 is 6.205
     assert (other.system, other.reference, other.half_width) == ("c", "b", pytest.approx(12.411, abs=1e-3))
     same = {"a": dict.fromkeys(range(3), 55.0), "b": dict.fromkeys(range(3), 50.0)}
     half_widths = [found.half_width for num_queries in (None, 20) if (found := widest(same, 1.0, "b", num_queries)) is not None]
@@ -41,7 +41,7 @@ def test_the_widest_interval_by_hand() -> None:
 
 @pytest.mark.parametrize("points", [0.4, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0])
 def test_the_seeds_needed_are_the_fewest_whose_interval_is_narrow_enough(points: float) -> None:
-    """The differences to a are 10, 11 and 6, of deviation 2.6458."""
+    """The differences to a are 10, 11 and 6, with standard deviation 2.6458."""
     needed = next(n for n in range(2, 1000) if student.ppf(0.975, n - 1) * np.std([10, 11, 6], ddof=1) / n**0.5 <= points)
     found = widest({name: SCORES[name] for name in "ac"}, points)
     assert found is not None
@@ -71,7 +71,7 @@ def test_what_is_not_given_is_one_point_and_twenty_seeds() -> None:
 
 
 class Drawn:
-    """Runs whose scores are drawn: a part that all share by seed and one of each, in points; some fail."""
+    """Runs with drawn scores in points: a part per seed that all systems share, and one per run; some runs fail."""
 
     def __init__(self, deviation: float, fails: Sequence[tuple[str, int]] = ()) -> None:
         self.deviation, self.fails = deviation, set(fails)
@@ -130,7 +130,7 @@ def test_it_stops_at_the_cap_and_says_so() -> None:
 
 
 def test_it_never_looks_at_whether_a_difference_is_shown() -> None:
-    """Scores far apart and scores of equal systems, with the same noise, get the same number of seeds."""
+    """Distant and close scores with the same noise get the same number of seeds."""
     far, near = Drawn(deviation=2.0), Drawn(deviation=2.0)
     shift = {"a": 0.0, "b": 25.0, "c": 50.0}
 
@@ -176,7 +176,7 @@ def test_one_system_has_nothing_to_be_compared_with() -> None:
 
 
 def share_sure(num_systems: int, is_named: bool, num_tables: int, first: int = 3) -> tuple[float, float]:
-    """How often all intervals at the end hold the truth at once, and the mean number of seeds. Systems are the same but for noise."""
+    """Return the share of tables whose final intervals all contain the truth, and the mean number of seeds, for equally good systems."""
     rng, held, seeds = np.random.default_rng([num_systems, is_named]), 0, 0
     for _ in range(num_tables):
         runs = rng.normal(50, 2, (60, num_systems)) + rng.normal(0, 3, (60, 1))

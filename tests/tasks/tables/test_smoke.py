@@ -1,4 +1,4 @@
-"""Smoke runs: small in images, classes, steps and weights; in all else the table's own."""
+"""Smoke runs: reduced images, classes, steps and weights; otherwise the table's own settings."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_a_smoke_run_is_small_and_otherwise_the_table_s() -> None:
 
 
 def test_the_drawn_images_let_every_class_be_sampled_and_searched() -> None:
-    """Half of the classes are trained on: k of them fill a batch; K of Recall@K is below the images that a query is compared with."""
+    """Half of the classes are for training, of which k fill a batch; K of Recall@K is below the number of compared images."""
     for layout in set(LAYOUTS.values()):
         options = parse_dataset("synthetic", {**IMAGES, **(DIGITS if layout == "idx" else {}), "layout": layout})
         assert options.num_classes // 2 >= 2
@@ -39,7 +39,7 @@ def test_the_drawn_images_let_every_class_be_sampled_and_searched() -> None:
 
 
 def test_a_few_images_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
-    """Eight classes of four images, half of them to train on: below the project's state."""
+    """Eight classes of four images, half of them for training, stored in the project's state."""
     found = [draw_for_smoke(Project(tmp_path, tmp_path / state, "", ""), "cub200") for state in ("a", "b", "a")]
     assert [record.counts for record in found] == [{"train": 16, "test": 16}] * 3
     assert len({record.digest for record in found}) == 1

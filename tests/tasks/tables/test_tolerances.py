@@ -1,4 +1,4 @@
-"""Tolerances by metric and dataset: worked figures, a walk over every cell, and what they cannot tell apart."""
+"""Tolerances by metric and dataset: worked examples, every cell, and printed differences that they cannot resolve."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_recall_on_cars_is_twice_the_spread_of_the_released_logs() -> None:
 
 
 def test_every_judged_cell_has_a_tolerance_that_fits_its_figure() -> None:
-    """A point was once allowed everywhere: at R@1000 of 99.0, for gains of 0.4, and for traces of 841."""
+    """One point everywhere, as was once allowed, does not fit R@1000 of 99.0, gains of 0.4, or traces of 841."""
     for name in paper_tables():
         table = load_table(name)
         for key, row in table.rows.items():
@@ -67,7 +67,7 @@ def test_nmi_has_one_rule() -> None:
 
 
 def test_a_table_says_which_printed_differences_its_tolerance_cannot_tell() -> None:
-    """On Cars196 0.1 between gammas of 10 and 50 is below the 0.46 of 94.5; 0.4 on SOP is not below its 0.13."""
+    """On Cars196 0.1 between gammas of 10 and 50 is below the tolerance 0.46 at 94.5; 0.4 on SOP is above its 0.13."""
     found = shown("sgsl/table4").unresolved
     assert any("gamma = 10) 94.6 and Softmax + RBR + SGSL (gamma = 50) 94.5 (tolerance 0.46)" in line for line in found)
     assert not any("94.1 and Softmax + RBR 92.4" in line for line in found), "1.7 can be told"

@@ -1,4 +1,4 @@
-"""Verdicts against scipy's intervals, by hand, and how often they are wrong where the paper's figure is one run of the same system."""
+"""Verdicts compared with scipy's intervals and by hand, and their error rate if the paper's figure is one run of the same system."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_fewer_than_three_seeds_decide_nothing() -> None:
 
 
 def test_by_hand() -> None:
-    """Of 59, 60, 61 one more run lies within 60 ± 4.303 * 1 * sqrt(4 / 3) = 4.97; half a 90 % interval of the mean is 1.686."""
+    """For 59, 60, 61 one more run is within 60 ± 4.303 * 1 * sqrt(4 / 3) = 4.97; the mean's 90 % interval has half width 1.686."""
     values = [59.0, 60.0, 61.0]
     found = judge(values, 60.0, 1.7)
     assert (found.low, found.high) == pytest.approx((55.03, 64.97), abs=0.01)
@@ -52,7 +52,7 @@ def test_a_printed_figure_is_rounded() -> None:
 
 
 def test_equal_values_of_few_queries_have_a_spread() -> None:
-    """Three times 12 of 20 queries: its deviation is 10.95 points, half the 90 % interval 1.645 * 10.95 / sqrt 3 = 10.4."""
+    """Three times 12 of 20 queries: standard deviation 10.95 points, half width of the 90 % interval 1.645 * 10.95 / sqrt 3 = 10.4."""
     values = [60.0] * 3
     assert not judge(values, 60.0, 1.0).is_equal, "a spread of 0 is not believed"
     assert not judge(values, 60.0, 1.0, num_queries=20, whole=100).is_equal
@@ -60,12 +60,12 @@ def test_equal_values_of_few_queries_have_a_spread() -> None:
     assert judge(values, 60.0, 10.5, num_queries=20, whole=100).is_equal
     assert judge(values, 65.0, 1.0, num_queries=20, whole=100).judgement == "compatible", "one query more"
     assert judge([0.0] * 3, 0.0, 1.0, num_queries=20, whole=100).is_equal is False
-    # s is one query, 5 points: one more run lies within 60 ± 4.303 * 5 * sqrt(4 / 3) = 24.84
+    # s is one query, 5 points: one more run is within 60 ± 4.303 * 5 * sqrt(4 / 3) = 24.84
     assert [judge(values, figure, 1.0, num_queries=20, whole=100).judgement for figure in (84.8, 84.9)] == ["compatible", "below"]
 
 
 def share_compatible(num_seeds: int, num_draws: int) -> float:
-    """How often the paper's figure, one run of the very same system, is compatible with our runs."""
+    """Return the share of draws in which the paper's figure, one run of the same system, is compatible with our runs."""
     rng = np.random.default_rng(num_seeds)
     ours, printed = rng.normal(60, 1.5, (num_draws, num_seeds)), rng.normal(60, 1.5, num_draws)
     judged = [judge(row, figure, 1.0).judgement for row, figure in zip(ours.tolist(), printed.tolist(), strict=True)]
@@ -86,7 +86,7 @@ def test_a_true_reproduction_is_compatible_as_often_as_the_page_says(num_seeds: 
 
 @pytest.mark.parametrize(("num_seeds", "num_queries"), [(3, 40), (5, 40), (5, 1000)])
 def test_a_mean_a_tolerance_away_is_called_equal_in_5_of_100_at_most(num_seeds: int, num_queries: int) -> None:
-    """Shares of queries, the truth two points above the printed figure and a tolerance of two."""
+    """Scores are shares of queries; the truth is two points above the printed figure, and the tolerance is two."""
     rng = np.random.default_rng(num_seeds)
     shares = 100 * rng.binomial(num_queries, 0.62, (2000, num_seeds)) / num_queries
     wrong = sum(judge(row, 60.0, 2.0, num_queries=num_queries, whole=100).is_equal for row in shares.tolist())

@@ -1,4 +1,4 @@
-"""What is shown of a table: lines, verdicts with each column's tolerance, and what waits."""
+"""Display of a table: lines, verdicts with each column's tolerance, and what unfinished rows need."""
 
 import json
 
@@ -47,7 +47,7 @@ def rows(table: ShownTable):
 
 
 def seeds(row: str, **scores) -> list:
-    """Three seeds around the scores, 1 point apart: half of the 90 % interval is 1.686, of the 95 % one 2.484."""
+    """Return three seeds around the scores, 1 point apart: half width 1.686 of the 90 % interval, 2.484 of the 95 % one."""
     return [
         run(row, seed, **{name: value + (seed - 1) / 100 for name, value in scores.items()}, variant="as_published") for seed in range(3)
     ]
@@ -104,7 +104,7 @@ def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
 
 
 def of_epochs(name: str) -> ShownTable:
-    """0.55 after the last epoch and 0.605 at the best one; 60.5 is printed."""
+    """Return a table with 0.55 after the last epoch and 0.605 at the best one; 60.5 is printed."""
     file = FILE | {"claims": [{"says": "Above 58.", "row": "ours", "metric": "recall@1", "reference": 0.58, "side": "above"}]}
     runs = [
         run("ours", seed, epoch=epoch, variant="as_published", recall_at_1=value + (seed - 1) / 1000)
@@ -129,7 +129,7 @@ def test_verdicts_and_claims_are_of_the_epoch_that_the_paper_prints(name: str, e
 
 
 def test_stand_ins_are_marked_and_counted_apart():
-    """Birds as the paper has them, drawn ones in their place, and a row that was measured on the drawn ones alone."""
+    """The paper's birds, drawn replacements, and a row measured only on the drawn ones."""
     file = FILE | {
         "columns": [
             {"dataset": "cub200", "metrics": ["recall@1"]},
@@ -211,7 +211,7 @@ def test_a_k_that_was_not_scored_is_no_figure():
 
 
 def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_leaders_are_bold():
-    """Differences of 1, 2 and 3 points, and of 10, 9.8 and 10.2, as in tests/evaluation/test_comparing.py."""
+    """Differences are 1, 2 and 3 points, and 10, 9.8 and 10.2, as in tests/evaluation/test_comparing.py."""
     values = {
         ("ours", "as_published"): (0.50, 0.52, 0.54),
         ("ours", "as_released"): (0.49, 0.50, 0.51),
@@ -279,14 +279,14 @@ def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
 
 
 def on(digest: str | None, found: list, **changes) -> list:
-    """Runs as they are measured on data of this content, with changed training settings."""
+    """Return runs as if measured on data with this digest, with changed training settings."""
     return [one.model_copy(update={"digest": digest, "training": {**one.training, **changes}}) for one in found]
 
 
 def test_runs_on_other_data_are_not_averaged_nor_paired_and_are_named():
     old = on("1", [*seeds("ours", recall_at_1=0.3), *seeds("wide", recall_at_1=0.2)])
     rerun = on("2", seeds("ours", recall_at_1=0.6))
-    now = {run.place: run for run in (*old, *rerun)}.values()  # as a result keeps them: ours was run again, wide was not
+    now = {run.place: run for run in (*old, *rerun)}.values()  # as a result stores them: ours was run again, wide was not
     table = shown(*now, today=Today({"cub200": "2"}))
     found = rows(table)
     assert found["ours"].lines[0].cells[0].mean == pytest.approx(60)
@@ -299,7 +299,7 @@ def test_runs_on_other_data_are_not_averaged_nor_paired_and_are_named():
 
 
 def test_seeds_of_other_settings_are_not_averaged():
-    """Three seeds of one epoch, of which one was run again with three epochs."""
+    """One of three seeds with one epoch was run again with three epochs."""
     short, long = (on("1", seeds("ours", recall_at_1=value), num_epochs=number) for value, number in ((0.3, 1), (0.6, 3)))
     mixed = [*short[1:], long[0]]
     settings = {number: on("1", [run("ours", 0, variant="as_published")], num_epochs=number)[0].facts.settings for number in (1, 3, 9)}

@@ -1,4 +1,4 @@
-"""A tracking server or database that cannot be used: every way to MLflow ends at once, in one line that says what to do."""
+"""If the tracking server or database cannot be used, every access to MLflow ends at once with one line that gives the remedy."""
 
 import shutil
 import socket
@@ -51,7 +51,7 @@ def _spec() -> RunSpec:
     return RunSpec(dataset="d", variant="v", seed=0, training=small_training("softmax"), evaluation=EvaluationConfig())
 
 
-# Every public way to MLflow: called with its address and a folder.
+# Every public access to MLflow, called with its address and a folder.
 WAYS: dict[str, Callable[[str, Path], object]] = {
     "published_runs": lambda uri, folder: published_runs(uri, "d", "c"),
     "search_published": lambda uri, folder: search_published(uri, "d", "c"),
@@ -70,7 +70,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Tracker.begin_run": lambda uri, folder: _tracker(uri, folder).begin_run("c", "i", _spec()),
     "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", {0: {"loss": 1.0}}),
 }
-SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training goes on: test_tracking.py
+SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training continues: test_tracking.py
 
 
 def _version() -> object:
@@ -94,7 +94,7 @@ def test_the_newest_schema_is_the_one_that_mlflow_itself_expects() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new database of MLflow's."""
+    """A new MLflow database."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
@@ -104,7 +104,7 @@ def set_schema(path: Path, schema: str | None) -> None:
     with closing(sqlite3.connect(path)) as database:
         database.execute("DELETE FROM alembic_version")
         database.executemany("INSERT INTO alembic_version VALUES (?)", [(schema,)] if schema else [])
-        database.execute("DROP TABLE inputs")  # of this version alone: MLflow would migrate it, or fail, in more than a hundred lines
+        database.execute("DROP TABLE inputs")  # only in this version: MLflow would migrate it, or fail with over a hundred lines
         database.commit()
 
 
@@ -159,7 +159,7 @@ def test_a_sound_an_empty_and_a_missing_database_can_be_used(made: Path, tmp_pat
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a port at which nobody listens. MLflow's own client would try for minutes."""
+    """Address of a port on which nothing listens; MLflow's own client would retry for minutes."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "7")
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -172,14 +172,14 @@ def test_a_server_that_does_not_answer_is_one_line_at_once_on_every_way(nobody: 
         with pytest.raises(TrackingError, match=r"MLflow at http://127\.0\.0\.1:\d+ cannot be used: no answer; start it, or") as caught:
             way(nobody, tmp_path)
         assert "word" not in str(caught.value), name
-    assert time.monotonic() - began < 60  # one call alone took 246 s
+    assert time.monotonic() - began < 60  # a single call took 246 s
 
 
 class NotMlflow(BaseHTTPRequestHandler):
-    """A server of another kind."""
+    """A server that is not MLflow."""
 
     def answer(self) -> None:
-        """A page for whatever is asked."""
+        """Answer every request with a page."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.send_response(200)
         self.end_headers()
@@ -188,7 +188,7 @@ class NotMlflow(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PATCH = do_DELETE = answer  # noqa: N815
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_a_server_of_another_kind_is_one_line_on_every_way(tmp_path: Path) -> None:

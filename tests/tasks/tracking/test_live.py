@@ -1,4 +1,4 @@
-"""Curves while a run trains: what is sent when, and what happens where the server fails."""
+"""Curves during training: what is sent when, and the effect of a failing server."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tasks.tracking.live import LiveCurves
 
 
 class Tracker:
-    """Takes what a tracker is given; fails after `num_good` calls."""
+    """Tracker that records its calls and fails after `num_good` of them."""
 
     uri = "sqlite:///nowhere"
 

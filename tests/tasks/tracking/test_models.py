@@ -1,4 +1,4 @@
-"""The model that a run has logged, where MLflow answers with errors; and what is checked before one is logged."""
+"""The model that a run has logged, if MLflow answers with errors, and the checks before one is logged."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ READY, PENDING = LoggedModelStatus.READY, LoggedModelStatus.PENDING
 
 
 class Client:
-    """MLflow's client with these models by their ids: a status, or the error code that it answers with."""
+    """Fake MLflow client with models by id: each has a status, or the error code of the answer."""
 
     def __init__(self, models: dict[str, LoggedModelStatus | int]) -> None:
         self.models = models
@@ -49,7 +49,7 @@ def test_deleted_models_are_passed_over_and_broken_ones_deleted() -> None:
 
 @pytest.mark.parametrize("code", [INTERNAL_ERROR, REQUEST_LIMIT_EXCEEDED])
 def test_a_server_that_fails_is_not_taken_for_one_without_the_model(code: int) -> None:
-    """Else the network would be logged a second time."""
+    """Otherwise the network would be logged twice."""
     client = Client({"whole": code})
     with pytest.raises(MlflowException):
         find_model(client, client.run())
@@ -61,7 +61,7 @@ def test_a_model_asks_for_timm_where_its_backbone_is_timms_alone() -> None:
 
 
 class Versions(Client):
-    """The registry of one model: its versions by their source, and how often its alias was set."""
+    """Fake registry of one model: its versions by source, and how often its alias was set."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -88,7 +88,7 @@ class Versions(Client):
 
 
 class Page(list):  # type: ignore[type-arg]
-    """A page of MLflow's answers, and the only one."""
+    """The only page of an answer of MLflow."""
 
     token = None
 
@@ -114,7 +114,7 @@ CONFIG = small_training()
 
 
 def save(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A network with the initial weights of a seed; returns the weights of seed 0."""
+    """Save a network with the initial weights of a seed; return the weights of seed 0."""
     for_file, weights = (build_system(CONFIG, 4, number, torch.device("cpu")).state_dict() for number in (seed, 0))
     save_network(folder, CONFIG.model_dump(mode="json"), 4, for_file, title="ours")
     return weights

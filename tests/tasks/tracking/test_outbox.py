@@ -1,4 +1,4 @@
-"""Records that wait for MLflow, read back from the outbox."""
+"""Reading records that wait for MLflow from the outbox."""
 
 from pathlib import Path
 

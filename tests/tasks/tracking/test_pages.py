@@ -1,4 +1,4 @@
-"""What MLflow's pages say of runs and comparisons, by hand."""
+"""Text of MLflow's pages for runs and comparisons, compared with hand calculations."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
 from tasks.tracking.summaries import compare_published, summarise_published
 from tests.conftest import small_training
 
-SCORES = {"a": (0.625, 0.65, 0.6), "b": (0.375, 0.35, 0.4)}  # mean 0.625, deviation 0.025: 4.303 * 0.025 / sqrt(3) = 0.062
+SCORES = {"a": (0.625, 0.65, 0.6), "b": (0.375, 0.35, 0.4)}  # mean 0.625, standard deviation 0.025: 4.303 * 0.025 / sqrt(3) = 0.062
 RUNS = [
     PublishedRun(f"{variant}{seed}", {"recall_at_1": value}, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
     for variant, values in SCORES.items()

@@ -1,4 +1,4 @@
-"""Reading what MLflow holds: every page of a search, not only the first."""
+"""Reading MLflow's runs: every page of a search, not only the first."""
 
 import sqlite3
 import threading
@@ -19,7 +19,7 @@ NUM_RUNS, PAGE = 132, 50
 
 
 class Page(list[int]):
-    """One page of a search as MLflow's client gives it."""
+    """One page of a search by MLflow's client."""
 
     token: str | None = None
 
@@ -64,7 +64,7 @@ SCHEMA = """
 
 
 def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The part of MLflow's tables that is read, by hand: run -> experiment, stage, comparison, whether it is whole."""
+    """The tables that are read, built by hand: run -> experiment, stage, comparison, whether it is complete."""
     runs = {
         "late": (1, "active", "c", "true"),
         "early": (1, "active", "c", "true"),
@@ -96,17 +96,17 @@ def test_of_a_database_the_comparison_s_current_whole_runs_are_read(tmp_path: Pa
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """A server that answers every call with an error and a body that looks like an answer."""
+    """A server that answers every call with an error whose body looks like a result."""
 
     def do_POST(self) -> None:
-        """Error 500."""
+        """Answer with error 500."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.send_response(500)
         self.end_headers()
         self.wfile.write(b"{}")
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_an_error_of_the_server_is_no_empty_answer() -> None:

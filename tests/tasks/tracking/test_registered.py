@@ -1,4 +1,4 @@
-"""What MLflow's registry answers where a file of a model is not there."""
+"""The answer of MLflow's registry if a model's file is missing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""MLflow for real, on a local database: what is recorded, that a second publish adds nothing, outages, and the packaged model."""
+"""A real MLflow on a local database: records, a second publish that adds nothing, outages, and the packaged model."""
 
 import json
 import math
@@ -72,7 +72,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def report(packed: Path, store: Store) -> RunReport:
-    """A small run, made by the real steps."""
+    """A small run made by the real steps."""
     return made(packed, store, "x", small_training("softtriple"), EvaluationConfig())
 
 
@@ -107,7 +107,7 @@ def made(packed: Path, store: Store, key: str, training: TrainingConfig, evaluat
 
 @pytest.fixture(scope="module")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new MLflow database; its making takes seconds, a copy of it none."""
+    """A new MLflow database, which takes seconds to create but none to copy."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
@@ -137,7 +137,7 @@ def spec_of(report: RunReport) -> RunSpec:
 def other(
     tracker: Tracker, report: RunReport, identity: str, variant: str, seed: int, recall: float, validation: float | None = None
 ) -> RunReport:
-    """A run as another variant or seed would have left it, its scores in the store."""
+    """Return a run like one of another variant or seed, with its scores in the store."""
     folder = tracker._store.folder(f"evaluate/{identity}-{variant}-{seed}-{recall}-{validation}")
     shutil.copytree(tracker._store.folder(report.scores.key), folder, dirs_exist_ok=True)
     metrics = report.scores.metrics | {"recall@1": recall} | ({} if validation is None else {VALIDATION: validation})
@@ -284,7 +284,7 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     client = client_of(tracker)
     assert tracker.publish(other(tracker, report, "identity-of-y", "softmax", 0, 0.5))
     tracker.publish(comparison())
-    assert statuses(tracker)["d / softtriple / seed 0"] == "RUNNING"  # its process, this one, is alive
+    assert statuses(tracker)["d / softtriple / seed 0"] == "RUNNING"  # its process is this one, and is alive
     (running,) = [run for run in all_runs(tracker) if run.info.status == "RUNNING"]
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -318,7 +318,7 @@ def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when
 def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workers died before its checkpoint was in place; or the flow did, and another one goes on."""
+    """Its workers died before its checkpoint was saved, or the flow died and another one resumes."""
     monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
     for live in [LiveCurves(tracker, COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
         for epoch in (0, 0, 1):
@@ -331,7 +331,7 @@ def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
 def test_a_server_that_dies_while_a_run_is_created_leaves_nothing_out(
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Between a run and its settings, or between a parent run and its end."""
+    """The server dies between a run and its settings, or between a parent run and its end."""
 
     def dies(*arguments: object, **named: object) -> None:
         raise MlflowException("the server is gone")
@@ -414,12 +414,12 @@ def test_two_processes_that_publish_the_same_run_at_once_leave_one(
     assert None not in found[0]
     client = client_of(tracker)
     (experiment,) = client.search_experiments(filter_string="name LIKE 'dml-repro/%'")
-    assert len(client.search_runs([experiment.experiment_id], "", ViewType.ALL)) == 3  # it, its parent, and its variant's means
+    assert len(client.search_runs([experiment.experiment_id], "", ViewType.ALL)) == 3  # the run, its parent, and its variant's means
     assert list((tmp_path / "outbox").iterdir()) == []
 
 
 def test_a_comparison_registers_the_model_that_held_out_classes_choose(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
-    """By the test classes a, seed 1 is the highest; by the held-out training classes b is, and of its seeds 0."""
+    """On the test classes a, seed 1 is best; on the held-out training classes b is, with seed 0."""
     (tmp_path / "report").mkdir()
     (tmp_path / "report/report.md").write_text("# report")
     scores = (("a", 0, 0.25, 0.3), ("a", 1, 0.75, 0.9), ("b", 0, 0.4, 0.8), ("b", 1, 0.4, 0.6), ("c", 0, 0.2, None))
@@ -473,7 +473,7 @@ def test_a_comparison_that_holds_out_no_classes_registers_no_model(tracker: Trac
 def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_view(tracker: Tracker, report: RunReport) -> None:
     newer = report.model_copy(update={"dataset": report.dataset.model_copy(update={"digest": "fedcba"})})
     longer = newer.model_copy(update={"parameters": {**report.parameters, "training": {**report.parameters["training"], "num_epochs": 9}}})
-    made = {  # name -> (what it is a run of, variant, seed, recall, validation)
+    made = {  # name -> (the run it copies, variant, seed, recall, validation)
         "old-0": (report, "a", 0, 0.9, 0.9),
         "old-1": (report, "b", 1, 0.8, 0.8),
         "new-1": (newer, "a", 1, 0.5, 0.5),
@@ -503,7 +503,7 @@ def test_runs_on_other_data_or_of_other_settings_are_left_out_of_means_best_and_
 
 
 def variants_in_view(tracker: Tracker) -> dict[str, dict[str, float]]:
-    """What the saved view shows, by MLflow's own search: variant -> metrics."""
+    """Return variant -> metrics in the saved view, by MLflow's own search."""
     client = client_of(tracker)
     experiment = client.get_experiment_by_name(experiment_name("d"))
     state = json.loads(json.loads(experiment.tags["mlflow.sharedViewState.variants"])["state"])
@@ -535,7 +535,7 @@ def test_the_saved_view_has_every_variant_s_mean_and_nothing_of_other_comparison
 
 
 def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker, report: RunReport) -> None:
-    """As two machines leave them that publish the same run at the same moment."""
+    """Two machines that publish the same run at the same moment leave two runs."""
     runs = published_runs(tracker.uri, "d", COMPARISON) if tracker.publish(report) else []
     twin = PublishedRun("twin", dict(runs[0].metrics), dict(runs[0].tags))
     with pytest.raises(TrackingError, match=r"^MLflow has two runs of softtriple, seed 0 on d \(.* and twin\); delete one there$"):
@@ -543,7 +543,7 @@ def test_two_current_runs_of_one_variant_and_seed_are_one_line(tracker: Tracker,
 
 
 def test_means_are_the_same_to_the_bit_whichever_seed_ended_first(tracker: Tracker, report: RunReport) -> None:
-    """A tenth, two tenths and three tenths have two sums, by the order in which they are added."""
+    """0.1, 0.2 and 0.3 have two sums, depending on the order of addition."""
     assert (0.1 + 0.2) + 0.3 != (0.3 + 0.2) + 0.1
     for variant, order in (("rising", (0, 1, 2)), ("turned", (1, 2, 0)), ("falling", (2, 1, 0))):
         for seed in order:
@@ -559,7 +559,7 @@ def test_a_server_that_is_away_costs_no_record(tracker: Tracker, report: RunRepo
     LiveCurves(away, COMPARISON, report.identity, spec_of(report))(Progress(0, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
     assert away.publish(report) is None
     assert away.publish(comparison()) is None
-    assert tracker.publish(comparison()) is None  # it waits with its runs, though this server would take it
+    assert tracker.publish(comparison()) is None  # waits with its runs, although this server would accept it
     assert away.published(COMPARISON) == frozenset()
     with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9 cannot be used") as caught:
         away.sync()
@@ -637,7 +637,7 @@ def test_a_damaged_local_database_is_one_line_and_costs_no_record(report: RunRep
 
 @pytest.fixture
 def server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """MLflow's REST interface over the tracker's database, by MLflow's own handlers, in a thread."""
+    """MLflow's REST interface to the tracker's database, with MLflow's own handlers, in a thread."""
     monkeypatch.setenv("_MLFLOW_SERVER_FILE_STORE", tracker.uri)
     monkeypatch.setenv("_MLFLOW_SERVER_ARTIFACT_ROOT", "unused")
     from mlflow.server import app
@@ -651,7 +651,7 @@ def server(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tracker, report: RunReport, server: str, monkeypatch) -> None:
     tracker.publish(report)
     tracker.publish(other(tracker, report, "identity-of-y", "softmax", 3, 0.5))
-    tracker.publish(other(tracker, report, "identity-of-z", "softmax", 3, 0.25))  # supersedes the one before
+    tracker.publish(other(tracker, report, "identity-of-z", "softmax", 3, 0.25))  # supersedes the previous one
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     by_file, by_rest = published_runs(tracker.uri, "d", COMPARISON), published_runs(server, "d", COMPARISON)
     by_client = sorted(search_published(tracker.uri, "d", COMPARISON), key=lambda run: run.variant)
@@ -704,7 +704,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_publishing_leaves_the_import_path_as_it_was(tracker: Tracker, report: RunReport) -> None:
-    """MLflow tries each model with its code's folder before all others; of two hundred runs there would be four hundred, all gone."""
+    """MLflow puts each model's code folder first on the path; two hundred runs would leave four hundred deleted folders."""
     before = list(sys.path)
     tracker.publish(report)
     assert sys.path == before
@@ -737,7 +737,7 @@ assert "artifacts" in dml_core.__file__, dml_core.__file__
     assert {"models/embedder.py", "models/backbones/small.py", "data/store/decode.py"} <= names
     assert {path.partition("/")[0] for path in names if "/" in path} == {"models", "data"}
     assert "models/backbones/resnet.py" not in names
-    # Its weights are compared with their hash before they are loaded.
+    # The weights are verified by hash before they are loaded.
     (weights,) = (tmp_path / "mlartifacts").rglob("network.pt")
     flip(weights)
     refused = subprocess.run([sys.executable, "-P", "-c", code], check=False, cwd=tmp_path, capture_output=True, text=True)

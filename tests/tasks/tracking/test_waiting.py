@@ -1,4 +1,4 @@
-"""No run waits in MLflow's locks for the upload of another; what must follow an upload waits for it."""
+"""No run waits in MLflow's locks for the upload of another, except for what must follow that upload."""
 
 import threading
 import time
@@ -20,12 +20,12 @@ from tests.conftest import small_training
 from tests.tasks.tracking.test_tracking import client_of, comparison, made, migrated, other, spec_of, store, tracker  # noqa: F401
 
 pytestmark = pytest.mark.slow
-SECONDS = 300  # far more than any of this takes
+SECONDS = 300  # far more than any of these tests takes
 
 
 @pytest.fixture(scope="module")
 def report(packed: Path, store: Store) -> RunReport:  # noqa: F811
-    """A run whose model is not logged, which takes seconds."""
+    """A run whose model is not logged, because logging takes seconds."""
     return made(packed, store, "x", small_training("softtriple"), EvaluationConfig()).model_copy(
         update={"scores_only": True, "comparison": "a table on d"}
     )
@@ -33,7 +33,7 @@ def report(packed: Path, store: Store) -> RunReport:  # noqa: F811
 
 @pytest.fixture
 def uploading(report: RunReport, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The run "x" is slow to upload: it sets the first event when it begins, and ends when the second is set."""
+    """Slow upload of run "x": it sets the first event when it begins, and ends when the second is set."""
     has_begun, may_end = threading.Event(), threading.Event()
     log_files = Tracker._log_files
 
@@ -147,7 +147,7 @@ def test_a_local_database_has_one_call_at_a_time_and_a_server_as_many_as_come(
         with counting:
             now -= 1
 
-    trackers = [Tracker(uri.format(tmp_path), tmp_path, store) for _ in range(4)]  # as of four processes
+    trackers = [Tracker(uri.format(tmp_path), tmp_path, store) for _ in range(4)]  # as in four processes
     monkeypatch.setattr(MlflowClient, "__init__", lambda *_: None)
     monkeypatch.setattr(MlflowClient, "set_tag", slow)
     list(pool.map(lambda own: own._client.set_tag("run", "name", "value"), trackers))

@@ -1,4 +1,4 @@
-"""Successive halving with a plain function for a network: which settings get scores, and when a winner replaces the row's own settings."""
+"""Successive halving with a function instead of a network: which settings get scores, and when a winner replaces the row's settings."""
 
 import math
 from collections import Counter
@@ -23,7 +23,7 @@ Quality = Callable[[Trial, int], float]
 
 
 def quality(trial: Trial, pair: int) -> float:
-    """Best at a = 0.1 and b = 7; pairs differ, and disturb each setting differently, but less than settings differ."""
+    """Best at a = 0.1 and b = 7; pairs differ and disturb each setting differently, but less than settings differ."""
     return (
         10
         - abs(math.log10(trial.params["a"] / 0.1))
@@ -75,7 +75,7 @@ def test_it_begins_with_the_rows_own_settings_and_tries_none_twice() -> None:
 
 
 class Killed(BaseException):
-    """Ends a search as nothing that it expects."""
+    """End a search with an error that it does not expect."""
 
 
 @pytest.mark.parametrize("last", [1, 4, 5, 11, 13, 20, 25])
@@ -139,7 +139,7 @@ def test_a_gain_by_hand() -> None:
 
 
 def test_a_range_is_widened_at_the_end_that_the_best_is_near() -> None:
-    """Of 1e-4 to 1 in the logarithm one tenth is 0.4 decades and one half 2 decades."""
+    """On a logarithmic range of 1e-4 to 1, one tenth is 0.4 decades and one half is 2 decades."""
     always = lambda params: True  # noqa: E731
     wider = widened(SPACE, {"a": 0.5, "b": 0, "c": "y"}, always)
     assert (wider["a"].low, wider["a"].high) == (1e-4, 100.0)
@@ -167,7 +167,7 @@ def test_whatever_the_scores_are_the_winner_was_scored_on_most_pairs(num_trials:
 
 
 def confirmed_share(true_gain: float, num_searches: int) -> tuple[float, float]:
-    """Share of searches that confirm a winner, and of intervals that hold, where every setting gains so much; noise of sd 2.2."""
+    """Return the shares of searches with a confirmed winner and of correct intervals, if every setting has this gain; noise of sd 2.2."""
     random = np.random.default_rng(0)
     confirmed = held = judged = 0
     for number in range(num_searches):
@@ -182,7 +182,7 @@ def confirmed_share(true_gain: float, num_searches: int) -> tuple[float, float]:
 @pytest.mark.slow
 @pytest.mark.proof
 def test_noise_is_not_confirmed_and_the_interval_of_the_gain_keeps_its_promise() -> None:
-    """2.5 % of searches without any gain may be confirmed, 95 % of intervals hold; the bounds are three standard errors of 400 searches."""
+    """At most 2.5 % false confirmations and at least 95 % coverage, with bounds of three standard errors of 400 searches."""
     false_positives, coverage = confirmed_share(0.0, 400)
     assert false_positives < 0.025 + 3 * (0.025 * 0.975 / 300) ** 0.5
     assert coverage > 0.95 - 3 * (0.95 * 0.05 / 300) ** 0.5

@@ -1,4 +1,4 @@
-"""What a search of a row is: its runs, when it is another one, what is kept of its winner."""
+"""The search of a row: its runs, when it is a different search, and what is kept of its winner."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def planned(name: str, folds: int = 2, seed: int = 0, metric: str = "recall@1", 
 
 
 def test_batches_of_k_classes_are_made_to_fit_the_other_folds() -> None:
-    """Of five classes the larger fold has three, which leaves two; the row has batches of 4 classes by 8 images."""
+    """Of five classes the larger fold has three, which leaves two; the row has batches of 4 classes with 8 images."""
     search = planned("project/fashion_mnist/contrastive")
     sampler = search.spec(0, search.own, 0).training.sampler
     assert (sampler.num_classes_per_batch, sampler.num_samples_per_class) == (2, 16)
@@ -67,7 +67,7 @@ def test_what_makes_another_search_and_what_does_not() -> None:
 
 
 def test_a_fold_trains_as_many_steps_as_all_classes() -> None:
-    """Of 20 classes 5 are held out: 15 / 20 of the images, so 20 / 15 as many epochs, rounded, with the schedule stretched alike."""
+    """Of 20 classes 5 are held out: 15 / 20 of the images, so 20 / 15 as many epochs, rounded, and the schedule is stretched equally."""
     (search,) = plan_searches(PARAMS, "project/standing/softtriple", ("synthetic",), 4, 0, "recall@1")
     search = replace(search, num_classes=20)
     training = search.spec(0, search.own, 0).training
@@ -88,7 +88,7 @@ def test_every_pair_has_a_seed_of_its_own_and_the_folds_rotate() -> None:
 
 
 def test_the_losss_published_values_are_the_second_guess() -> None:
-    """The row has scale 20 as published, and a margin that is not."""
+    """The row's published scale is 20; its margin is not published."""
     search = planned("project/fashion_mnist/softtriple")
     changed = replace(search, training=lay_over(search.training, {"loss.options.scale": 31.0}))
     assert changed.guesses[0] == changed.own

@@ -1,4 +1,4 @@
-"""What is searched of a row: the loss's own ranges, the table's, the row's, and nothing that says which classes are read."""
+"""Search space of a row: the ranges of the loss, the table and the row, without settings that select the classes to read."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A search cannot see test classes: its runs get a dataset that has none, and nothing that a person may write changes that."""
+"""A search cannot see test classes: its runs get a dataset without them, and no user setting changes that."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +62,7 @@ def alone(packed: Path, project: Project) -> DatasetRecord:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Params]:
-    """Writes a table `project/own` with changes, and `params.yaml` with changes; the parameters."""
+    """Return a function that writes a table `project/own` and `params.yaml` with changes, and returns the parameters."""
     tables = tmp_path / "tables"
     (tables / "project").mkdir(parents=True)
     (tables / "project" / "protocol.yaml").write_text((protocols.TABLES / "project" / "protocol.yaml").read_text())
@@ -114,12 +114,12 @@ def test_the_dataset_of_a_search_is_the_training_rows_alone(packed: Path, alone:
 
 def test_what_was_put_in_its_place_is_made_again(packed: Path, alone: DatasetRecord, project: Project) -> None:
     folder = Path(alone.folder)
-    for path in packed.iterdir():  # the whole dataset, test classes and all, whole by its own hashes
+    for path in packed.iterdir():  # the whole dataset with its test classes, and with valid hashes
         (folder / path.name).write_bytes(path.read_bytes())
     assert training_rows(project, "synthetic", packed) == alone
     with pytest.raises(ConfigError, match="no role 'test'"):
         PackedDataset(folder, "test")
-    (folder / MANIFEST_FILE).write_bytes((packed / MANIFEST_FILE).read_bytes())  # the rows alone, against the hash
+    (folder / MANIFEST_FILE).write_bytes((packed / MANIFEST_FILE).read_bytes())  # only the rows, which contradicts the hash
     assert training_rows(project, "synthetic", packed) == alone
     with pytest.raises(ConfigError, match="no role 'test'"):
         PackedDataset(folder, "test")
@@ -199,7 +199,7 @@ def test_a_dataset_whose_test_classes_are_trained_on_is_refused(write: Callable[
 def test_runs_that_ask_for_test_classes_all_the_same_find_none(
     write: Callable[..., Params], packed: Path, alone: DatasetRecord, tmp_path: Path
 ) -> None:
-    """As if the search's own code asked: each of the doors of a run is tried on the dataset that it is given."""
+    """Each access of a run to test classes is tried on the search's dataset, as if the search's own code requested them."""
     (search,) = searches(write(), packed)
     spec = search.spec(0, search.own, 0)
     folder, cpu = Path(alone.folder), torch.device("cpu")

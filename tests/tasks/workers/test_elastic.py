@@ -1,4 +1,4 @@
-"""A run that loses and gains workers, on a Ray cluster of several nodes of this machine, ends near the weights of a fixed group."""
+"""A run that loses and gains workers, on a Ray cluster of several nodes on this machine, ends near the weights of a fixed group."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 SCALE = ScaleSpec(num_workers=(1, 2), device="cpu", max_failures=1)
 
 
-LONG, STEPS = 10, 20  # few steps that each take long: in many, last bits grow to other weights
+LONG, STEPS = 10, 20  # few but long steps: over many steps rounding differences would grow
 GENTLE = {
     "model": {"backbone": {"width": 32}},
     "sampler": {"batch_size": 64},
@@ -35,7 +35,7 @@ GENTLE = {
 
 @dataclass
 class Nodes:
-    """A cluster whose head has no CPU, and nodes of one CPU each."""
+    """A cluster with a head without CPUs, and nodes of one CPU each."""
 
     cluster: Any
     nodes: list[Any]
@@ -47,7 +47,7 @@ class Nodes:
         self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
 
     def announce_loss(self) -> None:
-        """What a provider does before it takes a machine away: notice, and a time."""
+        """Announce the loss of a machine, with a deadline, as a cloud provider does."""
         node = self.nodes.pop()
         command = ["drain-node", "--address", self.cluster.address, "--node-id", node.node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
         more = ["--reason-message", "spot", "--deadline-remaining-seconds", "120"]
@@ -57,7 +57,7 @@ class Nodes:
 @pytest.fixture(scope="module")
 def nodes(ray_settings: pytest.MonkeyPatch) -> Iterator[Nodes]:
     for name in ("RAY_AUTH_TOKEN", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"):
-        ray_settings.delenv(name, raising=False)  # a cluster's are not those of a Ray of one machine
+        ray_settings.delenv(name, raising=False)  # a cluster's settings differ from those of a Ray of one machine
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     ray_settings.setenv("RAY_ADDRESS", cluster.address)
     made = Nodes(cluster, [])
@@ -82,7 +82,7 @@ def workers(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def two(workers: WorkerGroup, many_images: Path, state: Path) -> str:
-    """A run of two workers that nobody disturbs."""
+    """An undisturbed run of two workers."""
     facts = workers.run(long_job(many_images, state, "two"), lambda message: None)
     assert (facts["num_workers"], facts["attempts"]) == (2, 1)
     return "two"
@@ -102,7 +102,7 @@ def weights(state: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def assert_near(state: Path, name: str, fixed: str) -> None:
-    """Until its group changes a run has the bits of a fixed group's; from then on sums are taken in another order, and no more."""
+    """Check that a run whose group changed differs from one of a fixed group only by the later order of sums."""
     losses = [[row["loss"] for row in read_history(state / "store/train" / run)] for run in (name, fixed)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     expected = weights(state, fixed)
@@ -138,7 +138,7 @@ def test_a_run_takes_up_a_machine_that_joins(
 def test_a_machine_that_is_to_be_taken_away_is_left_with_a_checkpoint(
     workers: WorkerGroup, nodes: Nodes, many_images: Path, state: Path, two: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which counts as no failure."""
+    """The departure does not count as a failure."""
     monkeypatch.setattr(workers, "_scale", SCALE.model_copy(update={"max_failures": 0}))
     leaves = Disturbance(nodes.announce_loss)
     facts = workers.run(long_job(many_images, state, "leaves"), leaves)

@@ -1,4 +1,4 @@
-"""Extraction writes the same bytes whatever the number of workers, in dataset order; scoring reads them back."""
+"""Extraction writes the same bytes in dataset order for any number of workers; scoring reads them back."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ OPTIONS = {"num_classes": 4, "images_per_class": 150, "image_size": 24, "num_mod
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 test images: three shards."""
+    """300 test images, which make three shards."""
     folder = tmp_path_factory.mktemp("many")
     materialise("synthetic", OPTIONS, folder / "raw")
     prepare("synthetic", folder / "raw", folder / "packed", OPTIONS)

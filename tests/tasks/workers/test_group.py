@@ -1,4 +1,4 @@
-"""Worker groups that are disturbed, with real Ray: a run ends as if they had not been, or in one line within a stated time."""
+"""Disturbed worker groups on a real Ray: a run ends as if undisturbed, or with one line within a given time."""
 
 import signal
 import time
@@ -19,7 +19,7 @@ from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, proces
 
 pytestmark = pytest.mark.slow
 HANG_MINUTES = 0.15
-SOON = 180.0  # seconds, of which 37 to 63 were seen: what it shows is that nothing waits for ever
+SOON = 180.0  # seconds; 37 to 63 were observed: it only shows that nothing waits for ever
 SCALE = ScaleSpec(num_workers=2, device="cpu", max_failures=1, hang_minutes=HANG_MINUTES, checkpoint_every_steps=7)
 
 
@@ -30,7 +30,7 @@ def said() -> list[str]:
 
 @pytest.fixture(scope="module")
 def workers(ray_settings: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerGroup]:
-    """Two workers on a Ray of this machine, shared by the tests of this module as a flow's runs share them."""
+    """Two workers on a Ray of this machine, shared by this module's tests as by a flow's runs."""
     ray_settings.delenv("RAY_ADDRESS", raising=False)
     placement = start_ray(SCALE)
     made = WorkerGroup(placement, SCALE, tmp_path_factory.mktemp("ray"), lambda text: None)
@@ -52,7 +52,7 @@ def undisturbed(workers: WorkerGroup, many_images: Path, state: Path) -> dict[st
 
 
 def left(state: Path, name: str) -> dict[str, object]:
-    """All that a run has left, but for its name."""
+    """Return everything that a run has left, except its name."""
     checkpoint = load_checkpoint(state / "store/train" / name, name)
     assert checkpoint is not None
     history = (state / "store/train" / name / "history.jsonl").read_text()
@@ -75,7 +75,7 @@ def signal_to(part: str, number: signal.Signals, which: int = -1) -> Callable[[]
 
 
 def stop_a_loader() -> None:
-    """A process that loads images stands still: its worker waits for ever, and goes on answering Ray."""
+    """Stop a process that loads images: its worker waits for ever, but still answers Ray."""
     workers = processes("RayTrainWorker")
     loaders = [process for process in workers if process.ppid() in {worker.pid for worker in workers}]
     loaders[0].send_signal(signal.SIGSTOP)
@@ -104,7 +104,7 @@ def test_a_disturbed_run_ends_in_the_weights_of_one_that_was_not(
     facts = workers.run(job(many_images, state, name, checkpoint_every_steps=7), disturbance)
     assert disturbance.at is not None, "the run was over before it was disturbed"
     assert facts["attempts"] == 2
-    assert facts["taken_up"] or name == "boardless"  # a board may die before a checkpoint is in its place
+    assert facts["taken_up"] or name == "boardless"  # a board may die before a checkpoint is saved
     assert same(left(state, name), undisturbed)
     assert time.monotonic() - began < SOON
 
@@ -146,7 +146,7 @@ def test_workers_that_fail_before_they_take_a_job_end_it_in_one_line(
 def test_resources_that_are_never_there_end_the_job_in_one_line(
     workers: WorkerGroup, many_images: Path, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray gives a group a minute to start; here three seconds."""
+    """Ray gives a group one minute to start, here three seconds."""
     workers._end()
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "3")
     scale = SCALE.model_copy(update={"num_workers": (100, 100)})
@@ -164,13 +164,13 @@ def test_resources_that_are_never_there_end_the_job_in_one_line(
 def test_a_mistake_of_the_run_s_is_told_at_once_and_the_next_run_goes_on(workers: WorkerGroup, many_images: Path, state: Path) -> None:
     with pytest.raises(TrainingError, match="no-such-folder"):
         workers.run(job(many_images.parent / "no-such-folder", state, "mistaken"), lambda message: None)
-    facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)  # done already: nothing is trained
+    facts = workers.run(job(many_images, state, "undisturbed"), lambda message: None)  # already done: nothing is trained
     assert (facts["attempts"], facts["num_workers"]) == (1, 2)
 
 
 @pytest.mark.proof
 def test_sigterm_leaves_a_checkpoint_of_the_step_that_it_came_in(workers: WorkerGroup, many_images: Path, state: Path) -> None:
-    """Without checkpoints by steps or minutes: what is gone on from is what SIGTERM had written."""
+    """Without checkpoints by steps or minutes, the run resumes from the checkpoint written at SIGTERM."""
     resumed: list[tuple[int, int]] = []
     disturbance = Disturbance(signal_to("RayTrainWorker", signal.SIGTERM))
 

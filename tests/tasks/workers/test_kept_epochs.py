@@ -1,4 +1,4 @@
-"""One training, scored with the weights of its last and of its kept epochs: what the workers do, and what is recorded; without Ray."""
+"""One training, scored with the weights of its last and of its kept epochs: the workers' steps and the records, without Ray."""
 
 import json
 import pickle
@@ -42,7 +42,7 @@ def job_for(packed: Path, state: Path, epoch: Epoch) -> Job:
 
 @pytest.fixture(scope="module")
 def state(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run that keeps both kinds has been trained and embedded, once for each epoch."""
+    """State of a trained run that keeps both kinds of epoch, with embeddings of each."""
     state = tmp_path_factory.mktemp("state")
     work.train(job_for(packed, state, "last"), CPU, lambda message: None)
     for epoch in EPOCHS:
@@ -70,7 +70,7 @@ def test_the_embeddings_are_those_of_the_epoch_s_weights(packed: Path, state: Pa
 
 
 def test_the_oracle_s_score_is_the_best_of_its_curve_and_says_its_epoch(packed: Path, state: Path, tmp_path: Path) -> None:
-    """The whole evaluator, on embeddings from files, gives what was seen while training; nothing is above it."""
+    """The evaluator, on embeddings from files, reproduces the training curve, whose highest score is the oracle's."""
     history = read_history(state / "store/train/x")
     curve = [row[RECALL["oracle"]] for row in history if RECALL["oracle"] in row]
     scores = {
@@ -86,7 +86,7 @@ def test_the_oracle_s_score_is_the_best_of_its_curve_and_says_its_epoch(packed: 
 
 
 def embed_and_count(rank: int, packed: Path, folder: Path) -> None:
-    """Embed as one of two workers; keep how many bytes are pickled for the other."""
+    """Embed as one of two workers, and record how many bytes are pickled for the other."""
     pickled, send = [], dist.broadcast_object_list
 
     def count(objects: list[Any], src: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the runs of a flow are put, for every kind of machine: devices are used, nothing is asked of a machine that it does not have."""
+"""Placement of a flow's runs on every kind of machine: devices are used, and no missing resource is requested."""
 
 import json
 import os
@@ -40,15 +40,15 @@ def test_runs_are_fitted_to_what_there_is(
     ("scale", "nodes", "num_loaders", "num_cores"),
     [
         ({}, [{"CPU": 2}], 0, 1),
-        ({"num_loader_workers": 3}, [{"CPU": 2}], 3, 2),  # asked for by number: as many as were asked for, in the cores that there are
+        ({"num_loader_workers": 3}, [{"CPU": 2}], 3, 2),  # an explicit number of loaders is kept, with the available cores
         ({}, [{"CPU": 16, "GPU": 1}], 15, 16),
         ({}, [{"CPU": 64, "GPU": 1}], 16, 17),
         ({"num_workers": 4}, [{"CPU": 16, "GPU": 4}], 3, 4),
-        ({"num_workers": 2, "concurrent_runs": 2}, [{"CPU": 16, "GPU": 8}], 1, 2),  # the other GPUs keep theirs
+        ({"num_workers": 2, "concurrent_runs": 2}, [{"CPU": 16, "GPU": 8}], 1, 2),  # the other GPUs keep their cores
         ({"num_workers": 2, "num_loader_workers": 7}, [{"CPU": 16, "GPU": 8}], 7, 8),
         ({}, [{"CPU": 1, "GPU": 1}], 0, 1),
-        ({"num_workers": 2}, [{"CPU": 1, "GPU": 2}], 0, 0),  # Ray would place no worker that asks for a core
-        ({}, [{"CPU": 64}, {"CPU": 4, "GPU": 1}], 3, 4),  # the cores of a machine without a GPU are of no use
+        ({"num_workers": 2}, [{"CPU": 1, "GPU": 2}], 0, 0),  # Ray would place no worker that requests a core
+        ({}, [{"CPU": 64}, {"CPU": 4, "GPU": 1}], 3, 4),  # cores of a machine without a GPU cannot be used
         ({"num_workers": 3}, [{"CPU": 9, "GPU": 2}, {"CPU": 4, "GPU": 1}], 3, 4),
     ],
 )
@@ -82,14 +82,14 @@ def test_only_what_was_asked_for_by_name_is_refused() -> None:
 
 @pytest.mark.slow
 def test_a_machine_with_one_gpu_gives_a_run_of_two_workers_its_gpu() -> None:
-    """Ray's own words for a machine, with a GPU that it is told of; what `choose` is given is what Ray says."""
+    """Ray reports the machine's resources, including a simulated GPU, as in a flow."""
     code = (
         "import json, ray\n"
         "ray.init('local', num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)\n"
         "print(json.dumps(ray.cluster_resources()))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # in a process of its own: Ray reads them once
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}  # in a separate process: Ray reads them once
     printed = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout
     chosen = choose(ScaleSpec(num_workers=2), json.loads(printed.splitlines()[-1]))
     assert (chosen.device, chosen.num_workers) == ("cuda", 1)

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on, in a terminal and in a pipe."""
+"""Displayed progress of runs, in a terminal and in a pipe."""
 
 import io
 import logging
@@ -13,7 +13,7 @@ from tasks.workers.progress import ProgressDisplay, duration
 
 
 def screen(console: Console) -> str:
-    """All that was written, without what moves the cursor and colours."""
+    """Return all output without cursor movements and colours."""
     assert isinstance(console.file, io.StringIO)
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
 

@@ -1,4 +1,4 @@
-"""Workers of one machine meet at a file, whatever its path is called."""
+"""Workers of one machine meet at a file, for any characters in its path."""
 
 from multiprocessing import get_context
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a stopped worker leaves in a store, and what SIGTERM does to its process; without Ray."""
+"""Files that a stopped worker leaves in a store, and the effect of SIGTERM on its process, without Ray."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ from tests.conftest import small_training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-# A worker in small: the main thread is free, the work is in another; it says when SIGTERM is heeded, and ends when it has come.
+# A small worker: the main thread is free and another works; it prints when SIGTERM is handled, and ends when it has arrived.
 PROCESS = """
 import sys, threading, time
 from tasks.workers import stopping
@@ -51,7 +51,7 @@ else:
 def test_a_stopped_run_is_gone_on_from_on_another_machine(
     packed: Path, tmp_path: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint is in the bucket, with the run in the middle of an epoch, before its workers end."""
+    """The checkpoint, from the middle of an epoch, is in the bucket before the workers end."""
     monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
     there = f"s3://{s3_bucket}/store"
@@ -79,7 +79,7 @@ def test_a_stopped_run_is_gone_on_from_on_another_machine(
 @pytest.mark.parametrize(
     ("doing", "lines", "code"),
     [
-        (("training", "0"), ["training", "has come"], 0),  # it ends by itself, when its checkpoint is written
+        (("training", "0"), ["training", "has come"], 0),  # it ends by itself after writing its checkpoint
         (("idle", "0"), ["idle"], 143),
     ],
 )

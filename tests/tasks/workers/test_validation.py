@@ -1,4 +1,4 @@
-"""A run that holds classes out: what the workers do in each step, here without Ray, and what is recorded of it."""
+"""A run that holds classes out: the workers' steps without Ray, and the recorded results."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def job_for(packed: Path, state: Path, role: str) -> Job:
 
 @pytest.fixture(scope="module")
 def state(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run with two of the four training classes held out has been trained."""
+    """State of a run trained with two of the four training classes held out."""
     state = tmp_path_factory.mktemp("state")
     work.train(job_for(packed, state, "test"), CPU, lambda message: None)
     return state
@@ -55,7 +55,7 @@ def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state
     assert labels_N.tolist() == expected.labels.tolist()
     checkpoint = load_checkpoint(store / "train/x")
     assert checkpoint is not None
-    system = build_system(job.spec.training, 2, 0, CPU)  # its classifier has the two classes that are left
+    system = build_system(job.spec.training, 2, 0, CPU)  # its classifier has the two remaining classes
     system.load_state_dict(checkpoint["system"])
     ((images, _),) = iterate_batches(expected, [np.arange(len(expected))], TestView(job.spec.training.transform), 0)
     with torch.no_grad():
@@ -67,7 +67,7 @@ def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state
 
 
 def test_no_step_of_training_sees_a_held_out_image(packed: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside the scoring after each epoch, which sees the held-out images alone."""
+    """Only the scoring after each epoch sees held-out images, and it sees no others."""
     seen: dict[bool, set[str]] = {False: set(), True: set()}
     scoring: list[bool] = []
     image, score = PackedDataset.image, HeldOutRecall.__call__

@@ -1,4 +1,4 @@
-"""Sheets of thumbnails: every picture is where the page looks for it, and a sheet keeps to its bytes."""
+"""Sheets of thumbnails: every picture is where the page expects it, and a sheet keeps to its byte limit."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tasks.scores.figures import Side
 
 
 class Drawn:
-    """Images made on the spot, as a packed dataset gives them."""
+    """Generated images with a packed dataset's interface."""
 
     role = "test"
 
@@ -32,7 +32,7 @@ def side(size: int = 24, noise: bool = False) -> Side:
 
 
 def shown(album: Album, place: int, folder: Path) -> Image.Image:
-    """What a browser shows of a place: the part of the picture that the style puts in a square element, as CSS says it."""
+    """Return what a browser shows of a place: the part of the sheet that its CSS style puts in a square element."""
     found = re.fullmatch(
         r"background-image:url\((.+)\);background-size:(\d+)% (\d+)%;background-position:([\d.]+)% ([\d.]+)%", album.style(place)
     )

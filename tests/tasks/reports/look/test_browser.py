@@ -1,4 +1,4 @@
-"""The pages in Chromium, opened as files: chosen with the mouse and the keyboard, at the width of a desk and of a phone."""
+"""The pages in Chromium, opened as files: selection with mouse and keyboard, at the width of a desktop and a phone."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no C
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window."""
+    """Headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(params=[1280, 390])
 def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A tab of this width; at its end nothing but files was asked for, and nothing went wrong in a script."""
+    """A tab of this width, which must request only files and have no script errors."""
     page = browser.new_page(viewport={"width": request.param, "height": 844})
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -46,7 +46,7 @@ def labels_of(tab: Any, css: str) -> list[str]:
 
 
 def expected(folder: Path, query: int) -> list[str]:
-    """What the pictures of a query and its neighbours say of themselves."""
+    """Return the labels of the pictures of a query and its neighbours."""
     items, run = script(folder / "items.js"), script(folder / "run.js")
     name = [items["classes"][label] for label in items["labels"]]
     shown = run["neighbours"][query * run["width"] : (query + 1) * run["width"]]
@@ -56,7 +56,7 @@ def expected(folder: Path, query: int) -> list[str]:
 
 
 def shows(tab: Any, folder: Path, query: int) -> bool:
-    """Whether the page shows a query and its neighbours; following a link takes the browser a moment."""
+    """Return whether the page shows a query and its neighbours, once the browser has followed the link."""
     wanted = expected(folder, query)
     tab.wait_for_function("label => document.querySelector('#found .pic').getAttribute('aria-label') === label", arg=wanted[0])
     return labels_of(tab, "#found .pic") == wanted
@@ -103,7 +103,7 @@ def test_worst_queries_lead_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     assert tab.locator("#drawn .scatterlayer .point").count() == 108
     tab.evaluate("document.getElementById('drawn').emit('plotly_click', {points: [{customdata: 17}]})")
     assert shows(tab, single, 17)
-    edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong are told by more than colour
+    edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong differ by more than colour
     assert set(tab.eval_on_selector_all(".wrong .pic", edges)) == {"dashed"}
     tab.evaluate(f"choose({script(single / 'run.js')['firstRanks'].index(1)})")
     assert set(tab.eval_on_selector_all("#found .right .pic", edges)) == {"solid"}

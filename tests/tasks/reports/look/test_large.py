@@ -1,4 +1,4 @@
-"""A set of the size of Stanford Online Products keeps to the bounds that docs/comparing.md states, and its counts are exact."""
+"""A dataset of the size of Stanford Online Products keeps to the bounds in docs/comparing.md, and its counts are exact."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ CONFIG = parse(EvaluationConfig, {"clustering": False}, "test")
 
 
 class Photographs(PackedDataset):
-    """As many images as are asked for, smooth as photographs are, of 250 pixels; each is made when it is looked at."""
+    """Any number of images of 250 pixels, as smooth as photographs, generated on access."""
 
     role = "test"
 

@@ -1,4 +1,4 @@
-"""What the pages say, against counts by numpy over all pairs; names that would be HTML; bounds; and what is refused."""
+"""The pages' numbers compared with numpy's counts over all pairs; names that look like HTML; bounds; refusals."""
 
 import json
 import re
@@ -27,7 +27,7 @@ Made = tuple[Project, Params]
 
 
 class Brute:
-    """A run's embeddings, and what numpy says of them in float64: no code of the evaluator's."""
+    """Neighbours of a run's embeddings by numpy in float64, without the evaluator's code."""
 
     def __init__(self, made: Made, variant: str, seed: int, query_role: str = "test", gallery_role: str = "test") -> None:
         project, params = made
@@ -49,7 +49,7 @@ class Brute:
 
 
 def script(path: Path) -> Any:
-    """The JSON of a script that sets one name to it."""
+    """Return the JSON of a script that assigns it to a name."""
     return json.loads(path.read_text().partition(" = ")[2].removesuffix(";\n"))
 
 
@@ -62,7 +62,7 @@ def numbers(text: str) -> list[int]:
 
 
 def counted_pairs(html: Element) -> Counter[tuple[str, str]]:
-    """Class, taken for -> queries, as the page's table has them."""
+    """Return (class, mistaken for) -> number of queries from the page's table."""
     rows = [[cell.text for cell in row.all("td")] for row in html.all("table", "counts")[0].all("tr")]
     return Counter({(row[0], row[1]): int(row[2]) for row in rows if row})
 
@@ -160,7 +160,7 @@ def test_a_run_s_scores_are_the_evaluator_s_with_intervals_around_them(made: Mad
         assert low < recall < high
     low, high = map(float, over_queries.split(" to "))
     error = 100 * (brute.found.mean() * (1 - brute.found.mean()) / len(brute.found)) ** 0.5
-    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)  # a share of independent queries
+    assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)  # approximately that of independent queries
     assert over_seeds.startswith(f"{np.mean([100 * Brute(made, 'softmax', seed).found.mean() for seed in SEEDS]):.1f} ± ")
     assert rows["NMI"][1:3] == ["-", "-"]
 
@@ -171,7 +171,7 @@ def test_queries_of_their_own_are_searched_in_the_gallery(tmp_path: Path) -> Non
     brute = Brute(made, "softmax", 0, "query", "gallery")
     items, run = script(folder / "items.js"), script(folder / "run.js")
     num_gallery = len(brute.labels)
-    assert items["queries"] == list(range(num_gallery, 2 * num_gallery))  # in the album after the gallery
+    assert items["queries"] == list(range(num_gallery, 2 * num_gallery))  # after the gallery in the album
     assert np.array(run["neighbours"]).reshape(-1, run["width"]).tolist() == brute.order[:, : run["width"]].tolist()
     html = page(folder / "index.html")
     assert [int(strong.text) for strong in html.all("p", "lead")[0].all("strong")] == [brute.found.sum(), (~brute.found).sum()]
@@ -182,7 +182,7 @@ def test_queries_of_their_own_are_searched_in_the_gallery(tmp_path: Path) -> Non
 
 def test_names_are_text_wherever_they_stand(comparison: Path) -> None:
     for path in comparison.glob("*.html"):
-        html = page(path)  # every element that is opened is closed
+        html = page(path)  # fails unless every element is closed
         assert not [image for image in html.all("img") if not (image.attributes.get("src") or "").startswith("data:image/")]
         assert not html.all("b", "triplet")
         assert "<img src=x" not in path.read_text()

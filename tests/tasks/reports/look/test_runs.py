@@ -1,4 +1,4 @@
-"""Which runs a name means, and what is said where they are not there."""
+"""Runs that a name selects, and the error if they are missing."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ Made = tuple[Project, Params]
 
 @pytest.fixture
 def own(made: Made, tmp_path: Path) -> Made:
-    """The same project with a store of its own, to be damaged."""
+    """The same project with its own store, to be damaged."""
     project, params = made
     store = shutil.copytree(project.store, tmp_path / "store")
     return Project(project.root, tmp_path / "state", str(store), project.tracking_uri), params
@@ -33,7 +33,7 @@ def spec_of(made: Made, variant: str = "softmax", seed: int = 0) -> RunSpec:
 
 
 def folders(made: Made, spec: RunSpec) -> tuple[Path, Path]:
-    """Of a run's embeddings and scores."""
+    """Return the folders of a run's embeddings and scores."""
     record = read_dataset(made[0], "photos")
     return Path(made[0].store) / "embed" / embed_identity(spec, record), Path(made[0].store) / "evaluate" / evaluate_identity(spec, record)
 

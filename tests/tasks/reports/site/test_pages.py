@@ -1,4 +1,4 @@
-"""A table's page as a parser and a browser read it: every row, nothing that a label could smuggle in, nothing loaded from elsewhere."""
+"""A table's page as a parser and a browser read it: every row, no injected markup from labels, nothing loaded from elsewhere."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def test_each_verdict_is_told_by_mark_and_word_beside_its_colour(html: Element) 
     seen = set()
     for cell in html.all("td", "measured"):
         if "plain" in str(cell.attributes["class"]).split():
-            continue  # of an epoch that the paper does not print
+            continue  # an epoch that the paper does not print
         (verdict,) = set(str(cell.attributes["class"]).split()) & marks.keys()
         assert cell.all("span", "verdict")[0].text.startswith(f"{marks[verdict]} {verdict}")
         seen.add(verdict)
@@ -157,7 +157,7 @@ def test_a_figure_s_own_pictures_stand_on_the_page_and_a_table_s_where_a_row_ope
         page = read(write_site(project, params, [figure])[0].html.read_text())
     finally:
         (tables / f"{figure}.yaml").unlink()
-        write_site(project, params, [NAME])  # the index is the other tests' again
+        write_site(project, params, [NAME])  # restores the index for the other tests
     (seen,) = page.all("section", "seen")
     captions = [caption.text for caption in seen.all("figcaption")]
     assert any(caption.startswith(f"{HOSTILE}, as_published, cub200 : counts, seed 0") for caption in captions)
