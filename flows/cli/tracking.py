@@ -66,7 +66,7 @@ def sync() -> None:
 
 
 @app.command()
-def ui(port: Annotated[int, typer.Option(help="Port on this machine.")] = 5000) -> None:
+def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000) -> None:
     """Open the MLflow UI for the local results; stop it with Ctrl-C.
 
     Only this machine can reach it.
