@@ -148,7 +148,7 @@ def test_a_registry_that_does_not_answer_is_one_line(project: Project) -> None:
     command = [sys.executable, "-m", "flows.cli", "models", "promote", "own/good/0"]
     ran = subprocess.run(command, cwd=project.root, env=environment, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert ran.stderr == "error: MLflow at http://127.0.0.1:9 cannot be used: no answer\n"
+    assert ran.stderr == "error: MLflow at http://127.0.0.1:9 cannot be used: no answer; start it, or correct MLFLOW_TRACKING_URI\n"
 
 
 def test_a_run_is_found_by_its_training(fresh: Project) -> None:
