@@ -133,7 +133,7 @@ class Reader:
 
     def __init__(self, place: Place) -> None:
         self.place, self.state = place, place.state
-        self.project = Project(ROOT, place.state, str(place.state / "store"), "")
+        self.project = Project(ROOT, place.state, str(place.state / "store"), f"sqlite:///{place.state / 'mlflow.db'}")
         self.step = train_step(SPEC, place.dataset)
 
     def show(self) -> dict[Any, Any]:
@@ -286,7 +286,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(packed, state / "packed")
     place = Place(state, state / "packed")
     run_steps(place)
-    project = Project(ROOT, state, str(state / "store"), "")
+    project = Project(ROOT, state, str(state / "store"), f"sqlite:///{state / 'mlflow.db'}")
     training_rows(project, "d", state / "packed")
     scores = MetricRecord(step="evaluate", identity="i", key="evaluate/i", files=(), metrics={"recall@1": 0.25})
     write_report("title", [(SPEC, scores)], state / "reports/d/v-seed-0")
