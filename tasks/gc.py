@@ -134,8 +134,9 @@ def _touched(folder: Path) -> float:
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the facts of a folder and of all below it: links are not followed, and files that a run just removed or renamed are skipped."""
-    for path in (folder, *folder.rglob("*")):
+    """Yield the facts of a folder and of all below it. Links are not followed; what a run removes or renames meanwhile is skipped."""
+    below = (Path(inside, name) for inside, folders, files in os.walk(folder) for name in (*folders, *files))
+    for path in (folder, *below):
         with suppress(FileNotFoundError):
             yield path.lstat()
 

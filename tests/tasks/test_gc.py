@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,40 @@ def test_what_a_step_read_is_kept_beside_the_state(project: Project) -> None:
 
 def test_nothing_refers_to_anything(project: Project) -> None:
     assert unused(project) == run_of("r1") | run_of("r2") | run_of("r3")
+
+
+def test_a_dangling_link_is_removed_with_its_step(project: Project) -> None:
+    folder = Path(project.store) / "train/r1-train"
+    (folder / "link").symlink_to("nowhere")
+    for path in (folder / "link", folder):
+        os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    found = find_unused(project, 7.0)
+    assert {step.key for step in found.unused} >= run_of("r1")
+    delete(project, found)
+    assert not folder.exists()
+
+
+def test_files_and_folders_that_vanish_meanwhile_are_skipped(project: Project) -> None:
+    """A run in progress writes, renames and removes files below its step's folder all the time."""
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            for number in range(20):
+                inside = Path(project.store) / f"train/r2-train/{number}"
+                inside.mkdir()
+                (inside / "file").touch()
+            for number in range(20):
+                shutil.rmtree(Path(project.store) / f"train/r2-train/{number}")
+
+    run = threading.Thread(target=work)
+    run.start()
+    try:
+        for _ in range(10):
+            assert run_of("r1") | run_of("r3") <= unused(project)
+    finally:
+        ended.set()
+        run.join()
 
 
 def test_a_table_keeps_its_scores_and_what_they_were_made_of(project: Project) -> None:

@@ -1,7 +1,9 @@
 """Displayed progress of runs, in a terminal and in a pipe."""
 
+import contextlib
 import io
 import logging
+import os
 import re
 
 import pytest
@@ -9,7 +11,7 @@ from rich.console import Console
 
 from dml_core.training.history import Progress
 from tasks.workers import progress
-from tasks.workers.progress import ProgressDisplay, duration
+from tasks.workers.progress import ProgressDisplay, Terminal, duration
 
 
 def screen(console: Console) -> str:
@@ -98,3 +100,15 @@ def test_a_narrow_terminal_keeps_the_time_that_is_left_and_does_without_the_bar(
     assert re.search(r"synthetic / heated_up_softmax / seed 0 epoch 4/6  loss 2\.500 +(-|\d+):", shown)
     assert "…" not in shown
     assert "images/s" not in shown
+
+
+def test_a_reader_that_is_gone_is_an_error_and_no_exit() -> None:
+    """Rich itself would raise SystemExit(1), which ends a verb with the code of a fault of this program."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    terminal = Terminal()
+    terminal.file = os.fdopen(writer, "w", buffering=1)
+    with pytest.raises(BrokenPipeError):
+        ProgressDisplay(terminal).say("a line")
+    with contextlib.suppress(BrokenPipeError):
+        terminal.file.close()
