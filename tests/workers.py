@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from dml_core.data.views.batches import Loader
 
 # Imports of workers: forked from one process that has done them, they start in a second; importing torch in each took half a minute.
-PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.centroids", "torch._dynamo", "torch.distributed"]
+PRELOADED = ["dml_core.training.loop", "dml_core.losses.pml", "dml_core.losses.discriminative", "torch._dynamo", "torch.distributed"]
 
 TIMEOUT = timedelta(minutes=3)  # a deadlock fails the test instead of blocking for half an hour
 

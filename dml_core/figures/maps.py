@@ -1,9 +1,6 @@
-"""Scatter plots of embeddings: projections of high-dimensional ones to 2-D, and 2-D or 3-D ones with their centres.
+"""Scatter plots of high-dimensional embeddings, projected to 2-D.
 
-The plots with centres reproduce those of SoftTriple, SGSL and the discriminative loss for small networks; 3-D embeddings on the unit sphere
-are drawn with the sphere.
-
-Shapes: N samples, D dimensions, C classes, K centres per class.
+Shapes: N samples, D dimensions.
 """
 
 from collections.abc import Mapping
@@ -69,32 +66,6 @@ def plot_map(
     return _write(axes, path)
 
 
-def plot_embeddings(
-    embeddings: ArrayLike, labels: ArrayLike, path: Path, centres: ArrayLike | None = None, title: str = "Embeddings"
-) -> Path:
-    """Draw unchanged 2-D or 3-D embeddings, with the centres (C, K, D) of the classes as stars; return `path`.
-
-    Centre c has the colour of the c-th label in ascending order.
-
-    Raises:
-        EvaluationError: other dimensions, or centres that do not fit.
-    """
-    embeddings_ND = checked_embeddings(embeddings)
-    labels_N = checked_labels(labels, len(embeddings_ND))
-    num_dimensions = embeddings_ND.shape[1]
-    centres_CKD = np.zeros((0, 1, num_dimensions)) if centres is None else np.asarray(centres)
-    if num_dimensions not in (2, 3) or centres_CKD.ndim != 3 or centres_CKD.shape[2] != num_dimensions:
-        raise EvaluationError(
-            f"a plot needs 2 or 3 dimensions and centres (classes, K, dimensions); found {embeddings_ND.shape}, {centres_CKD.shape}"
-        )
-    axes: Any = _square_axes() if num_dimensions == 2 else _solid_axes(embeddings_ND)
-    _scatter(axes, embeddings_ND, labels_N)
-    for code, centres_KD in enumerate(centres_CKD):
-        axes.scatter(*centres_KD.T, marker="*", s=170, color=_colour(code, len(centres_CKD)), edgecolors="black", linewidths=0.9, zorder=5)
-    axes.set_title(title)
-    return _write(axes, path)
-
-
 def _project(embeddings_ND: NDArray[np.float64], method: str, seed: int) -> NDArray[np.float64]:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -110,18 +81,6 @@ def _square_axes(width_inches: float = SIDE_INCHES) -> Axes:
     axes.set_aspect("equal", adjustable="datalim")
     axes.spines[:].set(color="#BBBBBB")
     axes.tick_params(labelsize="small", color="#BBBBBB")
-    return axes
-
-
-def _solid_axes(embeddings_N3: NDArray[Any]) -> Any:
-    """Return 3-D axes, with the unit sphere if all embeddings are on it."""
-    axes: Any = new_figure(SIDE_INCHES, SIDE_INCHES).add_subplot(projection="3d")
-    axes.set_box_aspect((1, 1, 1))
-    axes.tick_params(labelsize="x-small")
-    if np.allclose(np.linalg.norm(embeddings_N3, axis=1), 1, atol=1e-3):
-        longitude, latitude = np.meshgrid(np.linspace(0, 2 * np.pi, 25), np.linspace(0, np.pi, 13))
-        sphere = np.cos(longitude) * np.sin(latitude), np.sin(longitude) * np.sin(latitude), np.cos(latitude)
-        axes.plot_wireframe(*sphere, color="#BBBBBB", linewidth=0.4, zorder=0)
     return axes
 
 

@@ -5,9 +5,10 @@ The centroids are set before training and never move, so they do not depend on t
 
 from pathlib import Path
 
+import torch
+
 from dml_core.config import Config
 from dml_core.errors import EvaluationError
-from dml_core.losses.centroids import centroid_distances
 from dml_core.losses.discriminative import Discriminative
 from dml_core.measurements.contract import FinishedRun
 
@@ -27,4 +28,6 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
     loss = run.system.loss
     if not isinstance(loss, Discriminative):
         raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no fixed centroids")
-    return dict(zip(METRICS, centroid_distances(loss.fixed_centroids()), strict=True))
+    distances = torch.pdist(loss.fixed_centroids().double())
+    statistics = (distances.min(), distances.max(), distances.mean(), distances.std(correction=0))
+    return dict(zip(METRICS, map(float, statistics), strict=True))

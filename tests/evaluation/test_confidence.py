@@ -1,18 +1,11 @@
-"""Bootstrap compared with the theory of means, and intervals calculated by hand with tables of Student's t."""
+"""Intervals calculated by hand with tables of Student's t."""
 
 import warnings
 
 import numpy as np
 import pytest
 
-from dml_core.evaluation.statistics.confidence import Summary, bootstrap_means, interval_over_units, mean_over_seeds, summarise
-
-
-def test_spread_over_queries_is_the_standard_error() -> None:
-    values = np.random.default_rng(0).standard_normal((400, 2)) * [1, 3] + [5, 0]
-    means = bootstrap_means(values, np.arange(400), num_replicates=4000, seed=0)
-    np.testing.assert_allclose(means.std(axis=0), values.std(axis=0) / 20, rtol=0.05)
-    np.testing.assert_allclose(means.mean(axis=0), values.mean(axis=0), atol=0.01)
+from dml_core.evaluation.statistics.confidence import Summary, interval_over_units, mean_over_seeds, summarise
 
 
 def test_the_interval_over_units_by_hand() -> None:
@@ -47,26 +40,6 @@ def test_what_does_not_vary_has_no_interval() -> None:
         one = interval_over_units(values, np.zeros(4, dtype=int))
     assert np.isnan(low).tolist() == np.isnan(high).tolist() == [True, True, True, False]
     assert np.isnan(one).all()
-
-
-def test_queries_of_one_class_are_drawn_together() -> None:
-    """Ten classes whose queries are all equal: the deviation is that of ten values, not of a hundred."""
-    by_class = np.random.default_rng(0).standard_normal(10)
-    codes = np.repeat(np.arange(10), 10)
-    means = bootstrap_means(by_class[codes, None], codes, num_replicates=4000, seed=0)
-    assert means.std() == pytest.approx(by_class.std() / 10**0.5, rel=0.05)
-
-
-def test_classes_of_unequal_size_keep_the_mean_over_queries() -> None:
-    """One class of three zeros and one of a single 1: the mean of both drawn once is 1/4, of one drawn twice 0 or 1."""
-    means = bootstrap_means(np.array([[0.0], [0], [0], [1]]), np.array([7, 7, 7, 9]), num_replicates=200, seed=0)
-    assert set(means.ravel().tolist()) == {0, 0.25, 1}
-
-
-def test_the_same_seed_draws_the_same() -> None:
-    values, codes = np.arange(20.0)[:, None], np.arange(20)
-    np.testing.assert_array_equal(bootstrap_means(values, codes, 9, seed=3), bootstrap_means(values, codes, 9, seed=3))
-    assert (bootstrap_means(values, codes, 9, seed=3) != bootstrap_means(values, codes, 9, seed=4)).any()
 
 
 def test_mean_over_seeds() -> None:

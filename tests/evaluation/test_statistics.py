@@ -13,7 +13,6 @@ from dml_core.evaluation.statistics.paired import (
     power,
     seeds_needed,
     smallest_difference,
-    variance_parts,
 )
 
 
@@ -120,42 +119,3 @@ def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
 def test_two_systems_have_no_comparison_by_ranks() -> None:
     with pytest.raises(ValueError, match="three systems and two blocks"):
         compare_ranks(np.ones((4, 2)))
-
-
-def hits_drawn(rng: np.random.Generator, seeds: int, classes: int, size: int, parts: tuple[float, float, float]) -> np.ndarray:
-    """Return simulated scores of queries, with deviations of seeds, classes and their interaction; a class's queries have equal scores."""
-    of_seeds, of_classes, of_both = parts
-    means_SC = rng.normal(0, of_seeds, (seeds, 1)) + rng.normal(0, of_classes, classes) + rng.normal(0, of_both, (seeds, classes))
-    return np.repeat(means_SC, size, axis=1)
-
-
-@pytest.mark.parametrize("parts", [(0.3, 1.0, 0.5), (0.5, 0.4, 1.0), (0.0, 1.0, 0.3)])
-def test_variance_parts_are_those_that_were_drawn(parts: tuple[float, float, float]) -> None:
-    """Mean estimate of 150 draws with 6 seeds and 20 classes. Negative estimates become 0, so that an absent part is slightly above 0."""
-    rng = np.random.default_rng(8)
-    codes = np.repeat(np.arange(20), 3)
-    found = [variance_parts(hits_drawn(rng, 6, 20, 3, parts), codes, 200, draw) for draw in range(150)]
-    expected = (parts[0] ** 2 / 6, parts[1] ** 2 / 20, parts[2] ** 2 / 120)
-    means = [np.mean([getattr(one, part) for one in found]) for part in ("seeds", "classes", "both")]
-    assert means == pytest.approx(expected, rel=0.2, abs=0.002)
-    # their sum is the variance of the mean over seeds and classes between draws
-    assert np.mean([one.total for one in found]) == pytest.approx(np.var([one.mean for one in found], ddof=1), rel=0.35)
-
-
-def test_variance_parts_by_an_analysis_of_variance() -> None:
-    """Compared with the usual estimates from mean squares of a table of seeds and equally large classes."""
-    hits = hits_drawn(np.random.default_rng(9), 5, 30, 2, (0.4, 0.8, 0.6))
-    cells = hits[:, ::2]
-    seeds, classes = cells.shape
-    residual = cells - cells.mean(axis=0) - cells.mean(axis=1, keepdims=True) + cells.mean()
-    both = (residual**2).sum() / ((seeds - 1) * (classes - 1))
-    of_seeds = max(0.0, cells.mean(axis=1).var(ddof=1) - both / classes)
-    of_classes = cells.mean(axis=0).var(ddof=1) - both / seeds
-    found = variance_parts(hits, np.repeat(np.arange(30), 2), 4000)
-    assert (found.seeds, found.classes, found.both) == pytest.approx((of_seeds / 5, of_classes / 30, both / 150), rel=0.1)
-
-
-@pytest.mark.parametrize(("num_seeds", "codes"), [(1, [0, 1, 2]), (3, [0, 0, 0])])
-def test_variance_has_no_parts_with_one_seed_or_class(num_seeds: int, codes: list[int]) -> None:
-    with pytest.raises(ValueError, match="two seeds and two classes"):
-        variance_parts(np.ones((num_seeds, 3)), np.array(codes))

@@ -20,7 +20,7 @@ from dml_core.figures.counts import plot_counts
 from dml_core.figures.curves import plot_training_curves, smoothed
 from dml_core.figures.gallery import GalleryRow, Neighbour, plot_retrieval_gallery, two_lines
 from dml_core.figures.histograms import plot_similarity_histogram, sample_pairs
-from dml_core.figures.maps import plot_embeddings, plot_map
+from dml_core.figures.maps import plot_map
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
@@ -79,8 +79,6 @@ DRAWINGS: dict[str, Callable[[Path], Path]] = {
     "pca": lambda path: plot_map(*samples(60, 8), path),
     "named classes": lambda path: plot_map(*samples(60, 8), path, named={1: "_one", 3: "$three"}),
     "t-SNE": lambda path: plot_map(*samples(30, 8), path, "tsne"),
-    "flat": lambda path: plot_embeddings(*samples(30, 2), path, np.zeros((5, 1, 2))),
-    "solid": lambda path: plot_embeddings(*samples(30, 3), path, np.ones((5, 2, 3))),
 }
 
 
@@ -218,8 +216,6 @@ def test_every_positive_pair_is_drawn_equally_often_from_its_anchor() -> None:
 REFUSALS: dict[str, Callable[[Path], Any]] = {
     "too few samples": lambda path: plot_map(*samples(2, 4), path),
     "one dimension": lambda path: plot_map(*samples(9, 1), path),
-    "four dimensions": lambda path: plot_embeddings(*samples(9, 4), path),
-    "centres of other dimensions": lambda path: plot_embeddings(*samples(9, 3), path, np.zeros((5, 1, 2))),
     "no query": lambda path: draw_gallery(path, np.ones((0, 3), dtype=bool)),
     "no curve": lambda path: plot_training_curves({}, path, "run"),
     "no curve over epochs": lambda path: plot_over_epochs({"a": {"train": {}}}, path),

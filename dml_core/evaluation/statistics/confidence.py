@@ -1,11 +1,11 @@
-"""Confidence intervals of a mean over queries, classes and seeds, and the bootstrap used to split a variance.
+"""Confidence intervals of a mean over queries, classes and seeds.
 
 Over queries or classes (whose queries succeed and fail together) the standard error is the jackknife's, which omits each unit once. The
 interval is Student's t on the logit, with one degree of freedom less than units. A bootstrap's percentile intervals are too narrow for few
 units: with 4 classes its 95 % intervals contain the truth 8 times in 10 (tests/evaluation/test_coverage.py). Over seeds the interval is
 Student's t.
 
-Shapes: Q queries or other resampled units, B replicates, M metrics, U units.
+Shapes: Q queries or other units, M metrics, U units.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,6 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit, stdtrit  # scipy.stats takes a second to import
 
 SAME = 1e-12  # a fraction's standard error below this is only rounding
-
-
-def bootstrap_means(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int, seed: int) -> NDArray[np.float64]:
-    """Return means (B, M) over resampled units: samples with one code are drawn together.
-
-    Args:
-        values_QM: the metrics of each query.
-        codes_Q: the query's class, to draw classes; a separate code for each query, to draw queries.
-        num_replicates: B.
-        seed: seed of the draws.
-    """
-    generator = np.random.default_rng(seed)
-    sums_UM, sizes_U = _of_units(values_QM, codes_Q)
-    means_BM = np.empty((num_replicates, values_QM.shape[1]))
-    for replicate in range(num_replicates):
-        draws_U = np.bincount(generator.integers(0, len(sizes_U), len(sizes_U)), minlength=len(sizes_U)).astype(np.float64)
-        means_BM[replicate] = draws_U @ sums_UM / (draws_U @ sizes_U)
-    return means_BM
 
 
 def interval_over_units(

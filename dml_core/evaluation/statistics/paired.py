@@ -1,4 +1,4 @@
-"""Comparison of systems from runs with shared seeds: paired differences, power, ranks and parts of the variance.
+"""Comparison of systems from runs with shared seeds: paired differences, power, and ranks.
 
 Runs of one seed share classes, order and the initial weights of their common parts, so systems are compared seed by seed. Over several
 datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.statistics.comparing` compares whole tables.
@@ -14,8 +14,6 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtr, chdtri, ndtr, stdtr, stdtrit
-
-from dml_core.evaluation.statistics.confidence import bootstrap_means
 
 MIN_SEEDS, MIN_CLASSES = 3, 10  # minimum for a verdict: two values may be equal by chance, which says nothing about their spread
 MOST_SEEDS = 10_000
@@ -217,54 +215,3 @@ def _nemenyi_quantile(num_systems: int) -> float:
     from scipy.stats import studentized_range
 
     return float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
-
-
-@dataclass(frozen=True)
-class VarianceParts:
-    """Parts of the variance of a mean over seeds and queries; the three add up to it, in the unit of the hits squared.
-
-    Attributes:
-        mean: mean over seeds and queries.
-        seeds: variance over seeds on these classes; decreases with the number of seeds.
-        classes: variance over classes (and their queries) common to all seeds; decreases only with the number of classes.
-        both: variance of the interaction of seeds and classes; decreases with either number.
-    """
-
-    mean: float
-    seeds: float
-    classes: float
-    both: float
-
-    @property
-    def total(self) -> float:
-        """Variance of the mean if both seeds and classes were drawn again."""
-        return self.seeds + self.classes + self.both
-
-
-def variance_parts(hits_SQ: NDArray[np.float64], codes_Q: NDArray[np.int64], num_replicates: int = 1000, seed: int = 0) -> VarianceParts:
-    """Split the variance of a mean over seeds and queries into the parts of seeds, of classes, and of their interaction.
-
-    Model: the mean of seed s over class c is m + a_s + b_c + e_sc, all independent; a seed's mean weights classes by their queries.
-    Resampling classes moves the means of two seeds together only through b, and that of one seed through b and e. So in the bootstrap's
-    covariance of the seeds' means an off-diagonal entry estimates the classes' part, and a diagonal entry minus that the part of both. The
-    variance between the seeds' means is that of a and e. Negative estimates are set to 0.
-
-    Args:
-        hits_SQ: whether each query's nearest neighbour is of its class (or any score of queries), for each seed; the same queries in the
-            same order for all.
-        codes_Q: the query's class.
-        num_replicates: replicates of the bootstrap.
-        seed: seed of the bootstrap.
-
-    Raises:
-        ValueError: fewer than two seeds or two classes.
-    """
-    num_seeds, num_classes = len(hits_SQ), len(np.unique(codes_Q))
-    if num_seeds < 2 or num_classes < 2:
-        raise ValueError(f"variance parts need two seeds and two classes or more, found {num_seeds} and {num_classes}")
-    means_BS = bootstrap_means(hits_SQ.T, codes_Q, num_replicates, seed)
-    covariance_SS = np.cov(means_BS.T) * num_classes / (num_classes - 1)  # a bootstrap of C units has (C - 1) / C of their variance
-    shared = float((covariance_SS.sum() - covariance_SS.trace()) / (num_seeds * (num_seeds - 1)))
-    both = max(0.0, float(covariance_SS.trace() / num_seeds) - shared)
-    between = float(hits_SQ.mean(axis=1).var(ddof=1))
-    return VarianceParts(float(hits_SQ.mean()), max(0.0, between - both) / num_seeds, max(0.0, shared), both / num_seeds)
