@@ -67,7 +67,7 @@ def _published_need(backbone: str, what: str) -> Need | None:
             return None
     except ConfigError as error:
         return Need(what, str(error), stops=True)
-    return Need(what, how_to_get(backbone), stops=not PUBLISHED[backbone].addresses)
+    return Need(what, how_to_get(backbone), stops=PUBLISHED[backbone].address is None)
 
 
 def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:

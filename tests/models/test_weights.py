@@ -190,8 +190,8 @@ def test_addresses_that_are_not_complete_are_refused(values, said):
 def test_every_backbone_with_published_weights_has_a_file_named_by_its_hash():
     assert set(PUBLISHED) == set(TRAINED_WITH) <= set(BACKBONES)
     for file in PUBLISHED.values():
-        assert file.addresses or file.how_to_make
-        if file.addresses:
+        assert (file.address is None) == bool(file.how_to_make)
+        if file.address:
             assert file.name.partition("-")[2] == f"{file.sha256}.pth"
 
 
@@ -202,7 +202,7 @@ def offered(address, tmp_path, monkeypatch):
     sha256 = hashlib.sha256(_Server.content).hexdigest()
 
     def offer(**changes):
-        file = PublishedFile("lenet.pth", sha256[:9], (f"{address}/lenet.pth",))
+        file = PublishedFile("lenet.pth", sha256[:9], f"{address}/lenet.pth")
         monkeypatch.setitem(PUBLISHED, "lenet", replace(file, **changes))
         return tmp_path / "weights/lenet.pth"
 
@@ -221,21 +221,14 @@ def test_a_published_file_is_fetched_once_and_kept_in_the_weights_folder(offered
     assert path.read_bytes() == _Server.content
 
 
-def test_a_mirror_is_asked_where_the_first_address_has_nothing_or_another_file(offered, address, monkeypatch):
+@pytest.mark.parametrize(("name", "reason"), [("gone", "404"), ("damaged", "/damaged.pth has another file")])
+def test_a_download_that_fails_names_the_file_its_hash_and_its_place(name, reason, offered, address, monkeypatch):
     monkeypatch.setitem(_Server.other, "/damaged.pth", b"cut")
-    path = offered(addresses=(f"{address}/gone.pth", f"{address}/damaged.pth", f"{address}/lenet.pth"))
-    assert fetch_published("lenet") == path
-    assert path.read_bytes() == _Server.content
-    assert _Server.num_requests == 3
-
-
-def test_a_download_that_fails_names_the_file_its_hash_and_its_place(offered, address, monkeypatch):
-    monkeypatch.setitem(_Server.other, "/damaged.pth", b"cut")
-    path = offered(addresses=(f"{address}/gone.pth", f"{address}/damaged.pth"))
+    path = offered(address=f"{address}/{name}.pth")
     with pytest.raises(ConfigError) as error:
         imagenet("lenet")
     begins = hashlib.sha256(_Server.content).hexdigest()[:9]
-    for said in ("404", "/damaged.pth has another file", f"put lenet.pth (SHA-256 begins with {begins}) at {path}"):
+    for said in (reason, f"put lenet.pth (SHA-256 begins with {begins}) at {path}"):
         assert said in str(error.value)
     assert "\n" not in str(error.value)
     assert list(path.parent.iterdir()) == []
@@ -255,7 +248,7 @@ def test_a_kept_file_with_a_flipped_byte_is_refused_and_named(offered):
 
 def test_a_file_that_nobody_offers_says_how_it_is_made(offered):
     made = "convert the publisher's checkpoint: python -m convert"
-    path = offered(addresses=(), how_to_make=made)
+    path = offered(address=None, how_to_make=made)
     with pytest.raises(ConfigError, match=r"nobody offers the file: convert the publisher's checkpoint.* put lenet.pth") as error:
         imagenet("lenet")
     assert str(path) in str(error.value)

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.weights import StateDict, published_weights, start_from
-
-IMAGENET_ADDRESS = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
+from dml_core.models.backbones.weights import start_from
 
 
 class Block(NamedTuple):
@@ -55,7 +53,7 @@ class BNInception(nn.Module):
         self.halve = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         self.average = nn.AvgPool2d(3, stride=1, padding=1, ceil_mode=True)
         self.maximum = nn.MaxPool2d(3, stride=1, padding=1)
-        start_from(self, config, _download_imagenet, left_out=("last_linear.",))
+        start_from(self, config, left_out=("last_linear.",))
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""
@@ -94,10 +92,3 @@ class BNInception(nn.Module):
     def _add(self, stem: str, in_channels: int, out_channels: int, size: int, stride: int = 1) -> None:
         self.add_module(stem, nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2))
         self.add_module(f"{stem}_bn", nn.BatchNorm2d(out_channels))
-
-
-def _download_imagenet() -> StateDict:
-    def download() -> StateDict:
-        return torch.hub.load_state_dict_from_url(IMAGENET_ADDRESS, map_location="cpu", progress=False, check_hash=True, weights_only=True)
-
-    return published_weights(download, IMAGENET_ADDRESS)

@@ -8,7 +8,7 @@ import torchvision
 from torch import Tensor, nn
 
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.weights import start_from, torchvision_imagenet
+from dml_core.models.backbones.weights import start_from
 
 NOT_FEATURES = ("avgpool", "dropout", "fc", "aux1", "aux2")
 
@@ -24,7 +24,7 @@ class GoogLeNet(nn.Module):
         for name, module in source.named_children():
             if name not in NOT_FEATURES:
                 self.add_module(name, module)
-        start_from(self, config, torchvision_imagenet("googlenet"), left_out=("fc.", "aux1.", "aux2."))
+        start_from(self, config, left_out=("fc.", "aux1.", "aux2."))
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""

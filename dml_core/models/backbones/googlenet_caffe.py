@@ -30,7 +30,7 @@ class GoogLeNetCaffe(nn.Module):
         self.halve = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         self.maximum = nn.MaxPool2d(3, stride=1, padding=1)
         self.normalise = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)  # divides alpha by 5, as Caffe does
-        start_from(self, config, None)
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32) of images (N, 3, H, W)."""

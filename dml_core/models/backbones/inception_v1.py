@@ -31,7 +31,7 @@ class InceptionV1(nn.Module):
         for name, widths in BLOCKS.items():
             # Mixed_5b's convolution is published under another name
             self.add_module(name, Block(widths, five="Conv2d_0a_3x3" if name == "Mixed_5b" else "Conv2d_0b_3x3"))
-        start_from(self, config, None)
+        start_from(self, config)
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 1024, H / 32, W / 32), rounded up, of images (N, 3, H, W)."""

@@ -5,9 +5,7 @@ whenever a network starts from it. This module does not import torch. It is sepa
 system's identity, because a file's location does not change results.
 """
 
-import hashlib
 import os
-import tempfile
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from dml_core.errors import ConfigError
+from dml_core.files import file_sha256
 
 FOLDER_VARIABLE = "DML_WEIGHTS"
 _CONVERTING = "docs/models.md, Converted weights"
@@ -28,14 +27,14 @@ class PublishedFile:
 
     Attributes:
         name: file name in the weights folder.
-        sha256: SHA-256 of its bytes, or the published prefix of it (torch's hub puts it into the name); None if not published.
-        addresses: download addresses, tried in this order; empty for a file that the user must create.
+        sha256: published prefix of the SHA-256 of its bytes (torch's hub puts it into the name); None if not published.
+        address: download address; None for a file that the user must create.
         how_to_make: one-line instructions for a file without an address.
     """
 
     name: str
     sha256: str | None
-    addresses: tuple[str, ...] = ()
+    address: str | None = None
     how_to_make: str = ""
 
     @property
@@ -48,15 +47,14 @@ class PublishedFile:
         """File name and what is published of its SHA-256."""
         if self.sha256 is None:
             return f"{self.name} (no SHA-256 is published)"
-        is_whole = len(self.sha256) == hashlib.sha256().digest_size * 2
-        return f"{self.name} (SHA-256 {self.sha256 if is_whole else f'begins with {self.sha256}'})"
+        return f"{self.name} (SHA-256 begins with {self.sha256})"
 
 
 def _of_torchvision(name: str) -> PublishedFile:
-    return PublishedFile(name, name.rpartition("-")[2].partition(".")[0], (f"{_TORCHVISION}/{name}",))
+    return PublishedFile(name, name.rpartition("-")[2].partition(".")[0], f"{_TORCHVISION}/{name}")
 
 
-# By backbone. torchvision's are IMAGENET1K_V1. The publisher of bn_inception's (Cadene/pretrained-models.pytorch) uses a single host.
+# By backbone. torchvision's are IMAGENET1K_V1; bn_inception's are of Cadene/pretrained-models.pytorch.
 PUBLISHED = {
     "resnet18": _of_torchvision("resnet18-f37072fd.pth"),
     "resnet34": _of_torchvision("resnet34-b627a593.pth"),
@@ -65,7 +63,7 @@ PUBLISHED = {
     "googlenet": _of_torchvision("googlenet-1378be20.pth"),
     "vgg16": _of_torchvision("vgg16-397923af.pth"),
     "bn_inception": PublishedFile(
-        "bn_inception-52deb4733.pth", "52deb4733", ("http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth",)
+        "bn_inception-52deb4733.pth", "52deb4733", "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
     ),
     "inception_v1": PublishedFile(
         "inception_v1_2016_08_28.pth", None, how_to_make=f"convert TF-slim's inception_v1_2016_08_28.tar.gz ({_CONVERTING})"
@@ -97,7 +95,7 @@ def is_kept(file: PublishedFile) -> bool:
     status = file.path.stat()
     found = _sha256(file.path, status.st_size, status.st_mtime_ns)
     if not found.startswith(file.sha256 or ""):
-        again = "a run downloads it again" if file.addresses else file.how_to_make
+        again = "a run downloads it again" if file.address else file.how_to_make
         raise ConfigError(f"{file.path}: not {file.described} but damaged, or another file (SHA-256 {found}); remove it; {again}")
     return True
 
@@ -122,36 +120,30 @@ def how_to_get(backbone: str) -> str:
     """Return one-line instructions for getting a file missing from the weights folder."""
     file = PUBLISHED[backbone]
     place = f"put {file.described} at {file.path}"
-    if not file.addresses:
-        return f"{file.how_to_make}; {place}" if file.how_to_make else place
-    return f"a run downloads it from {' or '.join(file.addresses)}; without a network {place}"
+    if file.address is None:
+        return f"{file.how_to_make}; {place}"
+    return f"a run downloads it from {file.address}; without a network {place}"
 
 
 def _download(backbone: str, file: PublishedFile) -> None:
     """Download a file; move it into place only when it is complete and its hash matches."""
-    from dml_core.models.backbones.weights import DOWNLOADERS  # imports torch
+    from dml_core.models.backbones.weights import downloaded  # imports torch
 
-    if not file.addresses:
+    if file.address is None:
         raise ConfigError(f"ImageNet weights of '{backbone}' are not there, and nobody offers the file: {how_to_get(backbone)}")
-    reasons = []
-    for address in file.addresses:
-        try:
-            file.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=file.path.parent) as folder:
-                part = Path(folder) / file.name
-                DOWNLOADERS[address.partition("://")[0]](address, part)
-                found = _sha256(part, 0)
-                if found.startswith(file.sha256 or ""):
-                    part.replace(file.path)
-                    return
-                reasons.append(f"{address} has another file (SHA-256 {found})")
-        except (ConfigError, HTTPException, OSError) as error:
-            reasons.append(str(error).partition("; ")[0])
-    raise ConfigError(f"ImageNet weights of '{backbone}': {'; '.join(reasons)}; put {file.described} at {file.path}")
+    try:
+        with downloaded(file.address, file.path.parent) as part:
+            sha256 = file_sha256(part)
+            if sha256.startswith(file.sha256 or ""):
+                part.replace(file.path)
+                return
+        reason = f"{file.address} has another file (SHA-256 {sha256})"
+    except (ConfigError, HTTPException, OSError) as error:
+        reason = str(error).partition("; ")[0]
+    raise ConfigError(f"ImageNet weights of '{backbone}': {reason}; put {file.described} at {file.path}")
 
 
 @cache
 def _sha256(path: Path, *_status: int) -> str:
     """Return a file's SHA-256, cached by size and modification time."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_sha256(path)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.weights import start_from, torchvision_imagenet
+from dml_core.models.backbones.weights import start_from
 
 
 class ResNet(nn.Module):
@@ -20,7 +20,7 @@ class ResNet(nn.Module):
         self.num_features: int = source.fc.in_features
         self.conv1, self.bn1, self.relu, self.maxpool = source.conv1, source.bn1, source.relu, source.maxpool
         self.layer1, self.layer2, self.layer3, self.layer4 = source.layer1, source.layer2, source.layer3, source.layer4
-        start_from(self, config, torchvision_imagenet(config.name), left_out=("fc.",))
+        start_from(self, config, left_out=("fc.",))
         if config.stem_pool == "ceil":
             self.maxpool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         if config.last_stride == 1:

@@ -110,5 +110,5 @@ def build_small(config: BackboneConfig) -> nn.Module:
         "five_layer_cnn": FiveLayerCNN,
     }
     network: nn.Module = builders[config.name]()
-    start_from(network, config, imagenet=None)
+    start_from(network, config)
     return network

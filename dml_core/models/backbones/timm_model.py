@@ -5,10 +5,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from dml_core.config import unknown_name
+from dml_core.errors import ConfigError
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.weights import StateDict, published_weights, start_from
-
-PREFIX = "timm:"
+from dml_core.models.backbones.registry import TIMM_PREFIX
+from dml_core.models.backbones.weights import StateDict, start_from
 
 
 class TimmModel(nn.Module):
@@ -18,7 +18,7 @@ class TimmModel(nn.Module):
         super().__init__()
         import timm
 
-        name = config.name.removeprefix(PREFIX)
+        name = config.name.removeprefix(TIMM_PREFIX)
         if not timm.is_model(name):
             raise unknown_name("timm model", name, timm.list_models(f"*{name.split('_')[0]}*"))
         self.model: Any = timm.create_model(name, num_classes=0)
@@ -27,7 +27,7 @@ class TimmModel(nn.Module):
         self.num_prefix_tokens: int = getattr(self.model, "num_prefix_tokens", 0)
         classifier = self.model.default_cfg.get("classifier") or ()
         left_out = (classifier,) if isinstance(classifier, str) else tuple(classifier)
-        start_from(self.model, config, lambda: _download_imagenet(name), tuple(f"{layer}." for layer in left_out))
+        start_from(self.model, config, tuple(f"{layer}." for layer in left_out), lambda: _download_imagenet(name))
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, F, h, w) of images (N, 3, H, W); (N, F, L, 1) for the L patches of a transformer, without the class token."""
@@ -40,7 +40,10 @@ class TimmModel(nn.Module):
 def _download_imagenet(name: str) -> StateDict:
     import timm
 
-    def download() -> StateDict:
+    try:
         return dict(timm.create_model(name, pretrained=True, num_classes=0).state_dict())
-
-    return published_weights(download, f"timm's pretrained '{name}'")
+    except Exception as error:  # noqa: BLE001 - urllib, http and hub clients raise a dozen kinds, and all mean the same here
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(
+            f"timm's pretrained '{name}' cannot be downloaded ({reason}); download its weights by hand and set weights: <file>"
+        ) from None

@@ -4,7 +4,7 @@ import torchvision
 from torch import Tensor, nn
 
 from dml_core.models.backbones.config import BackboneConfig
-from dml_core.models.backbones.weights import start_from, torchvision_imagenet
+from dml_core.models.backbones.weights import start_from
 
 LAST_RELU = 29  # features[30] is the pooling after conv5_3
 
@@ -23,7 +23,7 @@ class VGG16(nn.Module):
             if isinstance(module, nn.Conv2d):  # as torchvision's VGG does
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-        start_from(self, config, torchvision_imagenet("vgg16"), left_out=("classifier.",))
+        start_from(self, config, left_out=("classifier.",))
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps (N, 512, H / 16, W / 16) of images (N, 3, H, W)."""

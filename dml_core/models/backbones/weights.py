@@ -4,11 +4,11 @@ A download is stored in torch's hub folder under its SHA-256, which is verified 
 modules add further schemes to `DOWNLOADERS` (`tasks.storage` adds s3).
 """
 
-import hashlib
 import shutil
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,22 +16,24 @@ from torch import Tensor, nn
 
 from dml_core.config import unknown_name
 from dml_core.errors import ConfigError
+from dml_core.files import file_sha256
 from dml_core.models.backbones.config import BackboneConfig
 
 StateDict = dict[str, Tensor]
 DOWNLOAD_TIMEOUT_SECONDS = 60
+NUM_NAMES_SHOWN = 5
 
 
 def start_from(
-    network: nn.Module, config: BackboneConfig, imagenet: Callable[[], StateDict] | None, left_out: tuple[str, ...] = ()
+    network: nn.Module, config: BackboneConfig, left_out: tuple[str, ...] = (), imagenet: Callable[[], StateDict] | None = None
 ) -> None:
     """Load the configured weights into `network`; "none" keeps its initial weights.
 
     Args:
         network: network whose names and shapes the weights must match.
-        config: selects the weights.
-        imagenet: returns the published state dict; None if none is published.
+        config: selects the weights; `registry.build_backbone` has replaced "imagenet" by the published file, if there is one.
         left_out: prefixes of names to skip, such as those of a published file's classifiers.
+        imagenet: returns the state dict of a library that keeps its own published weights.
 
     Raises:
         ConfigError: the weights are missing, damaged or incompatible.
@@ -44,19 +46,19 @@ def start_from(
         state = imagenet()
     else:
         raise ConfigError(f"backbone '{config.name}' has no ImageNet weights; set weights: none, a file or an address")
-    load_weights(network, {key: value for key, value in state.items() if not key.startswith(left_out)}, config.weights)
+    own = network.state_dict()
+    state = {key: value for key, value in state.items() if not key.startswith(left_out)}
+    state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
+    check_fit(own, state, config.weights)
+    network.load_state_dict(own | state)
 
 
-def load_weights(network: nn.Module, state: StateDict, source: str) -> None:
-    """Load `state` into `network`, with strict names and shapes.
-
-    Only BatchNorm's batch counters may be missing, and a vector may be saved as a one-row matrix (BN-Inception's older file).
+def check_fit(own: StateDict, state: StateDict, source: str) -> None:
+    """Compare names and shapes of weights with a network's own. Only BatchNorm's batch counters may be missing.
 
     Raises:
         ConfigError: names or shapes differ; the message counts them and names the first five of each kind.
     """
-    own = network.state_dict()
-    state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
     problems = {
         "missing": [key for key in own if key not in state and not key.endswith("num_batches_tracked")],
         "unexpected": [key for key in state if key not in own],
@@ -66,37 +68,13 @@ def load_weights(network: nn.Module, state: StateDict, source: str) -> None:
             if key in state and state[key].shape != value.shape
         ],
     }
-    if any(problems.values()):
-        said = "; ".join(f"{len(keys)} {kind} ({_first_few(keys)})" for kind, keys in problems.items() if keys)
-        raise ConfigError(f"weights '{source}' do not fit the backbone: {said}")
-    network.load_state_dict(own | state)
-
-
-def published_weights(download: Callable[[], StateDict], address: str) -> StateDict:
-    """Return the state dict from a library's own download.
-
-    Raises:
-        ConfigError: the download failed; the message explains what to do without internet access.
-    """
-    try:
-        return download()
-    except Exception as error:  # noqa: BLE001 - urllib, http and hub clients raise a dozen kinds, and all mean the same here
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(
-            f"ImageNet weights cannot be downloaded from {address} ({reason}); download them by hand and set weights: <file>"
-        ) from None
-
-
-def torchvision_imagenet(name: str) -> Callable[[], StateDict]:
-    """Return a function that loads torchvision's IMAGENET1K_V1 weights of `name`, from which the papers' networks start."""
-    import torchvision  # takes seconds to import, and this project's own networks do not need it
-
-    weights = torchvision.models.get_model_weights(name)["IMAGENET1K_V1"]
-    return lambda: published_weights(lambda: weights.get_state_dict(progress=False, check_hash=True), weights.url)
-
-
-def _first_few(keys: list[str]) -> str:
-    return ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
+    found = [
+        f"{len(keys)} {kind} ({', '.join(keys[:NUM_NAMES_SHOWN])}{', ...' * (len(keys) > NUM_NAMES_SHOWN)})"
+        for kind, keys in problems.items()
+        if keys
+    ]
+    if found:
+        raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(found)}")
 
 
 def _read_state_dict(path: Path, source: str) -> StateDict:
@@ -126,21 +104,33 @@ def _local_file(weights: str, sha256: str | None) -> Path:
 
 
 def _download(address: str, sha256: str) -> Path:
-    """Download an address once; move the file into place only when it is complete and its hash matches."""
+    """Return the stored download of an address after verifying its hash; download it if it is not stored."""
     scheme, _, rest = address.partition("://")
     path = Path(torch.hub.get_dir()) / "checkpoints" / f"{sha256}-{Path(rest).name}"
-    if not path.exists():
-        if scheme not in DOWNLOADERS:
-            raise unknown_name("kind of weights address", scheme, list(DOWNLOADERS))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / "part"
-            DOWNLOADERS[scheme](address, part)
-            _check_hash(part, sha256, address)
-            part.replace(path)
-    else:
+    if path.exists():
         _check_hash(path, sha256, address)
+        return path
+    if scheme not in DOWNLOADERS:
+        raise unknown_name("kind of weights address", scheme, list(DOWNLOADERS))
+    with downloaded(address, path.parent) as part:
+        _check_hash(part, sha256, address)
+        part.replace(path)
     return path
+
+
+@contextmanager
+def downloaded(address: str, folder: Path) -> Iterator[Path]:
+    """Yield a downloaded file in a temporary folder below `folder`; the caller verifies it and moves it into place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        part = Path(temporary) / "part"
+        DOWNLOADERS[address.partition("://")[0]](address, part)
+        yield part
+
+
+def _check_hash(path: Path, sha256: str, source: str) -> None:
+    if (actual := file_sha256(path)) != sha256:
+        raise ConfigError(f"backbone weights '{source}' have SHA-256 {actual}, weights_sha256 is {sha256}: they are damaged or others")
 
 
 def _fetch_http(address: str, path: Path) -> None:
@@ -152,10 +142,3 @@ def _fetch_http(address: str, path: Path) -> None:
 
 
 DOWNLOADERS: dict[str, Callable[[str, Path], None]] = {"http": _fetch_http, "https": _fetch_http}
-
-
-def _check_hash(path: Path, sha256: str, source: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise ConfigError(f"backbone weights '{source}' have SHA-256 {found}, weights_sha256 is {sha256}: they are damaged or others")

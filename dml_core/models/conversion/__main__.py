@@ -7,16 +7,19 @@ from pathlib import Path
 import torch
 
 from dml_core.errors import ConfigError, DmlError
+from dml_core.models.backbones.config import BackboneConfig
+from dml_core.models.backbones.registry import build_backbone
+from dml_core.models.backbones.weights import check_fit
 from dml_core.models.conversion.caffe import read_caffemodel, state_dict_from_caffe
 from dml_core.models.conversion.slim import read_arrays, state_dict_from_slim
+
+BACKBONES = {"slim": "inception_v1", "caffe": "googlenet_caffe"}
 
 
 def main() -> int:
     """Convert one file. Return 0, or 2 after a short error message on standard error."""
     parser = argparse.ArgumentParser(prog="python -m dml_core.models.conversion", description=__doc__)
-    parser.add_argument(
-        "kind", choices=["slim", "caffe"], help="slim: what read_slim_checkpoint.py wrote; caffe: bvlc_googlenet.caffemodel"
-    )
+    parser.add_argument("kind", choices=list(BACKBONES), help="slim: what read_slim_checkpoint.py wrote; caffe: bvlc_googlenet.caffemodel")
     parser.add_argument("file", type=Path)
     parser.add_argument("out", type=Path, help="a new file, the state dict saved by torch")
     args = parser.parse_args()
@@ -39,10 +42,10 @@ def convert(kind: str, file: Path, out: Path) -> None:
     Raises:
         ConfigError: the file is not the published one, or `out` cannot be written.
     """
-    if kind == "slim":
-        state = state_dict_from_slim(read_arrays(file), str(file))
-    else:
-        state = state_dict_from_caffe(read_caffemodel(file), str(file))
+    with torch.device("meta"):
+        own = build_backbone(BackboneConfig(name=BACKBONES[kind])).state_dict()
+    state = state_dict_from_slim(read_arrays(file), own) if kind == "slim" else state_dict_from_caffe(read_caffemodel(file), own)
+    check_fit(own, state, str(file))
     part = out.with_name(f".{out.name}.part")
     try:
         if out.exists():

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dml_core.errors import ConfigError
-from dml_core.models.conversion.state_dict import check_fit, shapes_of
+from dml_core.models.backbones.weights import StateDict
 
 _Field = descriptor_pb2.FieldDescriptorProto
 # Message -> field -> number, type, repeated. Files from before the format change of 2014 have V1 layers and blobs of exactly four axes.
@@ -55,26 +54,20 @@ def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:
     return {layer.name: [_array(blob, f"{path}: layer '{layer.name}'") for blob in layer.blobs] for layer in layers}
 
 
-def state_dict_from_caffe(layers: dict[str, list[NDArray[np.float32]]], source: str) -> dict[str, Tensor]:
-    """Return the backbone's state dict from BVLC GoogLeNet: `<layer>.weight` (OIHW as in Caffe) and `<layer>.bias`; no classifiers.
+def state_dict_from_caffe(layers: dict[str, list[NDArray[np.float32]]], own: StateDict) -> StateDict:
+    """Return BVLC GoogLeNet's blobs as `<layer>.weight` (OIHW as in Caffe) and `<layer>.bias`, for the layers of the backbone.
 
     Args:
         layers: output of `read_caffemodel`.
-        source: the file's name in error messages.
-
-    Raises:
-        ConfigError: layers or blobs are missing or have another shape.
+        own: the backbone's own state, for its names.
     """
-    expected = shapes_of("googlenet_caffe")
-    state: dict[str, Tensor | None] = {}
-    for key, shape in expected.items():
-        layer, _, kind = key.rpartition(".")
-        blobs = layers.get(layer, [])[("weight", "bias").index(kind) :]
-        tensor = torch.from_numpy(blobs[0].copy()) if blobs else None
-        # the old format stores a bias as (1, 1, 1, channels)
-        state[key] = tensor.flatten() if tensor is not None and len(shape) == 1 else tensor
-    check_fit(source, state, expected, {key: key for key in expected})
-    return {key: tensor for key, tensor in state.items() if tensor is not None}
+    state: StateDict = {}
+    for layer, blobs in layers.items():
+        for key, array in zip((f"{layer}.weight", f"{layer}.bias"), blobs, strict=False):
+            if key in own:
+                tensor = torch.from_numpy(array.copy())
+                state[key] = tensor.flatten() if own[key].dim() == 1 else tensor  # the old format stores a bias as (1, 1, 1, channels)
+    return state
 
 
 def _array(blob: Any, what: str) -> NDArray[np.float32]:

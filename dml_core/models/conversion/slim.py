@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dml_core.errors import ConfigError
-from dml_core.models.conversion.state_dict import check_fit, first_few, shapes_of
+from dml_core.models.backbones.weights import StateDict
 
 SCOPE = "InceptionV1/"
 CLASSIFIERS = (f"{SCOPE}Logits/", f"{SCOPE}AuxLogits/")
@@ -42,37 +41,26 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.float32]]:
         raise ConfigError(f"{path} is not a NumPy archive as read_slim_checkpoint.py writes them ({str(error).splitlines()[0]})") from None
 
 
-def state_dict_from_slim(variables: Mapping[str, NDArray[np.float32]], source: str) -> dict[str, Tensor]:
+def state_dict_from_slim(variables: Mapping[str, NDArray[np.float32]], own: StateDict) -> StateDict:
     """Return the backbone's state dict from slim's variables; convolutions are transposed from HWIO to OIHW.
 
-    Classifiers, optimiser variables and the global step are omitted.
+    Classifiers, optimiser variables and the global step are omitted. A variable that the backbone does not have (for example a BatchNorm's
+    gamma) keeps its name.
 
     Args:
         variables: arrays by their names in the checkpoint, such as `InceptionV1/Conv2d_1a_7x7/weights` (7, 7, 3, 64).
-        source: the file's name in error messages.
-
-    Raises:
-        ConfigError: variables are missing, have another shape, or are of another network (for example a BatchNorm with gamma).
+        own: the backbone's own state, for its names and shapes.
     """
-    expected = shapes_of("inception_v1")
-    names = {key: slim_name(key) for key in expected if not key.endswith(SCALE)}
-    endings = (*VARIABLES.values(), "BatchNorm/gamma")
-    parts = {name for name in variables if name.startswith(SCOPE) and not name.startswith(CLASSIFIERS) and name.endswith(endings)}
-    unexpected = sorted(parts - set(names.values()))
-    if unexpected:
-        raise ConfigError(f"{source} is not the published network: {len(unexpected)} unexpected: {first_few(unexpected)}")
-    state = {key: _tensor(variables[name]) if name in variables else None for key, name in names.items()}
-    check_fit(source, state, {key: expected[key] for key in names}, names)
-    scales = {key: torch.ones(shape) for key, shape in expected.items() if key.endswith(SCALE)}
-    return {key: tensor for key, tensor in (scales | state).items() if tensor is not None}
+    keys = {slim_name(key): key for key in own if key.endswith(tuple(VARIABLES))}
+    state = {key: torch.ones(value.shape, device="cpu") for key, value in own.items() if key.endswith(SCALE)}
+    for name, array in variables.items():
+        if name.startswith(SCOPE) and not name.startswith(CLASSIFIERS) and name.endswith((*VARIABLES.values(), "BatchNorm/gamma")):
+            oihw = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array
+            state[keys.get(name, name)] = torch.from_numpy(np.ascontiguousarray(oihw, dtype=np.float32))
+    return state
 
 
 def slim_name(key: str) -> str:
     """Return the checkpoint's name of a state dict key such as `Mixed_3b.Branch_0.Conv2d_0a_1x1.conv.weight`."""
     unit, kind, last = key.rsplit(".", 2)
     return f"{SCOPE}{unit.replace('.', '/')}/{VARIABLES[f'{kind}.{last}']}"
-
-
-def _tensor(array: NDArray[np.float32]) -> Tensor:
-    laid_out = array.transpose(3, 2, 0, 1) if array.ndim == 4 else array
-    return torch.from_numpy(np.ascontiguousarray(laid_out, dtype=np.float32))

@@ -14,7 +14,7 @@ from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.googlenet_caffe import GoogLeNetCaffe
 from dml_core.models.backbones.registry import build_backbone
 from dml_core.models.conversion.__main__ import convert
-from dml_core.models.conversion.caffe import read_caffemodel, state_dict_from_caffe
+from dml_core.models.conversion.caffe import read_caffemodel
 from tests.damage import cut, empty, garble
 from tests.models.conversion.references.caffe_files import blob, block, caffemodel
 from tests.models.conversion.references.drawn import caffe_layers, image
@@ -92,15 +92,16 @@ def test_a_file_that_cannot_be_read_is_one_line(damage, tmp_path):
 def test_a_file_cut_between_layers_names_what_is_missing(tmp_path):
     layers = dict(list(caffe_layers().items())[:50])
     (tmp_path / "cut.caffemodel").write_bytes(caffemodel(layers))
-    with pytest.raises(ConfigError, match=r"cut.caffemodel is not the published network: 14 missing: .*, \.\.\.$"):
+    with pytest.raises(ConfigError, match=r"cut.caffemodel' do not fit the backbone: 14 missing \(.*, \.\.\.\)$"):
         convert("caffe", tmp_path / "cut.caffemodel", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
 
 
 def test_another_network_is_named(tmp_path):
     layers = caffe_layers() | {"inception_3a/5x5": (np.zeros((32, 16, 3, 3), np.float32), np.zeros(32, np.float32))}
-    with pytest.raises(ConfigError, match=r"inception_3a/5x5\.weight \(32, 16, 3, 3\) for \(32, 16, 5, 5\)$"):
-        state_dict_from_caffe({name: list(blobs) for name, blobs in layers.items()}, "drawn.caffemodel")
+    (tmp_path / "other.caffemodel").write_bytes(caffemodel(layers))
+    with pytest.raises(ConfigError, match=r"1 wrong shape \(inception_3a/5x5\.weight \(32, 16, 3, 3\) for \(32, 16, 5, 5\)\)$"):
+        convert("caffe", tmp_path / "other.caffemodel", tmp_path / "out.pth")
 
 
 def test_a_blob_whose_numbers_do_not_fill_its_shape_is_refused(tmp_path):
