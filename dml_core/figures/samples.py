@@ -1,7 +1,6 @@
-"""Curves of single images, with each image next to its curve."""
+"""Curves of single images, with each image next to its curve. Shapes: S samples, A points of a curve."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +10,48 @@ from numpy.typing import NDArray
 from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
 
 
-@dataclass(frozen=True)
-class SampleCurve:
-    """One image and its curve.
-
-    Attributes:
-        image: (H, W, 3), uint8.
-        label: text next to the image.
-        x, y: (A,) the curve.
-        marked: x position of a dot.
-    """
-
-    image: NDArray[np.uint8]
-    label: str
-    x: NDArray[np.float64]
-    y: NDArray[np.float64]
-    marked: float | None = None
-
-
-def plot_sample_curves(curves: Sequence[SampleCurve], axes_settings: Mapping[str, Any], path: Path, title: str, if_none: str) -> Path:
+def plot_sample_curves(
+    images: Sequence[NDArray[np.uint8]],
+    captions: Sequence[str],
+    x_SA: NDArray[np.float64],
+    y_SA: NDArray[np.float64],
+    axes_settings: Mapping[str, Any],
+    path: Path,
+    title: str,
+    if_none: str,
+    marked_S: NDArray[np.float64] | None = None,
+) -> Path:
     """Draw the curves on one set of axes, with the images in a column on the right, framed in their curves' colours; return `path`.
 
     Args:
-        curves: up to eight.
+        images: S images, up to eight, each (H, W, 3).
+        captions: texts above the images.
+        x_SA, y_SA: a curve of A points for each image.
         axes_settings: matplotlib's scales and labels.
         path: the PNG.
         title: title of the figure.
         if_none: text shown if there is no curve.
+        marked_S: x position of a dot on each curve.
     """
     figure = new_figure(7.4, 4.2)
-    grid = figure.add_gridspec(max(len(curves), 1), 2, width_ratios=(4.2, 1))
+    grid = figure.add_gridspec(max(len(images), 1), 2, width_ratios=(4.2, 1))
     axes = figure.add_subplot(grid[:, 0])
     axes.set(**axes_settings)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    for number, curve in enumerate(curves):
+    for number, (image, caption, x_A, y_A) in enumerate(zip(images, captions, x_SA, y_SA, strict=True)):
         colour = COLOURS[number]
-        axes.plot(curve.x, curve.y, color=colour, linewidth=1.8)
-        if curve.marked is not None:
-            axes.plot(curve.marked, np.interp(curve.marked, curve.x, curve.y), "o", color=colour, markersize=6)
+        axes.plot(x_A, y_A, color=colour, linewidth=1.8)
+        if marked_S is not None:
+            axes.plot(marked_S[number], np.interp(marked_S[number], x_A, y_A), "o", color=colour, markersize=6)
         thumbnail = figure.add_subplot(grid[number, 1])
-        thumbnail.imshow(curve.image)
+        thumbnail.imshow(image)
         thumbnail.set(xticks=[], yticks=[])
         thumbnail.spines[:].set(color=colour, linewidth=3)
-        thumbnail.set_title(plain_text(curve.label), fontsize=8)
+        thumbnail.set_title(plain_text(caption), fontsize=8)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
-    if not curves:
+    if not len(images):
         axes.text(0.5, 0.5, if_none, transform=axes.transAxes, ha="center", color=NEUTRAL)
     figure.suptitle(plain_text(title), fontsize=10)
     return write_png(figure, path)

@@ -15,11 +15,7 @@ from dml_core.measurements.contract import FinishedRun
 METRICS = ("min_centroid_distance", "max_centroid_distance", "mean_centroid_distance", "std_centroid_distance")
 
 
-class Options(Config):
-    """No options."""
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return minimum, maximum, mean and standard deviation of the distances between two different centroids.
 
     Raises:

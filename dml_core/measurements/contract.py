@@ -1,7 +1,8 @@
 """Interface of the measurements of finished runs.
 
-A measurement is a module's function `measure(run, options, folder) -> scores`. Scores are named by the metrics that a table's columns use;
-pictures, and arrays for readers' own plots, go into `folder`. The same run gives the same bytes.
+A measurement is a module's function `measure(run, options, folder) -> scores`; options are of its class `Options`, if it has one. Scores
+are named by the metrics that a table's columns use; pictures, and arrays for readers' own plots, go into `folder`. The same run gives the
+same bytes.
 """
 
 from collections.abc import Callable
@@ -88,6 +89,3 @@ class FinishedRun:
             views = iterate_batches(dataset, batches, TestView(self.training.transform), 0)
             parts = [model.embed(images).float().numpy() for images, _ in views]
         return Scored("train", np.concatenate(parts), dataset.labels)
-
-
-Measure = Callable[[FinishedRun, Any, Path], dict[str, float]]

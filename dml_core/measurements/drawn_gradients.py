@@ -18,11 +18,7 @@ METRICS = tuple(f"gradient_norm_{kind}_{alpha:g}" for kind in NEAREST for alpha 
 NUM_CLASSES, NUM_SAMPLES, DIM = 20, 200, 64
 
 
-class Options(Config):
-    """No options."""
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the mean norm for samples near their own class's weight (easy) and near another's (hard), at each alpha."""
     norms = [gradient_norm(run.seed, alpha, nearest) for nearest in NEAREST.values() for alpha in ALPHAS]
     return dict(zip(METRICS, norms, strict=True))

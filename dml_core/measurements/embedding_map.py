@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from dml_core.config import Config
 from dml_core.data.store.splits import open_role
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.separability import class_separability
 from dml_core.figures.directions import plot_directions
 from dml_core.measurements.classifier import Floats, classifier_of, unit_length
 from dml_core.measurements.contract import FinishedRun
@@ -56,7 +58,8 @@ def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float
         "classified_right": float((classifier.margins(raw_ND, labels_N) > 0).mean()),
         "embedding_norm": float(np.linalg.norm(raw_ND, axis=1).mean()),
     }
-    return scores | separability(points_ND, labels_N)
+    separability = class_separability(as_points(points_ND, "euclidean"), np.unique(labels_N, return_inverse=True)[1])
+    return scores | ({"map_csc": separability["csc"]} if "csc" in separability else {})
 
 
 def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
@@ -64,15 +67,6 @@ def class_spread(units_ND: Floats, labels_N: NDArray[np.int64]) -> float:
     codes_N = np.unique(labels_N, return_inverse=True)[1]
     means_CD = np.stack([units_ND[codes_N == code].mean(axis=0) for code in range(codes_N.max() + 1)])
     return float(_angles(units_ND, unit_length(means_CD)[codes_N]).mean())
-
-
-def separability(points_ND: Floats, labels_N: NDArray[np.int64]) -> dict[str, float]:
-    """Return the CSC of the drawn points."""
-    from dml_core.evaluation.retrieval.geometry import as_points
-    from dml_core.evaluation.separability import class_separability
-
-    found = class_separability(as_points(points_ND, "euclidean"), np.unique(labels_N, return_inverse=True)[1])
-    return {"map_csc": found["csc"]} if "csc" in found else {}
 
 
 def _angles(first_ND: Floats, second_ND: Floats) -> Floats:

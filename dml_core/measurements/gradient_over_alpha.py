@@ -7,24 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dml_core.config import Config
-from dml_core.measurements.classifier import Floats, Samples, choose_samples, classifier_of, unit_length
+from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_length
 from dml_core.measurements.contract import FinishedRun
-from dml_core.measurements.sample_curves import draw_samples
+from dml_core.measurements.sample_curves import Options, draw_samples
 
 SCORED_ALPHAS = (0.25, 4.0, 16.0, 64.0, 1024.0)
 DRAWN_ALPHAS = np.geomspace(0.02, 1024, 241)
 METRICS = tuple(f"gradient_norm@{alpha:g}" for alpha in SCORED_ALPHAS)
-
-
-class Options(Config):
-    """Options of the measurement.
-
-    Attributes:
-        samples: the figure's panel, "hard" or "easy".
-    """
-
-    samples: Samples
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:

@@ -7,24 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from dml_core.config import Config
-from dml_core.measurements.classifier import Floats, Samples, choose_samples, classifier_of, unit_length
+from dml_core.measurements.classifier import Floats, choose_samples, classifier_of, unit_length
 from dml_core.measurements.contract import FinishedRun
-from dml_core.measurements.sample_curves import draw_samples
+from dml_core.measurements.sample_curves import Options, draw_samples
 
 SCORED_FACTORS = (0.1, 1.0, 10.0, 100.0)
 NUM_DRAWN = 241
 METRICS = (*(f"gradient_norm@{factor:g}x" for factor in SCORED_FACTORS), *(f"gradient_to_limit@{factor:g}x" for factor in SCORED_FACTORS))
-
-
-class Options(Config):
-    """Options of the measurement.
-
-    Attributes:
-        samples: the figure's panel, "hard" or "easy".
-    """
-
-    samples: Samples
 
 
 def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:

@@ -11,11 +11,7 @@ from dml_core.measurements.contract import FinishedRun
 METRICS = ("last_softmax",)
 
 
-class Options(Config):
-    """No options."""
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the mean of the loss's part `softmax`, in nats.
 
     Raises:

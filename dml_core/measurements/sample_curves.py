@@ -1,13 +1,13 @@
 """Figures of single images: one curve per image, with the image next to it."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dml_core.config import Config
 from dml_core.data.store.splits import open_role
-from dml_core.figures.samples import SampleCurve, plot_sample_curves
+from dml_core.figures.samples import plot_sample_curves
 from dml_core.measurements.classifier import Floats, Samples
 from dml_core.measurements.contract import FinishedRun
 
@@ -15,10 +15,20 @@ NONE_OF_KIND = {"hard": "no image is classified wrongly", "easy": "no image is c
 KIND = {"hard": "hard samples, classified wrongly", "easy": "easy samples, classified rightly"}
 
 
+class Options(Config):
+    """Options of a measurement of single images.
+
+    Attributes:
+        samples: the figure's panel, "hard" or "easy".
+    """
+
+    samples: Samples
+
+
 def draw_samples(
     run: FinishedRun,
     samples: Samples,
-    chosen: NDArray[np.int64],
+    index_S: NDArray[np.int64],
     margins_S: Floats,
     x_SA: Floats,
     y_SA: Floats,
@@ -26,24 +36,20 @@ def draw_samples(
     path: Path,
     marked_S: Floats | None = None,
 ) -> None:
-    """Draw a curve for each chosen image (S,) of the run's gallery.
+    """Draw a curve for each of S images of the run's gallery.
 
     Args:
+        samples: kind of the images.
+        index_S: their indices.
         margins_S: margins of the images' logits, for the legend.
         x_SA, y_SA: the curves.
         scales: `xscale`, `yscale` and `xlabel` of the axes.
         marked_S: x position of a dot on each curve.
     """
     dataset = open_role(run.dataset, run.gallery.role, run.training.validation)
-    curves = [
-        SampleCurve(
-            image=dataset.image(int(index)).permute(1, 2, 0).numpy(),
-            label=f"{dataset.class_names[int(run.gallery.labels[index])]}, margin {margin:.2g}",
-            x=x,
-            y=y,
-            marked=None if marked_S is None else float(marked_S[number]),
-        )
-        for number, (index, margin, x, y) in enumerate(zip(chosen, margins_S, x_SA, y_SA, strict=True))
-    ]
-    axes: dict[str, Any] = {**scales, "ylabel": "norm of the gradient"}
-    plot_sample_curves(curves, axes, path, f"{run.title}\n{run.gallery.images}: {KIND[samples]}", NONE_OF_KIND[samples])
+    images = [dataset.image(int(index)).permute(1, 2, 0).numpy() for index in index_S]
+    names = [dataset.class_names[label] for label in run.gallery.labels[index_S]]
+    captions = [f"{name}, margin {margin:.2g}" for name, margin in zip(names, margins_S, strict=True)]
+    axes = {**scales, "ylabel": "norm of the gradient"}
+    title = f"{run.title}\n{run.gallery.images}: {KIND[samples]}"
+    plot_sample_curves(images, captions, x_SA, y_SA, axes, path, title, NONE_OF_KIND[samples], marked_S)

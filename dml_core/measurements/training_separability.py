@@ -11,11 +11,7 @@ from dml_core.measurements.contract import FinishedRun
 METRICS = ("csc_train",)
 
 
-class Options(Config):
-    """No options."""
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return the CSC as the evaluator does for the test classes: unchanged embeddings, without augmentation.
 
     Raises:

@@ -13,11 +13,7 @@ from dml_core.measurements.contract import FinishedRun
 METRICS = ("training_minutes", "epoch_minutes")
 
 
-class Options(Config):
-    """No options."""
-
-
-def measure(run: FinishedRun, options: Options, folder: Path) -> dict[str, float]:
+def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]:
     """Return minutes of the whole training and per epoch; empty for a resumed run, whose earlier time is unknown."""
     num_epochs = run.training.num_epochs
     if "seconds" not in run.facts or run.facts.get("taken_up") or num_epochs == 0:

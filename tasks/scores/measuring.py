@@ -9,7 +9,7 @@ import torch
 from dml_core.data.store.splits import open_role
 from dml_core.errors import StoreError
 from dml_core.measurements.contract import FinishedRun, Scored
-from dml_core.measurements.registry import measure_function, parse_measurement
+from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import Epoch
@@ -60,7 +60,7 @@ def measure_run(
     for name, options in measurements.items():
         own = folder / MEASUREMENTS_FOLDER / name
         own.mkdir(parents=True, exist_ok=True)
-        scores |= measure_function(name)(run, parse_measurement(name, options), own)
+        scores |= measurement(name).measure(run, parse_measurement(name, options), own)
     return scores
 
 

@@ -1,7 +1,6 @@
 """Rules of the repository: imports, registries against files, the files that DVC watches, the README's claims."""
 
 import ast
-import importlib
 import json
 import re
 import subprocess
@@ -12,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dml_core.config import Config, read_yaml
+from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
+from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
-from dml_core.measurements.registry import MEASUREMENTS, measured_by, measurement_module
+from dml_core.measurements.registry import MEASUREMENTS, measurement, parse_measurement
 from dml_core.models.backbones.registry import BACKBONES
 from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.specs import load_params
@@ -79,7 +79,7 @@ def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
 
 @pytest.mark.parametrize(
     ("registry", "folder"),
-    [(LOSSES, "losses"), (DATASETS, "data/readers"), (BACKBONES, "models/backbones"), (MEASUREMENTS, "measurements")],
+    [(LOSSES, "losses"), (DATASETS, "data/readers"), (BACKBONES, "models/backbones")],
 )
 def test_every_entry_of_a_registry_leads_to_a_class_of_its_own_file(registry: dict[str, str], folder: str) -> None:
     assert registry
@@ -100,11 +100,12 @@ def test_every_measurement_is_a_file_with_options_and_metrics_that_no_other_has(
         "sample_curves",
     }
     assert files == set(MEASUREMENTS)
-    metrics = [metric for name in MEASUREMENTS for metric in measured_by(name)]
+    metrics = [metric for name in MEASUREMENTS for metric in measurement(name).METRICS]
     assert len(metrics) == len(set(metrics)) >= len(MEASUREMENTS)
-    for name, target in MEASUREMENTS.items():
-        assert measurement_module(name) == target.partition(":")[0]
-        assert issubclass(importlib.import_module(measurement_module(name)).Options, Config)
+    for name in MEASUREMENTS:
+        assert callable(measurement(name).measure)
+        with pytest.raises(ConfigError, match="no_such_option"):
+            parse_measurement(name, {"no_such_option": 1})
 
 
 def test_every_source_file_says_what_it_is() -> None:

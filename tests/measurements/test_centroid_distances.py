@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dml_core.config import Config
 from dml_core.errors import EvaluationError
-from dml_core.measurements.centroid_distances import METRICS, Options, measure
+from dml_core.measurements.centroid_distances import METRICS, measure
 from tests.measurements.conftest import MakeRun
 
 TWO_LAYERS = {"backbone": {"name": "small_cnn", "width": 8}, "head": {"kind": "two_layer", "embedding_dim": 8}}
 
 
 def distances(finished: MakeRun, tmp_path: Path, **settings) -> list[float]:
-    scores = measure(finished("discriminative", model=TWO_LAYERS, **settings), Options(), tmp_path)
+    scores = measure(finished("discriminative", model=TWO_LAYERS, **settings), Config(), tmp_path)
     assert tuple(scores) == METRICS
     return list(scores.values())
 
@@ -32,7 +33,7 @@ def test_those_of_k_means_are_measured_pair_by_pair(finished: MakeRun, tmp_path:
     of_pairs = [math.dist(one, other) for one, other in combinations(centroids.tolist(), 2)]
     mean = sum(of_pairs) / 15
     std = math.sqrt(sum((distance - mean) ** 2 for distance in of_pairs) / 15)
-    assert list(measure(run, Options(), tmp_path).values()) == pytest.approx([min(of_pairs), max(of_pairs), mean, std])
+    assert list(measure(run, Config(), tmp_path).values()) == pytest.approx([min(of_pairs), max(of_pairs), mean, std])
 
 
 def test_every_run_draws_its_own_centroids_where_asked_for(finished: MakeRun, tmp_path: Path) -> None:
@@ -51,4 +52,4 @@ def test_the_published_distances_of_cub_are_met(finished: MakeRun, tmp_path: Pat
 
 def test_a_loss_without_fixed_centroids_is_refused(finished: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match=r"^run: the loss 'softmax' has no fixed centroids$"):
-        measure(finished("softmax"), Options(), tmp_path)
+        measure(finished("softmax"), Config(), tmp_path)

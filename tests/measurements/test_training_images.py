@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dml_core.config import Config
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.transforms import test_view as view_of
 from dml_core.errors import EvaluationError
@@ -63,16 +64,16 @@ def test_the_intra_pair_variation_by_hand() -> None:
 def test_the_training_csc_is_the_evaluators_of_the_training_images(run: FinishedRun) -> None:
     scored = run.training_images
     expected = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)["csc"]
-    assert training_separability.measure(run, training_separability.Options(), Path()) == {"csc_train": expected}
+    assert training_separability.measure(run, Config(), Path()) == {"csc_train": expected}
 
 
 def test_the_last_softmax_is_the_mean_of_the_last_epochs_steps(packed: Path) -> None:
     history = [{"epoch": epoch, "softmax": value} for epoch, value in ((0, 9.0), (1, 5.0), (2, 1.0), (2, 2.0))]
     run = finished(packed, history, num_epochs=3)
-    assert last_softmax.measure(run, last_softmax.Options(), Path()) == {"last_softmax": 1.5}
+    assert last_softmax.measure(run, Config(), Path()) == {"last_softmax": 1.5}
 
 
 @pytest.mark.parametrize("history", [[], [{"epoch": 0, "triplet": 1.0}]])
 def test_a_run_without_a_softmax_loss_is_refused(packed: Path, history: list[dict[str, float]]) -> None:
     with pytest.raises(EvaluationError, match="run: the loss 'normalised_softmax' has no softmax part in 1 epochs"):
-        last_softmax.measure(finished(packed, history, num_epochs=1), last_softmax.Options(), Path())
+        last_softmax.measure(finished(packed, history, num_epochs=1), Config(), Path())

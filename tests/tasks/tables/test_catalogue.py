@@ -13,7 +13,7 @@ from dml_core.config import merge
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import evaluate
-from dml_core.measurements.registry import measured_by, parse_measurement
+from dml_core.measurements.registry import measurement, parse_measurement
 from tasks.runs.protocols import load_protocol
 from tasks.tables import file
 from tasks.tables.file import Row, TableFile, Value, load_table, paper_tables
@@ -92,7 +92,7 @@ def test_every_row_to_be_run_is_a_training_that_can_be_scored_or_measured(name, 
     for key, row in table.rows.items():
         if not is_run(row):
             continue
-        measured = {metric for one in merge(table.measurements, row.measurements) for metric in measured_by(one)}
+        measured = {metric for one in merge(table.measurements, row.measurements) for metric in measurement(one).METRICS}
         of_any_row |= measured
         assert {column.metric for column in filled(table, row)} <= known_metrics | measured, key
         assert not measured & known_metrics, "a measurement would take the place of a score"

@@ -9,7 +9,7 @@ import yaml
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import LOSSES
-from dml_core.measurements.registry import measured_by, parse_measurement
+from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
@@ -46,10 +46,10 @@ def test_every_row_builds_and_costs_something(name: str) -> None:
 @pytest.mark.parametrize("name", [CLAIMS, RESULTS])
 def test_every_claim_names_what_its_rows_measure(name: str) -> None:
     runs, table = runs_of(name), load_table(name)
-    measured = {row: EVALUATORS.union(*map(measured_by, spec.measurements)) for row, spec in runs.items()}
+    measured = {row: EVALUATORS.union(*(measurement(measured).METRICS for measured in spec.measurements)) for row, spec in runs.items()}
     for spec in runs.values():
-        for measurement, options in spec.measurements.items():
-            parse_measurement(measurement, options)
+        for measured, options in spec.measurements.items():
+            parse_measurement(measured, options)
     for claim in table.claims:
         dataset = claim.dataset or table.flat_columns[0].dataset
         assert claim.metric in measured[claim.row], claim.says
