@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from dml_core.evaluation.statistics.comparing import is_share_of_queries, tested_on
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import tested_on
 from flows.outcomes import Failure, Outcome
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
@@ -67,7 +68,7 @@ def _next(
     metric, reference = looked
     measured = [one for one in own if metric in one.scores.metrics]
     scores = scores_by_seed((one.spec.variant, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
-    tested = tested_on(measured[0].scores.metrics)["num_queries"] if measured and is_share_of_queries(metric) else None
+    tested = tested_on(measured[0].scores.metrics)["num_queries"] if measured and metric_info(metric).is_share_of_queries else None
     found = widest(scores, resolve.points, reference, tested)
     wanted = next_seeds(found, num_seeds, resolve)
     if found is None:

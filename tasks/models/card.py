@@ -4,7 +4,7 @@ Every line is a fact of the run from MLflow. Unknown facts are marked as such.
 """
 
 from dml_core.config import parse
-from dml_core.evaluation.columns import table_columns
+from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.training.config import TrainingConfig
 from tasks.tracking.names import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_name

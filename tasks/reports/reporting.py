@@ -12,8 +12,8 @@ import numpy as np
 from rich.table import Column, Table
 
 from dml_core.errors import EvaluationError
-from dml_core.evaluation.columns import HEADLINES, recall_k, table_columns
-from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, metric_title, tested_on
+from dml_core.evaluation.metric_info import HEADLINES, metric_info, recall_k, table_columns
+from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary, summarise
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
 from dml_core.evaluation.statistics.paired import MIN_CLASSES
@@ -126,7 +126,8 @@ def _write_differences(title: str, runs: Sequence[tuple[RunSpec, MetricRecord]],
         lines += ["One variant alone is compared with nothing.", ""]
     else:
         lines += [found.sentence, *([found.limits] if found.limits else []), ""]
-        lines += [f"{metric_title(found.metric)} of the row less that of the column, in points, with half of the 95 % interval. Intervals"]
+        title = metric_info(found.metric).title
+        lines += [f"{title} of the row less that of the column, in points, with half of the 95 % interval. Intervals"]
         lines += [
             f"and tests hold for all {len(found.pairs)} pairs at once (paired t, Bonferroni). Bold: they differ significantly.",
             "",

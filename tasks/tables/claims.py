@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from dml_core.evaluation.statistics.comparing import LEVEL, is_share_of_queries, tested_on
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import LEVEL, tested_on
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.evaluation.statistics.paired import MIN_SEEDS, holm, paired_difference
 from dml_core.training.epochs import Epoch
@@ -107,7 +108,7 @@ def _measured(table: TableFile, claim: Claim, result: TableResult) -> JudgedClai
     paired = tuple(values[seed] for seed in seeds), tuple(references[seed] for seed in seeds)
     found = None
     if len(seeds) >= MIN_SEEDS:
-        is_share = is_share_of_queries(claim.metric) and is_share_of_queries(reference_metric)
+        is_share = metric_info(claim.metric).is_share_of_queries and metric_info(reference_metric).is_share_of_queries
         num_queries = _num_queries(result, claim.row, dataset) if is_share else None
         found = paired_difference(*paired, num_queries, _factor(table, dataset, claim.metric))
     return JudgedClaim(

@@ -6,7 +6,8 @@ Each line (a row in a variant, at an epoch) is one system. The statistics are in
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dml_core.evaluation.statistics.comparing import Comparison, Scores, compare, has_best
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import Comparison, Scores, compare
 from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
 
 POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column's unit
@@ -68,7 +69,7 @@ def compared_columns(columns: Sequence[MetricColumn]) -> dict[str, int]:
     """Return, for each dataset, the index of its first column whose metric is better when higher."""
     found: dict[str, int] = {}
     for index, column in enumerate(columns):
-        if has_best(column.metric):
+        if metric_info(column.metric).higher_is_better:
             found.setdefault(column.dataset, index)
     return found
 

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from dml_core.config import Config, Name, parse, read_yaml
 from dml_core.errors import ConfigError
+from dml_core.evaluation.metric_info import HEADLINES
 from dml_core.search_space import Search
 from dml_core.training.epochs import Epoch
 from tasks.environment import find_project
@@ -27,7 +28,6 @@ from tasks.runs.tuned import TUNED
 from tasks.tables.tolerances import Tolerance, common_tolerance
 
 STANDING_VARIANT = "standing"  # of each row of the standing comparison
-STANDING_METRICS = ("recall@1", "map@r", "nmi")
 PROJECT = "project"  # the folder of the project's own tables
 Value = float | None
 ImageRole = Literal["test", "train"]
@@ -352,7 +352,7 @@ def standing_table(params: Params) -> TableFile:
     """Return the standing comparison of `params.yaml` as a table: each variant is a row, each dataset a block of columns."""
     comparison = params.comparison
     first = f"recall@{params.evaluation.recall_at[0]}"
-    metrics = (first, *STANDING_METRICS[1:]) if params.evaluation.clustering else (first, STANDING_METRICS[1])
+    metrics = (first, *HEADLINES[1:]) if params.evaluation.clustering else (first, HEADLINES[1])
     columns = tuple(Columns(dataset=dataset, metrics=metrics) for dataset in comparison.datasets)
     nothing = (None,) * (len(metrics) * len(columns))
     rows = {

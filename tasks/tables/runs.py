@@ -10,8 +10,8 @@ from typing import Any
 from dml_core.config import merge, parse, refuse_repeats, unknown_name
 from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
-from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.metric_info import metric_info, recall_k
 from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
@@ -24,7 +24,6 @@ from tasks.tables.file import Row, TableFile, load_table, run_label
 from tasks.tables.smoke import make_small, table_of
 
 EVERYTHING = Choice()
-CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
 
 
 @dataclass(frozen=True)
@@ -308,7 +307,7 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     """Return the evaluation settings of a table on a dataset: its columns' K, k-means as the paper ran it."""
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
-    values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
+    values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
     asked = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
     return parse(EvaluationConfig, merge(asked, values), f"{name}: evaluation")
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from dml_core.config import Config, parse, read_yaml
-from dml_core.evaluation.columns import recall_k
+from dml_core.evaluation.metric_info import recall_k
 from tasks.runs import protocols
 
 

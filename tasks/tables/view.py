@@ -9,7 +9,8 @@ from itertools import pairwise
 from math import floor, log10
 from typing import Literal
 
-from dml_core.evaluation.statistics.comparing import Comparison, is_share_of_queries, tested_on
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import Comparison, tested_on
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.training.epochs import EPOCHS, Epoch
@@ -452,7 +453,7 @@ def _cell(table: TableFile, row: Row, index: int, printed: Value, runs: Sequence
     shown = ShownCell(values=values, mean=mean, half_width=half_width if len(values) > 1 else None, **tested)
     if printed is None or tolerance is None:
         return shown
-    num_queries = tested["num_queries"] if is_share_of_queries(column.metric) else None
+    num_queries = tested["num_queries"] if metric_info(column.metric).is_share_of_queries else None
     rounding = 0.5 * 10 ** -_printed_decimals(table, index)
     verdict = judge(list(values.values()), printed, tolerance.at(printed), num_queries, column.factor, rounding)
     judged = {"verdict": verdict.judgement, "low": verdict.low, "high": verdict.high, "is_equal": verdict.is_equal, "says": str(verdict)}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dml_core.config import flatten, parse
-from dml_core.evaluation.columns import SHOWN, table_columns
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.metric_info import TABLE_METRICS, table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.training.config import TrainingConfig
@@ -23,7 +23,7 @@ from tasks.tracking.names import DETAIL, SUMMARY_TAG, PublishedRun, metric_name
 NOTE_TAG, SOURCE_TAG, COMMIT_TAG, USER_TAG = "mlflow.note.content", "mlflow.source.name", "mlflow.source.git.commit", "mlflow.user"
 KIND_TAG, PRIMARY_METRIC_TAG, VIEW_TAG = "mlflow.experimentKind", "mlflow.experiment.primaryMetric.name", "mlflow.sharedViewState."
 VIEW = "variants"
-VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
+VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
 NUM_SEEDS = "num_seeds"
 WORKFLOW = "workflowType=machine_learning"  # else the page's menu shows agents and prompts
 DEFAULTS_TAG = "dml.defaults"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dml_core.errors import TrackingError
-from dml_core.evaluation.columns import table_columns
+from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary, summarise
 from tasks.runs.best import VALIDATION

@@ -15,8 +15,8 @@ from dml_core.data.registry import parse_dataset
 from dml_core.data.store.info import read_info
 from dml_core.data.store.split_config import ValidationConfig, check_folds, num_held_out
 from dml_core.errors import ConfigError
-from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.metric_info import recall_k
 from dml_core.training.config import TrainingConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
 from tasks.checks import check_parts, check_settings, loss_learns, prepared_folder

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dml_core.evaluation.statistics.mean_ranks import alike, rank_systems
+from dml_core.evaluation.statistics.mean_ranks import alike, compare_ranks, rank_systems
 
 
 def scores_of(matrix: list[list[float]]) -> dict[str, dict[int, float]]:
@@ -92,3 +92,16 @@ def test_seeds_of_one_dataset_for_blocks_would_find_differences_where_there_are_
         found = rank_systems("nmi", {"d": merged})
         wrong += found is not None and found.p_value < 0.05
     assert wrong / 200 > 0.3
+
+
+def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
+    scores = np.random.default_rng(3).random((9, 4))
+    scores[0, :2] = 0.5  # a tie
+    mean_ranks, p_value, critical_difference = compare_ranks(scores)
+    assert p_value == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
+    assert sum(mean_ranks) == pytest.approx(10)
+    # Demsar's table 5: q is 2.569 for four systems; sqrt(4 * 5 / (6 * 9))
+    assert critical_difference == pytest.approx(2.569 * np.sqrt(20 / 54), rel=1e-3)
+    best = np.full((5, 3), [0.9, 0.5, 0.1])
+    assert compare_ranks(best)[0].tolist() == [1.0, 2.0, 3.0]
+    assert compare_ranks(np.ones((3, 3)))[1] == 1.0

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dml_core.evaluation.statistics.paired import (
-    compare_ranks,
     holm,
     paired_difference,
     power,
@@ -101,21 +100,3 @@ def test_the_smallest_difference_has_the_wanted_power_and_the_fewest_seeds_are_t
     assert needed == 34  # textbook value: a paired t test for an effect of half a deviation
     assert seeds_needed(1e-6, 1.0) is None
     assert (seeds_needed(1.0, 0.0), smallest_difference(0.0, 5)) == (2, 0.0)
-
-
-def test_ranks_are_friedmans_and_the_distance_is_nemenyis_table() -> None:
-    scores = np.random.default_rng(3).random((9, 4))
-    scores[0, :2] = 0.5  # a tie
-    found = compare_ranks(scores)
-    assert found.p_value == pytest.approx(stats.friedmanchisquare(*scores.T).pvalue)
-    assert sum(found.mean_ranks) == pytest.approx(10)
-    # Demsar's table 5: q is 2.569 for four systems; sqrt(4 * 5 / (6 * 9))
-    assert found.critical_difference == pytest.approx(2.569 * np.sqrt(20 / 54), rel=1e-3)
-    best = np.full((5, 3), [0.9, 0.5, 0.1])
-    assert compare_ranks(best).mean_ranks == (1.0, 2.0, 3.0)
-    assert compare_ranks(np.ones((3, 3))).p_value == 1.0
-
-
-def test_two_systems_have_no_comparison_by_ranks() -> None:
-    with pytest.raises(ValueError, match="three systems and two blocks"):
-        compare_ranks(np.ones((4, 2)))

@@ -18,7 +18,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from dml_core.evaluation.columns import recall_k
+from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.paired import (
     MIN_SEEDS,
     SAME,
@@ -32,7 +32,6 @@ from dml_core.evaluation.statistics.paired import (
 LEVEL = 0.05
 POWER = 0.8
 MOST_NAMES = 3  # names listed in a sentence; more are counted
-HIGHER_IS_BETTER = ("precision@1", "map@r", "r_precision", "mrr", "nmi", "nmi_geometric", "ami", "f1")
 Scores = Mapping[str, Mapping[int, float]]
 
 
@@ -78,14 +77,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Needed:
-    """Seeds needed to detect a difference of `points` between a system and the reference; None if above `MOST_SEEDS` or unknown."""
-
-    system: str
-    seeds: int | None
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Comparison of systems by one metric on one dataset.
 
@@ -100,7 +91,8 @@ class Comparison:
         to_best: interval of each compared system's true mean minus the highest of the others' (Hsu); simultaneous.
         smallest: smallest true difference of two systems detected with power POWER, the median over pairs; None if nothing is compared.
         points: difference used by `needed` and posteriors; None for units without points.
-        needed: for every system of `against`, at the corrected level with power POWER.
+        needed: for every system of `against`, the seeds that detect a difference of `points` to the reference, at the corrected level with
+            power POWER; None if above `MOST_SEEDS` or unknown.
         decimals: decimals of figures in the sentence.
         num_classes: number of classes scored, if known.
         sentence: the comparison in words.
@@ -116,7 +108,7 @@ class Comparison:
     to_best: dict[str, tuple[float, float]]
     smallest: float | None
     points: float | None
-    needed: tuple[Needed, ...]
+    needed: dict[str, int | None]
     decimals: int
     num_classes: int | None = None
     sentence: str = field(default="")
@@ -182,16 +174,6 @@ class Comparison:
         return found if found.system == system else found.reversed
 
 
-def has_best(metric: str) -> bool:
-    """Return whether higher values of a metric are better, so that a best system exists."""
-    return recall_k(metric) is not None or metric in HIGHER_IS_BETTER
-
-
-def is_share_of_queries(metric: str) -> bool:
-    """Return whether a metric is a share of queries, whose spread has a floor."""
-    return recall_k(metric) is not None or metric == "precision@1"
-
-
 class Tested(TypedDict):
     """Numbers of queries with a positive and of classes scored, if known."""
 
@@ -206,12 +188,6 @@ def tested_on(metrics: Mapping[str, float]) -> Tested:
         "num_queries": None if queries is None else int(queries - metrics.get("num_queries_without_positive", 0)),
         "num_classes": None if classes is None else int(classes),
     }
-
-
-def metric_title(metric: str) -> str:
-    """Return a metric's name for use in sentences."""
-    k = recall_k(metric)
-    return f"R@{k}" if k is not None else metric.upper() if metric in ("map@r", "mrr", "nmi", "ami", "f1") else metric.replace("_", " ")
 
 
 def compare(
@@ -238,7 +214,7 @@ def compare(
     if len(systems) < 2:
         return None
     means = _sorted_means(scores)
-    floor = num_queries if is_share_of_queries(metric) else None
+    floor = num_queries if metric_info(metric).is_share_of_queries else None
     is_named = reference in means
     chosen = reference if reference is not None and is_named else next(iter(means))
     pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
@@ -255,7 +231,7 @@ def compare(
         to_best=_to_best(means, compared),
         smallest=median(_smallest(pair, len(compared)) for pair in compared) if compared else None,
         points=points,
-        needed=tuple(_needed(pair, points, len(against if is_named else compared)) for pair in against),
+        needed={pair.system: _seeds_needed(pair, points, len(against if is_named else compared)) for pair in against},
         decimals=decimals,
         num_classes=num_classes,
     )
@@ -341,17 +317,17 @@ def _smallest(pair: Pair, num_comparisons: int) -> float:
     return smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, LEVEL / num_comparisons)
 
 
-def _needed(pair: Pair, points: float | None, num_comparisons: int) -> Needed:
+def _seeds_needed(pair: Pair, points: float | None, num_comparisons: int) -> int | None:
     if points is None or not pair.deviation:
-        return Needed(pair.system, None)
-    return Needed(pair.system, seeds_needed(points, pair.deviation, POWER, LEVEL / max(num_comparisons, 1)))
+        return None
+    return seeds_needed(points, pair.deviation, POWER, LEVEL / max(num_comparisons, 1))
 
 
 # ---------------------------------------------------------------- in words
 
 
 def _sentence(found: Comparison, scores: Scores) -> str:
-    title = metric_title(found.metric)
+    title = metric_info(found.metric).title
     leaders = [name for name, value in found.means.items() if abs(value - found.means[found.best]) <= SAME * max(1.0, abs(value))]
     where = f" on these {found.num_classes} classes" if found.num_classes is not None else ""
     said = [f"Best mean {title}{where}: {_names(leaders)}, {found.means[found.best]:.{found.decimals}f}."]

@@ -3,16 +3,20 @@
 Scores of different datasets have different scales, ranks do not. A block is a dataset with the means over its seeds: pairs of dataset and
 seed are not independent blocks, because a dataset's seeds share its peculiarities. For a single dataset the blocks are the seeds, and the
 result holds only for seeds of that dataset.
+
+Shapes: K systems, B blocks.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dml_core.evaluation.statistics.comparing import LEVEL, Scores, metric_title
-from dml_core.evaluation.statistics.paired import compare_ranks
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import LEVEL, Scores
 
 
 @dataclass(frozen=True)
@@ -53,18 +57,43 @@ def rank_systems(metric: str, scores: Mapping[str, Scores]) -> Ranking | None:
     blocks = _datasets(scores, systems) if over == "datasets" else _seeds(next(iter(scores.values()), {}), systems)
     if len(systems) < 3 or len(blocks) < 2:
         return None
-    found = compare_ranks(np.array(list(blocks.values())))
-    mean_ranks = dict(sorted(zip(systems, found.mean_ranks, strict=True), key=lambda item: item[1]))
+    ranks_K, p_value, critical_difference = compare_ranks(np.array(list(blocks.values())))
+    mean_ranks = dict(sorted(zip(systems, ranks_K.tolist(), strict=True), key=lambda item: item[1]))
     return Ranking(
         metric=metric,
         over=over,
         blocks=tuple(blocks),
         mean_ranks=mean_ranks,
-        p_value=found.p_value,
-        critical_difference=found.critical_difference,
-        groups=alike(mean_ranks, found.critical_difference),
-        sentence=_sentence(metric, over, len(blocks), mean_ranks, found.p_value, found.critical_difference),
+        p_value=p_value,
+        critical_difference=critical_difference,
+        groups=alike(mean_ranks, critical_difference),
+        sentence=_sentence(metric, over, len(blocks), mean_ranks, p_value, critical_difference),
     )
+
+
+def compare_ranks(scores_BK: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, float]:
+    """Rank three or more systems in each of two or more blocks, highest score first; equal systems share their ranks.
+
+    Returns:
+        Mean ranks (K,), the p value of Friedman's test (chi-squared, corrected for ties), and Nemenyi's critical difference at the 0.05
+        level.
+    """
+    from scipy.stats import friedmanchisquare, rankdata  # takes a second to import
+
+    num_blocks, num_systems = scores_BK.shape
+    ranks_BK = rankdata(-scores_BK, axis=1)
+    alike_everywhere = bool((ranks_BK == ranks_BK[:, :1]).all())
+    p_value = 1.0 if alike_everywhere else float(friedmanchisquare(*scores_BK.T).pvalue)
+    critical_difference = _nemenyi_quantile(num_systems) * (num_systems * (num_systems + 1) / (6 * num_blocks)) ** 0.5
+    return ranks_BK.mean(axis=0), p_value, critical_difference
+
+
+@cache
+def _nemenyi_quantile(num_systems: int) -> float:
+    """Return the 0.95 quantile of the studentized range divided by the root of 2 (Demsar, table 5)."""
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5
 
 
 def alike(mean_ranks: Mapping[str, float], critical_difference: float) -> tuple[tuple[str, ...], ...]:
@@ -99,7 +128,7 @@ def _seeds(scores: Scores, systems: list[str]) -> dict[str, list[float]]:
 def _sentence(metric: str, over: str, num_blocks: int, mean_ranks: Mapping[str, float], p_value: float, critical_difference: float) -> str:
     (first, best), *others = mean_ranks.items()
     where = f"{num_blocks} {over}" + (" of one dataset" if over == "seeds" else "")
-    ranked = f"By ranks of {metric_title(metric)} over {where}, {first} is first (mean rank {best:.2g})"
+    ranked = f"By ranks of {metric_info(metric).title} over {where}, {first} is first (mean rank {best:.2g})"
     if p_value >= LEVEL:
         return f"{ranked}; Friedman's test tells no system from the others (p = {p_value:.2g})."
     behind = sum(rank - best > critical_difference for _, rank in others)

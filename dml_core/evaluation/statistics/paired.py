@@ -1,9 +1,9 @@
-"""Comparison of systems from runs with shared seeds: paired differences, power, and ranks.
+"""Differences of two systems from runs with shared seeds, and the power of their comparison.
 
-Runs of one seed share classes, order and the initial weights of their common parts, so systems are compared seed by seed. Over several
-datasets they are compared by ranks (Demsar, JMLR 2006). `dml_core.evaluation.statistics.comparing` compares whole tables.
+Runs of one seed share classes, order and the initial weights of their common parts, so systems are compared seed by seed.
+`dml_core.evaluation.statistics.comparing` compares whole tables, `mean_ranks` systems over several datasets.
 
-Shapes: S seeds, K systems, B blocks (datasets, or seeds of one dataset), Q queries.
+Shapes: S seeds, Q queries.
 """
 
 from collections.abc import Sequence
@@ -172,46 +172,3 @@ def seeds_needed(difference: float, deviation: float, wanted_power: float = 0.8,
         middle = (low + high) // 2
         low, high = (middle, high) if power(difference, deviation, middle, level) < wanted_power else (low, middle)
     return high if high <= MOST_SEEDS else None
-
-
-@dataclass(frozen=True)
-class RankComparison:
-    """Systems compared by their ranks over blocks: Friedman's test, then Nemenyi's.
-
-    Attributes:
-        mean_ranks: mean rank of each system, 1 being best; systems equal in a block share its ranks.
-        p_value: p value of Friedman's test that all systems are equal (chi-squared, corrected for ties).
-        critical_difference: larger differences of mean ranks are significant at the 0.05 level (Nemenyi).
-        num_blocks: number of blocks.
-    """
-
-    mean_ranks: tuple[float, ...]
-    p_value: float
-    critical_difference: float
-    num_blocks: int
-
-
-def compare_ranks(scores_BK: NDArray[np.float64]) -> RankComparison:
-    """Rank K systems in each of B blocks, highest score first.
-
-    Raises:
-        ValueError: fewer than three systems or two blocks.
-    """
-    from scipy.stats import friedmanchisquare, rankdata  # takes a second to import
-
-    num_blocks, num_systems = scores_BK.shape
-    if num_systems < 3 or num_blocks < 2:
-        raise ValueError(f"ranks need three systems and two blocks or more, found {num_systems} and {num_blocks}")
-    ranks_BK = rankdata(-scores_BK, axis=1)
-    alike = bool((ranks_BK == ranks_BK[:, :1]).all())
-    p_value = 1.0 if alike else float(friedmanchisquare(*scores_BK.T).pvalue)
-    critical = _nemenyi_quantile(num_systems) * (num_systems * (num_systems + 1) / (6 * num_blocks)) ** 0.5
-    return RankComparison(tuple(map(float, ranks_BK.mean(axis=0))), p_value, critical, num_blocks)
-
-
-@cache
-def _nemenyi_quantile(num_systems: int) -> float:
-    """Return the 0.95 quantile of the studentized range divided by the root of 2 (Demsar, table 5)."""
-    from scipy.stats import studentized_range
-
-    return float(studentized_range.ppf(0.95, num_systems, np.inf)) / 2**0.5

@@ -20,7 +20,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader
 from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, StoreError
-from dml_core.evaluation.columns import table_columns
+from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.outcomes import sample_queries
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
 from dml_core.files import replace_folder

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.errors import StoreError
-from dml_core.evaluation.columns import table_columns
+from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
 from dml_core.evaluation.retrieval.outcomes import (
     ConfusedPair,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from dml_core.evaluation.columns import recall_k
+from dml_core.evaluation.metric_info import metric_info
 from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
@@ -39,7 +39,6 @@ PAPERS = {
     "softtriple": "SoftTriple",
     "tuplet_margin": "Tuplet margin",
 }
-METRICS = {"nmi": "NMI", "nmi_geometric": "NMI (geometric)", "ami": "AMI", "f1": "F1", "map@r": "MAP@R", "csc": "CSC"}
 VERDICTS = {"compatible": ("=", "compatible"), "above": ("▲", "above"), "below": ("▼", "below"), "undecided": ("?", "undecided")}
 CLAIMS = {"holds": "✓", "refuted": "✗", "not shown": "≈", "not decided": "?"}
 Links = Mapping[tuple[str, str, int], str]
@@ -171,14 +170,8 @@ def environment() -> Environment:
         "blocks": _blocks,
         "is_figure": _is_figure,
     }
-    made.filters |= {"metric": metric_title, "paper": paper_title, "stem": table_title, "figure": _figure}
+    made.filters |= {"metric": lambda name: metric_info(name).title, "paper": paper_title, "stem": table_title, "figure": _figure}
     return made
-
-
-def metric_title(name: str) -> str:
-    """Return the display name of a metric."""
-    k = recall_k(name)
-    return f"R@{k}" if k is not None else METRICS.get(name, name.replace("_", " "))
 
 
 def paper_title(folder: str) -> str:
