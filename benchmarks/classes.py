@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.registry import build_loss
-from dml_core.training.parallel.class_shards import leave_to_their_worker
+from dml_core.training.parallel.sharded_state import leave_to_their_worker
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 
 LOSSES = ("normalised_softmax", "softtriple", "heated_up_softmax", "sgsl")
@@ -36,7 +36,7 @@ OPTIONS = {"softtriple": {"num_centres": 2}}
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 MOST_STEPS, SECONDS = 7, 6.0
 PRELOADED = [
-    "dml_core.training.parallel.class_shards",
+    "dml_core.training.parallel.sharded_state",
     "dml_core.losses.sgsl",
     "dml_core.losses.softtriple",
     "torch._dynamo",

@@ -52,7 +52,7 @@ from dml_core.data.views.transforms import scale
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
-from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
+from dml_core.evaluation.retrieval.sweep import Shard, score_queries
 from dml_core.float32 import without_tf32
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
@@ -512,8 +512,8 @@ def embeddings(num_samples: int, num_classes: int, num_dimensions: int) -> tuple
 
 def exact(points: Any, labels_N: np.ndarray, device: torch.device) -> dict[str, float]:
     """Run the evaluator's own sweep, without the module that imports FAISS."""
-    resources = Resources(EvaluationConfig().max_block_bytes, device)
-    scores = score_queries([Shard(lambda: points, labels_N, 0)], points, labels_N, np.arange(len(labels_N)), resources)
+    shard, max_block_bytes = Shard(lambda: points, labels_N, 0), EvaluationConfig().max_block_bytes
+    scores = score_queries([shard], points, labels_N, np.arange(len(labels_N)), max_block_bytes, device)
     return {name: float(values.mean()) for name, values in per_query_metrics(scores, RECALL_AT).items()}
 
 

@@ -110,9 +110,13 @@ def located(where: str) -> Iterator[None]:
 
 def unknown_name(kind: str, name: str, known: list[str]) -> ConfigError:
     """Return the error for a name missing from a registry, with the nearest known name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return ConfigError(f"unknown {kind} '{name}'{hint} (known: {', '.join(sorted(known))})")
+    return ConfigError(f"unknown {kind} '{name}'{nearest_hint(name, known)} (known: {', '.join(sorted(known))})")
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """Return the part of a message that suggests the nearest known name; empty if none is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def refuse_repeats(what: str, values: Iterable[object]) -> None:
@@ -215,9 +219,7 @@ def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:
     path = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         known = _known_keys(config_type, problem["loc"][:-1])
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        return f"unknown key '{path}'{hint} (known here: {', '.join(known)})"
+        return f"unknown key '{path}'{nearest_hint(str(problem['loc'][-1]), known)} (known here: {', '.join(known)})"
     if problem["type"] == "missing":
         return f"key '{path}' is missing"
     if problem["type"] == "value_error":
@@ -227,12 +229,11 @@ def _first_problem(config_type: type[BaseModel], error: ValidationError) -> str:
 
 def _known_keys(config_type: type[BaseModel], path: tuple[str | int, ...]) -> list[str]:
     """Return the keys of the configuration at `path`, skipping keys of free mappings and tags of unions."""
-    found = config_type
+    innermost = config_type
     for part in path:
-        field = found.model_fields.get(str(part))
-        inner = _inner_config(field) if field else None
-        found = inner or found
-    return sorted(found.model_fields)
+        field = innermost.model_fields.get(str(part))
+        innermost = (_inner_config(field) if field else None) or innermost
+    return sorted(innermost.model_fields)
 
 
 def _inner_config(field: FieldInfo) -> type[BaseModel] | None:

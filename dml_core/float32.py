@@ -1,18 +1,11 @@
 """Full float32 arithmetic on GPUs: by default torch's convolutions round their inputs to TF32's 10 bits there."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-
-from dml_core.training.config import TrainingConfig
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 _lock = threading.Lock()
 _before: tuple[str, str, str]  # the process's own settings, saved while any thread is inside `without_tf32`
@@ -49,14 +42,3 @@ def _set(conv: str, rnn: str, matmul: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = matmul == "tf32"
     for setting, precision in zip(_settings(), (conv, rnn, matmul), strict=True):
         setting.fp32_precision = precision
-
-
-def in_its_precision(train: Callable[Concatenate[TrainingConfig, P], R]) -> Callable[Concatenate[TrainingConfig, P], R]:
-    """Decorate a training function to run without TF32 if its configuration has `precision: float32`."""
-
-    @wraps(train)
-    def trains(config: TrainingConfig, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with without_tf32() if config.precision == "float32" else nullcontext():
-            return train(config, *args, **kwargs)
-
-    return trains

@@ -190,7 +190,7 @@ def _build(training: TrainingConfig, num_classes: int) -> None:
     loss = _loss(training, num_classes)
     check_sampler(training.sampler, loss.needs, training.loss.name)
     if training.shard_classes:
-        from dml_core.training.parallel.class_shards import check_shardable
+        from dml_core.training.parallel.sharded_state import check_shardable
 
         check_shardable(training.loss.name, loss, num_workers=1)
     if training.embed_at_once is not None:

@@ -27,8 +27,8 @@ from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blo
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
     """Return the cluster of each point, (N,), and the inertia (sum of squared distances to the points' centres).
 
-    Runs Lloyd's iterations from `seeding.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine, and run r
-    of a seed does not depend on the number of runs.
+    Runs Lloyd's iterations from `kmeans_init.first_clusters`; the run with the lowest inertia is used. Deterministic on one machine, and
+    run r of a seed does not depend on the number of runs.
     """
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)

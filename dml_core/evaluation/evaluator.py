@@ -6,7 +6,6 @@ Shapes: N gallery items, Q queries, D dimensions.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +15,9 @@ from dml_core.errors import EvaluationError
 from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
-from dml_core.evaluation.retrieval.geometry import as_points, load_points
-from dml_core.evaluation.retrieval.metrics import QueryScores, class_recalls, concatenate, per_query_metrics
-from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.retrieval.tiles import usable_device
+from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.retrieval.metrics import QueryScores, class_recalls, per_query_metrics
+from dml_core.evaluation.retrieval.sweep import retrieve
 from dml_core.evaluation.separability import class_distances, class_separability
 from dml_core.evaluation.statistics.confidence import interval_over_units
 
@@ -89,7 +87,7 @@ def evaluate_shards(
     Raises:
         EvaluationError: as in `evaluate`.
     """
-    scores, codes_Q, names = _retrieve(gallery, config, queries)
+    scores, codes_Q, names = retrieve(gallery, config, queries)
     if not scores.is_scored.any():
         raise EvaluationError("no query has another sample of its class in the gallery, so nothing can be found; check the labels")
     metrics = per_query_metrics(scores, config.recall_at)
@@ -109,7 +107,7 @@ def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: 
     Raises:
         EvaluationError: as in `evaluate`.
     """
-    scores, codes_Q, names = _retrieve([gallery], config, None if queries is None else [queries])
+    scores, codes_Q, names = retrieve([gallery], config, None if queries is None else [queries])
     return _named_recalls(scores, codes_Q, names)
 
 
@@ -117,28 +115,6 @@ def _named_recalls(scores: QueryScores, codes_Q: NDArray[np.int64], names: NDArr
     codes, recalls = class_recalls(scores, codes_Q)
     sizes = np.bincount(codes_Q[scores.is_scored])[codes]
     return dict(zip(names[codes].tolist(), map(ClassRecall, recalls.tolist(), sizes.tolist()), strict=True))
-
-
-def _retrieve(
-    gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None
-) -> tuple[QueryScores, NDArray[np.int64], NDArray[Any]]:
-    """Return the scores of all queries, their codes, and the label of each code."""
-    resources = Resources(config.max_block_bytes, usable_device(config.device))
-    is_self = queries is None
-    query_shards = gallery if queries is None else queries
-    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
-    first_indices = np.cumsum([0, *(len(part) for part in codes)]).tolist()
-    query_codes = codes if is_self else codes[len(gallery) :]
-    shards = [
-        Shard(partial(load_points, shard, config.metric), part, first)
-        for shard, part, first in zip(gallery, codes, first_indices, strict=False)
-    ]
-    scores = []
-    for number, (shard, codes_Q) in enumerate(zip(query_shards, query_codes, strict=True)):
-        points = load_points(shard, config.metric)
-        self_index_Q = first_indices[number] + np.arange(len(points)) if is_self else None
-        scores.append(score_queries(shards, points, codes_Q, self_index_Q, resources))
-    return concatenate(scores), np.concatenate(query_codes), names
 
 
 def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], confidence: float) -> dict[str, float]:

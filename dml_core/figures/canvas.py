@@ -29,10 +29,15 @@ def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     figure = new_figure()
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes)
     return figure, axes
+
+
+def style(axes: Axes) -> None:
+    """Draw a light grid and no box."""
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def plain_text(text: str) -> str:

@@ -53,8 +53,7 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
         axes.set_ylim(lowest, 100)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(labelsize=8, length=2)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        style(axes)
     for axes in all_axes[len(names) :]:
         axes.remove()
     for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:

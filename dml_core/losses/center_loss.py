@@ -28,15 +28,11 @@ class CenterLoss(Loss):
 
     Config = CenterLossConfig
     config: CenterLossConfig
+    NEEDS = Needs(global_batch=True)  # eq. 4 counts the samples of each class in the global batch
 
     def __init__(self, config: CenterLossConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
         self.register_buffer("centres_CD", torch.zeros(num_classes, embedding_dim))
-
-    @property
-    def needs(self) -> Needs:
-        """The global batch, because eq. 4 counts the samples of each class in it."""
-        return Needs(global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the batch mean at the current centres, then move the centres if training."""

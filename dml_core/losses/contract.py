@@ -49,6 +49,9 @@ class Needs:
     initial_embeddings: bool = False
 
 
+PAIRS = Needs(sampler="k_by_n", global_batch=True)  # same-class pairs within the global batch
+
+
 class Loss(nn.Module, ABC):
     """Base of every loss: single-process computation on the given embeddings.
 
@@ -57,6 +60,7 @@ class Loss(nn.Module, ABC):
     Parameters in `CLASS_DIMS` may be sharded by class over the workers; sums over classes therefore use `class_shards`.
 
     Attributes:
+        NEEDS: requirements on the training loop.
         CLASS_DIMS: parameter name -> its class dimension; empty if the loss cannot be sharded.
         COMPARES_WITH_MEMORY: True if the loss implements `compare`.
         shard: the range of classes that this worker holds; None for all.
@@ -66,6 +70,7 @@ class Loss(nn.Module, ABC):
     """
 
     Config: ClassVar[type[LossConfig]] = LossConfig
+    NEEDS: ClassVar[Needs] = Needs()
     CLASS_DIMS: ClassVar[Mapping[str, int]] = {}
     COMPARES_WITH_MEMORY: ClassVar[bool] = False
     shard: ClassShard | None = None
@@ -80,8 +85,8 @@ class Loss(nn.Module, ABC):
 
     @property
     def needs(self) -> Needs:
-        """Requirements of this loss, as configured."""
-        return Needs()
+        """Requirements of this loss, as configured; NEEDS unless they depend on the options."""
+        return self.NEEDS
 
     @property
     def learning_rate_factor(self) -> float:

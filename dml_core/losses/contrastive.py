@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -28,12 +28,8 @@ class Contrastive(Loss):
 
     Config = ContrastiveConfig
     config: ContrastiveConfig
+    NEEDS = PAIRS
     COMPARES_WITH_MEMORY = True
-
-    @property
-    def needs(self) -> Needs:
-        """Same-class pairs within the global batch."""
-        return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean over all pairs; exactly 0 for a single sample."""

@@ -5,7 +5,6 @@ weight_regularizer), at any depth, is a mapping of `name` and its options:
 `{margin: 0.1, miner: {name: BatchHardMiner, distance: {name: LpDistance, power: 2}}}`.
 """
 
-import difflib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pytorch_metric_learning import distances, losses, miners, reducers, regular
 from pytorch_metric_learning.utils import loss_and_miner_utils
 from torch import Generator, Tensor, nn
 
-from dml_core.config import unknown_name
+from dml_core.config import nearest_hint, unknown_name
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
 
@@ -141,9 +140,7 @@ def _check(kind: str, name: str, options: Mapping[str, Any], also: frozenset[str
     known = (_parameters(_named(kind, name)) | also) - RUN_TIME
     for option, value in options.items():
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ConfigError(f"{name} has no option '{option}'{hint} (it has: {', '.join(sorted(known))})")
+            raise ConfigError(f"{name} has no option '{option}'{nearest_hint(option, known)} (it has: {', '.join(sorted(known))})")
         if option in CLASSES:
             if not isinstance(value, Mapping) or "name" not in value:
                 raise ConfigError(f"{name}: option '{option}' is a mapping of 'name' and options, found {value!r}")

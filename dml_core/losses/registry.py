@@ -57,6 +57,11 @@ def loss_class(name: str) -> "type[Loss]":
     return found
 
 
+def losses_with(attribute: str) -> str:
+    """Return the names of the losses whose class sets an attribute of `contract.Loss`, for a message."""
+    return ", ".join(name for name in LOSSES if getattr(loss_class(name), attribute))
+
+
 def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> "LossConfig":
     """Return the named loss's options as its typed configuration.
 

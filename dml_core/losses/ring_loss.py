@@ -26,15 +26,11 @@ class RingLoss(Loss):
 
     Config = RingLossConfig
     config: RingLossConfig
+    NEEDS = Needs(initial_embeddings=True)  # for the initial radius
 
     def __init__(self, config: RingLossConfig, num_classes: int, embedding_dim: int) -> None:
         super().__init__(config, num_classes, embedding_dim)
         self.radius = nn.Parameter(torch.ones(()))
-
-    @property
-    def needs(self) -> Needs:
-        """The training set's embeddings, for the initial radius."""
-        return Needs(initial_embeddings=True)
 
     @torch.no_grad()
     def initialise(self, embeddings_ND: Tensor, labels_N: Tensor) -> None:

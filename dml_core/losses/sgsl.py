@@ -48,6 +48,7 @@ class SGSL(Loss):
 
     Config = SGSLConfig
     config: SGSLConfig
+    NEEDS = Needs(global_batch=True)  # the gate depends on its mean loss (the released code gates each GPU separately)
     CLASS_DIMS: ClassVar = {"weight_CD": 0}
 
     def __init__(self, config: SGSLConfig, num_classes: int, embedding_dim: int) -> None:
@@ -57,11 +58,6 @@ class SGSL(Loss):
         if self.smoothing > 1.0:
             raise ConfigError(f"loss 'sgsl': label_smoothing {config.label_smoothing} favours the wrong of {num_classes} classes: lower it")
         self.weight_CD = nn.Parameter(torch.empty(num_classes, embedding_dim).normal_(std=0.001))  # as released
-
-    @property
-    def needs(self) -> Needs:
-        """The global batch, because the gate depends on its mean loss (the released code gates each GPU separately)."""
-        return Needs(global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return eq. 7, weighted as in eq. 10."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
 from dml_core.search_space import searched
 
 
@@ -27,12 +27,8 @@ class TripletBatchHard(Loss):
 
     Config = TripletBatchHardConfig
     config: TripletBatchHardConfig
+    NEEDS = PAIRS
     COMPARES_WITH_MEMORY = True
-
-    @property
-    def needs(self) -> Needs:
-        """Same-class pairs within the global batch."""
-        return Needs(sampler="k_by_n", global_batch=True)
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean over the anchors that have a positive and a negative; exactly 0 if no anchor has both."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from dml_core.losses.contract import Loss, LossConfig, LossOutput, Needs
+from dml_core.losses.contract import PAIRS, Loss, LossConfig, LossOutput
 from dml_core.search_space import searched
 from dml_core.unit_length import unit_length
 
@@ -28,11 +28,7 @@ class TripletSemiHard(Loss):
 
     Config = TripletSemiHardConfig
     config: TripletSemiHardConfig
-
-    @property
-    def needs(self) -> Needs:
-        """Same-class pairs within the global batch."""
-        return Needs(sampler="k_by_n", global_batch=True)
+    NEEDS = PAIRS
 
     def compute(self, embeddings_ND: Tensor, labels_N: Tensor, generator: Generator | None) -> LossOutput:
         """Return the mean over the positive pairs whose anchor has a negative; exactly 0 if there are none."""

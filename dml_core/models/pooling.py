@@ -3,6 +3,8 @@
 Shapes: N images, C channels, H x W positions.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
@@ -13,34 +15,22 @@ CLAMP = 1e-6  # GeM's smallest activation, as in SGSL's released code: smaller a
 
 def build_pooling(config: PoolingConfig) -> nn.Module:
     """Build a module from feature maps (N, C, H, W) to vectors (N, C)."""
-    if config.kind == "gem":
-        return GeM(config.gem_power, config.learn_gem_power)
-    kinds = {"average": AveragePooling, "max": MaxPooling, "average_max": AverageMaxPooling}
-    return kinds[config.kind]()
+    return GeM(config.gem_power, config.learn_gem_power) if config.kind == "gem" else Pooling(config.kind)
 
 
-class AveragePooling(nn.Module):
-    """Mean over the positions."""
+class Pooling(nn.Module):
+    """Mean over the positions ("average"), their maximum ("max"), or the sum of both ("average_max")."""
 
-    def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """Map (N, C, H, W) to (N, C)."""
-        return maps_NCHW.mean(dim=(2, 3))
-
-
-class MaxPooling(nn.Module):
-    """Maximum over the positions."""
+    def __init__(self, kind: Literal["average", "max", "average_max"]) -> None:
+        super().__init__()
+        self.kind = kind
 
     def forward(self, maps_NCHW: Tensor) -> Tensor:
         """Map (N, C, H, W) to (N, C)."""
-        return maps_NCHW.amax(dim=(2, 3))
-
-
-class AverageMaxPooling(nn.Module):
-    """Mean plus maximum over the positions."""
-
-    def forward(self, maps_NCHW: Tensor) -> Tensor:
-        """Map (N, C, H, W) to (N, C)."""
-        return maps_NCHW.mean(dim=(2, 3)) + maps_NCHW.amax(dim=(2, 3))
+        if self.kind == "average":
+            return maps_NCHW.mean(dim=(2, 3))
+        maximum_NC = maps_NCHW.amax(dim=(2, 3))
+        return maximum_NC if self.kind == "max" else maps_NCHW.mean(dim=(2, 3)) + maximum_NC
 
 
 class GeM(nn.Module):

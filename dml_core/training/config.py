@@ -11,10 +11,8 @@ from dml_core.data.views.transform_config import TransformConfig
 from dml_core.models.backbones.registry import TRAINED_WITH
 from dml_core.models.config import ModelConfig
 from dml_core.training.epochs import KeptEpoch
-from dml_core.training.optimisation.averaging_config import AverageConfig
-from dml_core.training.optimisation.config import OptimiserConfig
+from dml_core.training.optimisation.config import AverageConfig, OptimiserConfig
 from dml_core.training.optimisation.schedules import ScheduleConfig
-from dml_core.training.parallel.cross_batch_config import CrossBatchConfig
 
 
 class LossChoice(Config):
@@ -22,6 +20,19 @@ class LossChoice(Config):
 
     name: str
     options: dict[str, Any] = {}
+
+
+class CrossBatchConfig(Config):
+    """Settings of the cross-batch memory.
+
+    Attributes:
+        size: number of samples kept, at least one batch.
+        after_epochs: initial epochs that compare only within the batch, until embeddings drift slowly (the paper takes 1,000 steps). The
+            memory fills meanwhile.
+    """
+
+    size: int = Field(ge=1)
+    after_epochs: int = Field(default=1, ge=0)
 
 
 class TrainingConfig(Config):
@@ -36,13 +47,13 @@ class TrainingConfig(Config):
             TF32, which the papers' GPUs did not have.
         checkpoint_every_epochs: epochs between checkpoints, the most that a crash can lose; the last epoch is always saved.
         embed_at_once: images of a worker's share of a batch whose activations are held at a time, for batches larger than memory
-            (`training.grad_cache`): same gradients for one more forward pass. None holds all. Networks whose BatchNorm uses batch
+            (`training.parallel.grad_cache`): same gradients for one more forward pass. None holds all. Networks whose BatchNorm uses batch
             statistics are rejected.
         compile: True compiles network and loss for training (torch.compile), not for embedding and scoring; weights differ in their last
             bits. None does not compile.
-        cross_batch_memory: compare a batch also with earlier ones (`training.cross_batch`), for losses that compare samples.
+        cross_batch_memory: compare a batch also with earlier ones (`training.parallel.cross_batch`), for losses that compare samples.
         shard_classes: True shards the loss's classes over the workers, with their centres, gradients and optimiser state, for more classes
-            than one device holds (`training.class_shards`); weights differ in their last bits. None keeps all centres on every worker.
+            than one device holds (`training.parallel`); weights differ in their last bits. None keeps all centres on every worker.
         average: return a moving average of the weights; None returns the last step's.
         keep_epochs: epochs whose weights are kept in addition to the last: the best on the held-out classes, the best on the test classes.
             This does not change the last epoch's weights.

@@ -26,12 +26,12 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views.batches import Loader, TrainView, count_copies
 from dml_core.data.views.samplers import check_sampler, epoch_batches, first_batch_size
 from dml_core.errors import ConfigError, TrainingError
-from dml_core.float32 import in_its_precision
+from dml_core.float32 import without_tf32
 from dml_core.losses.class_shards import ClassShard
 from dml_core.losses.contract import check_labels
 from dml_core.losses.registry import build_loss
 from dml_core.models.embedder import Embedder
-from dml_core.training.checkpoints.file import copied, save_checkpoint, take_up
+from dml_core.training.checkpoints.file import copied, resumable_checkpoint, save_checkpoint
 from dml_core.training.checkpoints.writing import AT_EPOCHS_ENDS, InterruptedRunError, Saving, Watch, Writer
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import RECALL, KeptEpoch
@@ -41,19 +41,19 @@ from dml_core.training.optimisation.averaging import WeightAverage
 from dml_core.training.optimisation.optimisers import build_optimiser, set_learning_rates
 from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.parallel.batchnorm import check_batches, synchronise_batchnorm
-from dml_core.training.parallel.class_shards import (
+from dml_core.training.parallel.cross_batch import CrossBatchMemory
+from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
+from dml_core.training.parallel.sharded_state import (
     check_shardable,
     leave_to_their_worker,
     own_part,
     whole_optimiser_state,
     whole_state,
 )
-from dml_core.training.parallel.cross_batch import CrossBatchMemory
-from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
 from dml_core.training.parallel.workers import Failures, TrainingSystem, from_rank_zero, rank, shard_sizes, state_from_rank_zero, world_size
 from dml_core.training.preparing import load, prepare, training_outputs
 from dml_core.training.pulse import beat, patient
-from dml_core.training.seeding import derived_seed, seeded, step_generator
+from dml_core.training.seeding import derived_seed, seeded
 
 Validate = Callable[[nn.Module], dict[str, float]]
 
@@ -143,7 +143,6 @@ class _Run:
 # ---------------------------------------------------------------- the run and its parts
 
 
-@in_its_precision
 def fit(
     config: TrainingConfig,
     dataset: PackedDataset,
@@ -189,46 +188,58 @@ def fit(
         StoreError: the folder cannot be written, or its checkpoint cannot be opened.
         InterruptedRunError: `saving` stopped the run; the same call resumes it.
     """
-    system = build_system(config, len(dataset.class_names), seed, device)
-    check_sampler(config.sampler, system.loss.needs, config.loss.name)
     assert validate is not None or "best_validation" not in config.keep_epochs, "nothing tells the best epoch on held-out classes"
     assert score_test is not None or "oracle" not in config.keep_epochs, "nothing tells the best epoch on the test classes"
-    check_labels(torch.from_numpy(dataset.labels), len(dataset.class_names))
+    with without_tf32() if config.precision == "float32" else contextlib.nullcontext():
+        system = build_system(config, len(dataset.class_names), seed, device)
+        _check_fit(config, dataset, system)
+        failures = Failures()
+        checkpoint, is_resumed = _read_checkpoint(folder, identity, config, report, failures)
+        loader = Loader(dataset, num_loader_workers, device)
+        if not is_resumed:
+            prepare(system, dataset, config, seed, loader, failures)
+        if config.shard_classes and world_size() > 1:
+            system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
+        if config.compile:
+            system.model.compile()
+            system.loss.compile()
+        optimiser = build_optimiser(config.optimiser, system)
+        autocast = _autocast(config.precision, device)
+        scorers = (validate, score_test, score_curve)
+        run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures)
+        start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
+        del checkpoint
+        return _train(run, start, under_way)
+
+
+def _check_fit(config: TrainingConfig, dataset: PackedDataset, system: TrainingSystem) -> None:
+    """Reject a dataset, sampler or number of workers that does not fit the model and the loss."""
+    num_classes = len(dataset.class_names)
+    check_sampler(config.sampler, system.loss.needs, config.loss.name)
+    check_labels(torch.from_numpy(dataset.labels), num_classes)
     if config.shard_classes:
         check_shardable(config.loss.name, system.loss, world_size())
     if config.embed_at_once is not None:
         check_independent(system.model)
-    check_batches(system.model, first_batch_size(config.sampler, len(dataset), len(dataset.class_names)) if config.num_epochs else 0)
-    failures = Failures()
-    checkpoint, is_resumed = _take_up(folder, identity, config, report, failures)
-    loader = Loader(dataset, num_loader_workers, device)
-    if not is_resumed:
-        prepare(system, dataset, config, seed, loader, failures)
-    if config.shard_classes and world_size() > 1:
-        system.loss.shard_classes(ClassShard(tuple(shard_sizes(system.loss.num_classes, world_size())), rank()))
-    if config.compile:
-        system.model.compile()
-        system.loss.compile()
-    optimiser = build_optimiser(config.optimiser, system)
-    autocast = _autocast(config.precision, device)
-    scorers = (validate, score_test, score_curve)
-    run = _Run(config, dataset, seed, folder, device, loader, report, system, optimiser, autocast, identity, *scorers, saving, failures)
-    start, under_way = _resume(run, checkpoint) if is_resumed else (0, None)
-    del checkpoint
+    check_batches(system.model, first_batch_size(config.sampler, len(dataset), num_classes) if config.num_epochs else 0)
+
+
+def _train(run: _Run, start: int, under_way: _Epoch | None) -> TrainingSystem:
+    """Train the epochs from `start` on, the first one from where it was interrupted; return the run's result."""
     if rank() == 0:
-        with failures.kept():  # drops damaged lines and those of epochs that will be repeated
-            write_history(folder, run.history)
+        with run.failures.kept():  # drops damaged lines and those of epochs that will be repeated
+            write_history(run.folder, run.history)
     try:
-        if config.num_epochs == 0:
-            _keep_best(run, 0, _score(run, 0) if config.keep_epochs else {})
+        if run.config.num_epochs == 0:
+            _keep_best(run, 0, _score(run, 0) if run.config.keep_epochs else {})
             _save(run, 0)
-        for epoch in range(start, config.num_epochs):
+        for epoch in range(start, run.config.num_epochs):
             _train_epoch(run, epoch, under_way)
             under_way = None
         _finish_writing(run)
     finally:
         run.writer.close()
-        loader.close()
+        run.loader.close()
     from_rank_zero(lambda: _check_kept(run))
     run.result.loss.join_classes()
     return run.result.eval()
@@ -252,16 +263,18 @@ def _resume(run: _Run, checkpoint: dict[str, Any] | None) -> tuple[int, _Epoch |
     if run.averaged is not None and state["averaged"] is not None:
         run.averaged.module.load_state_dict(state["averaged"])
         run.averaged.n_averaged.fill_(1)  # only zero or not matters
-    return int(state["num_epochs_done"]), _taken_up(state)
+    return int(state["num_epochs_done"]), _unfinished_epoch(state)
 
 
-def _take_up(folder: Path, identity: str, config: TrainingConfig, report: Report, failures: Failures) -> tuple[dict[str, Any] | None, bool]:
+def _read_checkpoint(
+    folder: Path, identity: str, config: TrainingConfig, report: Report, failures: Failures
+) -> tuple[dict[str, Any] | None, bool]:
     """Return the checkpoint to resume from, on rank 0 only, and on every worker whether there is one; report a rejected checkpoint."""
     checkpoint: dict[str, Any] | None = None
 
     def read() -> tuple[bool, str | None]:
         nonlocal checkpoint
-        checkpoint, note = take_up(folder, identity)
+        checkpoint, note = resumable_checkpoint(folder, identity)
         return checkpoint is not None, note
 
     is_resumed, note = from_rank_zero(read)
@@ -342,7 +355,7 @@ def _mine(run: _Run) -> np.ndarray:
 
 def _train_step(run: _Run, images: Tensor, labels_N: Tensor, sizes: list[int], epoch: int, step: int) -> dict[str, Tensor]:
     run.optimiser.zero_grad(set_to_none=True)
-    generator = step_generator(run.seed, epoch, step)
+    generator = torch.Generator().manual_seed(derived_seed(run.seed, "step", epoch, step))  # the same on every worker
     with seeded(derived_seed(run.seed, f"network on worker {rank()}", epoch, step), run.device):
         if run.config.embed_at_once is None:
             with run.autocast():
@@ -411,9 +424,9 @@ def _average_values(run: _Run, epoch: int, done: _Epoch) -> None:
     done.values.clear()
     for step, row in enumerate(table.cpu().tolist(), len(done.rows)):
         if not all(map(math.isfinite, row)):
-            found = ", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True))
+            values = ", ".join(f"{name} {value}" for name, value in zip(names, row, strict=True))
             raise TrainingError(
-                f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({found}): "
+                f"the loss '{run.config.loss.name}' is not finite at epoch {epoch}, step {step} ({values}): "
                 "lower the learning rate or the loss's scale"
             )
         done.rows.append(dict(zip(names, row, strict=True)))
@@ -507,13 +520,13 @@ def _write_checkpoint(run: _Run, state: dict[str, Any]) -> None:
     run.saving.saved()
 
 
-def _taken_up(checkpoint: dict[str, Any]) -> _Epoch | None:
+def _unfinished_epoch(checkpoint: dict[str, Any]) -> _Epoch | None:
     """Return the unfinished epoch of a checkpoint, or None if it was taken at an epoch's end."""
-    found = checkpoint.get("under_way")
-    if found is None:
+    state = checkpoint.get("under_way")
+    if state is None:
         return None
-    negatives = None if found["negatives"] is None else found["negatives"].numpy()
-    return _Epoch(found["rows"], found["rates"], negatives)
+    negatives = None if state["negatives"] is None else state["negatives"].numpy()
+    return _Epoch(state["rows"], state["rates"], negatives)
 
 
 # ---------------------------------------------------------------- the epochs that are kept
@@ -530,12 +543,12 @@ def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
         (run.score_test, run.config.keep_every_epochs),
         (run.score_curve, run.config.recall_every_epochs),
     )
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     with patient():
         for score, every in due:
             if score is not None and _is_due(run, num_epochs_done, every):
-                found |= score(run.result.model)
-    return found
+                metrics |= score(run.result.model)
+    return metrics
 
 
 def _keep_best(run: _Run, num_epochs_done: int, metrics: dict[str, float]) -> None:

@@ -13,11 +13,6 @@ def derived_seed(seed: int, purpose: str, epoch: int = 0, step: int = 0) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def step_generator(seed: int, epoch: int, step: int) -> torch.Generator:
-    """Return the CPU generator of one training step, the same on every worker."""
-    return torch.Generator().manual_seed(derived_seed(seed, "step", epoch, step))
-
-
 @contextmanager
 def seeded(number: int, device: torch.device) -> Iterator[None]:
     """Start torch's global streams, used by dropout and stochastic depth, at `number`, and restore them afterwards."""

@@ -24,10 +24,9 @@ from dml_core.data.views.batches import Loader, TestView
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.inputs import EmbeddingShard
 from dml_core.evaluation.retrieval.metrics import per_query_metrics
-from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.retrieval.tiles import usable_device
+from dml_core.evaluation.retrieval.sweep import retrieve
 from dml_core.models.embedder import Embedder
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import CURVE, RECALL
@@ -126,13 +125,11 @@ class HeldOutRecall:
         gallery_GD, labels_G = queries_QD, labels_Q
         if self.gallery is not None:
             gallery_GD, labels_G = self._embed(model, self._gallery_loader, np.arange(len(self.gallery))), self.gallery.labels
-        own_Q = np.arange(len(labels_Q)) if self.gallery is None else None
         if not self.can_score or not (np.isfinite(queries_QD).all() and np.isfinite(gallery_GD).all()):
             return {}
         # The evaluator's own sweep, without the module that imports FAISS, which must not share a process with torch's CUDA.
-        queries, gallery = as_points(queries_QD, "cosine"), as_points(gallery_GD, "cosine")
-        resources = Resources(EvaluationConfig().max_block_bytes, usable_device("cpu"))
-        scores = score_queries([Shard(lambda: gallery, labels_G, 0)], queries, labels_Q, own_Q, resources)
+        queries = None if self.gallery is None else [EmbeddingShard(lambda: queries_QD, labels_Q)]
+        scores, _, _ = retrieve([EmbeddingShard(lambda: gallery_GD, labels_G)], EvaluationConfig(), queries)
         return {self.metric: float(per_query_metrics(scores, (1,))["recall@1"].mean())}
 
     @cached_property

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dml_core.data.store.info import read_info
-from dml_core.data.store.splits import open_role, save_split, split_classes
+from dml_core.data.store.splits import open_role, save_split
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
@@ -59,7 +59,7 @@ def train(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
         folder = from_rank_zero(lambda: store.pull(job.train_key))
     taken_up = (folder / CHECKPOINT_FILE).exists()
     if validation is not None and rank() == 0:
-        save_split(split_classes(packed, validation), folder)
+        save_split(packed, validation, folder)
     training, num_loaders = job.spec.training, job.num_loader_workers
     epoch_scorers = scorers(packed, training, device, num_loaders)
     saving = Saving(

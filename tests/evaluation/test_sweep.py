@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
-from dml_core.evaluation.retrieval.sweep import Resources, Shard, _groups, score_queries, tile_dtype
+from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
 from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare, one_torch_thread
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
@@ -34,7 +34,7 @@ def self_retrieval(
     embeddings: NDArray[np.float32], codes: NDArray[np.int64], metric: Metric = "cosine", max_block_bytes: int = 2**26, num_shards: int = 1
 ) -> QueryScores:
     shards = as_shards(embeddings, codes, metric, num_shards)
-    return score_queries(shards, as_points(embeddings, metric), codes, np.arange(len(codes)), Resources(max_block_bytes, CPU))
+    return score_queries(shards, as_points(embeddings, metric), codes, np.arange(len(codes)), max_block_bytes, CPU)
 
 
 def rows_of(scores: QueryScores) -> NDArray[np.float64]:
@@ -78,8 +78,7 @@ def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards
     gallery = as_shards(embeddings, codes, "cosine", num_shards)
 
     def scores() -> list[NDArray[np.float64]]:
-        resources = Resources(64 * 90 * 90, CPU)
-        of_queries = score_queries(gallery, as_points(queries, "cosine"), query_codes, None, resources)
+        of_queries = score_queries(gallery, as_points(queries, "cosine"), query_codes, None, 64 * 90 * 90, CPU)
         return [
             rows_of(of_queries),
             *(rows_of(self_retrieval(embeddings, codes, "cosine", size, num_shards)) for size in (2**26, 64 * 90 * 90)),
@@ -99,14 +98,14 @@ def test_query_and_gallery_is_that_of_sorted_lists(kind: str) -> None:
     queries, query_labels = make_inputs("duplicated", seed=1)
     queries = np.concatenate([queries[:, : gallery.shape[1]], gallery[:5]])
     query_labels = np.concatenate([query_labels, labels[:5]])[: len(queries)]
-    scores = score_queries(as_shards(gallery, labels, "cosine", 2), as_points(queries, "cosine"), query_labels, None, Resources(2**20, CPU))
+    scores = score_queries(as_shards(gallery, labels, "cosine", 2), as_points(queries, "cosine"), query_labels, None, 2**20, CPU)
     np.testing.assert_allclose(rows_of(scores), np.array(slow_scores(gallery, labels, queries, query_labels)), rtol=1e-12)
 
 
 def test_as_many_queries_as_items_are_not_taken_for_the_items() -> None:
     gallery, labels = make_inputs("random")
     queries, query_labels = make_inputs("random", seed=1)
-    scores = score_queries(as_shards(gallery, labels, "cosine", 1), as_points(queries, "cosine"), query_labels, None, Resources(2**26, CPU))
+    scores = score_queries(as_shards(gallery, labels, "cosine", 1), as_points(queries, "cosine"), query_labels, None, 2**26, CPU)
     np.testing.assert_allclose(rows_of(scores), np.array(slow_scores(gallery, labels, queries, query_labels)), rtol=1e-12)
 
 
@@ -115,7 +114,7 @@ def test_as_many_queries_as_items_are_not_taken_for_the_items() -> None:
 def test_a_shard_s_queries_find_what_they_find_among_all(max_block_bytes: int, num_shards: int) -> None:
     embeddings, labels = make_inputs("random")
     points, gallery = as_points(embeddings[:30], "cosine"), as_shards(embeddings, labels, "cosine", num_shards)
-    scores = score_queries(gallery, points, labels[:30], np.arange(30), Resources(max_block_bytes, CPU))
+    scores = score_queries(gallery, points, labels[:30], np.arange(30), max_block_bytes, CPU)
     np.testing.assert_array_equal(rows_of(scores), rows_of(self_retrieval(embeddings, labels))[:30])
 
 
@@ -323,7 +322,7 @@ def test_distant_gallery_items_change_nothing(arrays: tuple[NDArray[np.float32],
     gallery, codes = np.concatenate([distant, embeddings]), np.concatenate([np.full(3, 99), labels])
     queries = as_points(embeddings, "euclidean")
     index = np.arange(3, len(gallery))
-    actual = score_queries(as_shards(gallery, codes, "euclidean", 1), queries, labels, index, Resources(2**26, CPU))
+    actual = score_queries(as_shards(gallery, codes, "euclidean", 1), queries, labels, index, 2**26, CPU)
     np.testing.assert_array_equal(rows_of(actual), rows_of(self_retrieval(embeddings, labels, "euclidean")))
 
 

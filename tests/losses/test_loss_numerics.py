@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dml_core.losses.registry import build_loss
-from dml_core.losses.tuplets import cos_with_slack
+from dml_core.losses.tuplet_margin import cos_with_slack
 from dml_core.unit_length import unit_length
 from tests.conftest import ROOT
 

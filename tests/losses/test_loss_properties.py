@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_cases import CASES, DIM, NUM_CLASSES, build, case_id
 
-from dml_core.losses.tuplets import random_negatives
+from dml_core.losses.tuplet_margin import random_negatives
 
 DRAWS = settings(derandomize=True, deadline=None, max_examples=15)
 LABELS = st.lists(st.integers(0, NUM_CLASSES - 1), min_size=2, max_size=12)

@@ -14,10 +14,9 @@ from dml_core.errors import ConfigError
 from dml_core.losses.registry import build_loss
 from dml_core.training import loop
 from dml_core.training.checkpoints.file import load_checkpoint
-from dml_core.training.config import TrainingConfig
+from dml_core.training.config import CrossBatchConfig, TrainingConfig
 from dml_core.training.history import read_history
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
-from dml_core.training.parallel.cross_batch_config import CrossBatchConfig
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn
 

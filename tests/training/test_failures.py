@@ -96,8 +96,8 @@ def cases(packed: Path) -> dict[str, Case]:
         return {"validate": HeldOutRecall(dataset, PLAIN.transform, CPU)}
 
     return {
-        "the checkpoint cannot be read": Case("disk full", patched={"take_up": raising(full)}),
-        "a fault in reading the checkpoint": Case("no route", patched={"take_up": raising(fault)}),
+        "the checkpoint cannot be read": Case("disk full", patched={"resumable_checkpoint": raising(full)}),
+        "a fault in reading the checkpoint": Case("no route", patched={"resumable_checkpoint": raising(fault)}),
         "the history at the beginning": Case("disk full", patched={"write_history": raising(full)}),
         "the history of an epoch": Case("disk full", patched={"write_history": raising(full, after=1)}),
         "a checkpoint in an epoch": Case("disk full", patched={"save_checkpoint": raising(full)}, there=by_steps, elsewhere=by_steps),

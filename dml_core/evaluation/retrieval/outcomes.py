@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.evaluation.inputs import checked_embeddings, label_codes
-from dml_core.evaluation.retrieval.geometry import as_points
+from dml_core.evaluation.inputs import EmbeddingShard
 from dml_core.evaluation.retrieval.metrics import QueryScores
 from dml_core.evaluation.retrieval.neighbours import nearest
-from dml_core.evaluation.retrieval.sweep import Resources, Shard, score_queries
-from dml_core.evaluation.retrieval.tiles import usable_device
+from dml_core.evaluation.retrieval.sweep import retrieve
 
 NUM_SPARE_NEIGHBOURS = 8  # neighbours beyond those listed, searched for wrong ones among ties
 
@@ -94,19 +92,12 @@ def query_outcomes(
     is_self = query_embeddings is None or query_labels is None
     queries_QD = embeddings if query_embeddings is None else query_embeddings
     labels_Q = labels if query_labels is None else query_labels
-    codes_N, codes_Q = label_codes([labels, labels_Q])[1]
-    gallery = Shard(lambda: as_points(checked_embeddings(embeddings), config.metric), codes_N, 0)
-    scores = score_queries(
-        [gallery],
-        as_points(checked_embeddings(queries_QD, "query embeddings"), config.metric),
-        codes_Q,
-        np.arange(len(labels)) if is_self else None,
-        Resources(config.max_block_bytes, usable_device(config.device)),
-    )
+    queries = None if is_self else [EmbeddingShard(lambda: queries_QD, labels_Q)]
+    scores, _, _ = retrieve([EmbeddingShard(lambda: embeddings, labels)], config, queries)
     num_listed = min(num_neighbours, len(labels) - is_self)
     num_looked_at = min(num_listed + NUM_SPARE_NEIGHBOURS, len(labels) - is_self)
     neighbours, similarities = nearest(embeddings, queries_QD, num_looked_at, is_self, config.metric, config.device)
-    is_right = codes_N[neighbours] == codes_Q[:, None]
+    is_right = labels[neighbours] == labels_Q[:, None]
     order = np.lexsort((neighbours, is_right, -similarities))[:, :num_listed]
     return QueryOutcomes(scores, *(np.take_along_axis(values, order, axis=1) for values in (neighbours, similarities, is_right)))
 

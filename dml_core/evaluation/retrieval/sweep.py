@@ -4,7 +4,7 @@ Tiles in float32 or float64 decide every pair that their rounding error allows; 
 `geometry.squared_distances`. The result is therefore that of the exact distances, for any tile shape, number of threads and device. In
 self-retrieval the matrix is symmetric and each tile serves the queries of both its sides.
 
-If positives are a large share of a gallery in memory, counting saves nothing, and `rows` sorts instead.
+If positives are a large share of a gallery in memory, counting saves nothing, and `sorted_rows` sorts instead.
 
 The gallery is read in shards, one in memory at a time; a gallery in memory is a single shard.
 
@@ -14,6 +14,7 @@ Shapes: N gallery items, Q queries, P positives of all queries, E entries of a t
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,20 +23,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.inputs import EmbeddingShard, checked_labels, label_codes
 from dml_core.evaluation.retrieval.geometry import (
     NARROW_ROUNDING,
     Points,
     all_squared_distances,
     blocks,
+    load_points,
     narrow_error,
     origin,
     rounding_error,
     squared_distances,
 )
-from dml_core.evaluation.retrieval.metrics import QueryScores
+from dml_core.evaluation.retrieval.metrics import QueryScores, concatenate
 from dml_core.evaluation.retrieval.ranking import RankCounter
-from dml_core.evaluation.retrieval.rows import score_rows
-from dml_core.evaluation.retrieval.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile
+from dml_core.evaluation.retrieval.sorted_rows import score_rows
+from dml_core.evaluation.retrieval.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile, usable_device
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # state of a query
@@ -56,15 +60,41 @@ class Shard(NamedTuple):
     first_index: int
 
 
-class Resources(NamedTuple):
-    """Memory limit in bytes of a tile and of the state of a group of queries, each; and the device for tiles."""
+def retrieve(
+    gallery: Sequence[EmbeddingShard], config: EvaluationConfig, queries: Sequence[EmbeddingShard] | None = None
+) -> tuple[QueryScores, NDArray[np.int64], NDArray[Any]]:
+    """Return the scores of all queries, their class codes, and the label of each code.
 
-    max_block_bytes: int
-    device: torch.device
+    Without `queries` the gallery's items are the queries.
+
+    Raises:
+        EvaluationError: embeddings or labels cannot be scored, or the device is missing.
+    """
+    device = usable_device(config.device)
+    is_self = queries is None
+    query_shards = gallery if queries is None else queries
+    names, codes = label_codes([checked_labels(shard.labels) for shard in [*gallery, *([] if is_self else query_shards)]])
+    first_indices = np.cumsum([0, *(len(part) for part in codes)]).tolist()
+    query_codes = codes if is_self else codes[len(gallery) :]
+    shards = [
+        Shard(partial(load_points, shard, config.metric), part, first)
+        for shard, part, first in zip(gallery, codes, first_indices, strict=False)
+    ]
+    scores = []
+    for number, (shard, codes_Q) in enumerate(zip(query_shards, query_codes, strict=True)):
+        points = load_points(shard, config.metric)
+        self_index_Q = first_indices[number] + np.arange(len(points)) if is_self else None
+        scores.append(score_queries(shards, points, codes_Q, self_index_Q, config.max_block_bytes, device))
+    return concatenate(scores), np.concatenate(query_codes), names
 
 
 def score_queries(
-    gallery: Sequence[Shard], queries: Points, codes_Q: NDArray[np.int64], self_index_Q: NDArray[np.int64] | None, resources: Resources
+    gallery: Sequence[Shard],
+    queries: Points,
+    codes_Q: NDArray[np.int64],
+    self_index_Q: NDArray[np.int64] | None,
+    max_block_bytes: int,
+    device: torch.device,
 ) -> QueryScores:
     """Return the scores of every query, in order.
 
@@ -73,29 +103,30 @@ def score_queries(
         queries: (Q, D).
         codes_Q: their classes, numbered like the gallery's.
         self_index_Q: gallery index of each query, which is excluded from its comparison; None if queries are not gallery items.
-        resources: memory and device.
+        max_block_bytes: memory limit of a tile and of the state of a group of queries, each.
+        device: where tiles are computed.
     """
     num_codes = 1 + max(int(codes.max()) for codes in [codes_Q, *(shard.codes for shard in gallery)])
     class_sizes = sum((np.bincount(shard.codes, minlength=num_codes) for shard in gallery), np.zeros(num_codes, dtype=np.int64))
     num_positives_Q = class_sizes[codes_Q] - (self_index_Q is not None)
     is_dense = num_positives_Q.mean() > max(MANY_POSITIVES, LARGE_SHARE * sum(len(shard.codes) for shard in gallery))
-    if is_dense and len(gallery) == 1 and resources.device.type == "cpu":
+    if is_dense and len(gallery) == 1 and device.type == "cpu":
         items = gallery[0].load()
         _check_dimensions(queries, items)
-        return score_rows(items, gallery[0].codes, queries, codes_Q, self_index_Q, resources.max_block_bytes)
-    groups = _groups(codes_Q, num_positives_Q, resources.max_block_bytes)
+        return score_rows(items, gallery[0].codes, queries, codes_Q, self_index_Q, max_block_bytes)
+    groups = _groups(codes_Q, num_positives_Q, max_block_bytes)
     is_symmetric = self_index_Q is not None and len(groups) == len(gallery) == 1 and len(queries) == len(gallery[0].codes)
     origin_D = origin(queries)
-    dtype = tile_dtype(resources.device, float(num_positives_Q.mean()))
-    is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), resources.device)
+    dtype = tile_dtype(device, float(num_positives_Q.mean()))
+    is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
     with nullcontext() if is_narrow else one_torch_thread():  # narrow tiles use torch's own products
         for index in groups:
-            group = as_side(queries, index, codes_Q[index], origin_D, resources.device, dtype, is_narrow)
+            group = as_side(queries, index, codes_Q[index], origin_D, device, dtype, is_narrow)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
             counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
-            sides = [group] if is_symmetric else (_side(shard, origin_D, resources, dtype, is_narrow) for shard in gallery)
-            _sweep(sides, group, counter, resources)
+            sides = [group] if is_symmetric else (_side(shard, origin_D, device, dtype, is_narrow) for shard in gallery)
+            _sweep(sides, group, counter, max_block_bytes)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
 
@@ -130,9 +161,9 @@ def _groups(codes_Q: NDArray[np.int64], num_positives_Q: NDArray[np.int64], max_
     return groups
 
 
-def _side(shard: Shard, origin_D: NDArray[np.float64], resources: Resources, dtype: type[np.floating[Any]], is_narrow: bool) -> Side:
+def _side(shard: Shard, origin_D: NDArray[np.float64], device: torch.device, dtype: type[np.floating[Any]], is_narrow: bool) -> Side:
     index = np.argsort(shard.codes, kind="stable")
-    return as_side(shard.load(), index, shard.codes[index], origin_D, resources.device, dtype, is_narrow)
+    return as_side(shard.load(), index, shard.codes[index], origin_D, device, dtype, is_narrow)
 
 
 def _positive_distances(
@@ -162,10 +193,10 @@ def _positive_distances(
     return distances[np.isfinite(distances)]
 
 
-def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources: Resources) -> None:
+def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, max_block_bytes: int) -> None:
     """Count every pair of a query and an item of `sides`; if the side is `queries` itself, each tile serves both its sides."""
-    size = min(LARGEST_TILE, math.isqrt(resources.max_block_bytes // BYTES_PER_ENTRY))
-    buffer = torch.empty(size * size, device=resources.device, dtype=queries.vectors.dtype)
+    size = min(LARGEST_TILE, math.isqrt(max_block_bytes // BYTES_PER_ENTRY))
+    buffer = torch.empty(size * size, device=queries.vectors.device, dtype=queries.vectors.dtype)
     for number, items in enumerate(sides):
         if number == 0:
             _find_useless(items, queries, counter, size, buffer)
@@ -176,9 +207,9 @@ def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, resources
                     continue
                 right = part(items, columns)
                 near = tile(left, right, buffer)
-                _take_in(counter, rows, left, right, near, axis=0)
+                _count_tile(counter, rows, left, right, near, axis=0)
                 if items is queries and columns.start > rows.start:
-                    _take_in(counter, columns, right, left, near, axis=1)
+                    _count_tile(counter, columns, right, left, near, axis=1)
 
 
 def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, buffer: Tensor) -> None:
@@ -186,11 +217,11 @@ def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, b
     sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
     for rows in blocks(len(queries.codes), size):
         left = part(queries, rows)
-        _take_in(counter, rows, left, sample, tile(left, sample, buffer), axis=0)
+        _count_tile(counter, rows, left, sample, tile(left, sample, buffer), axis=0)
     counter.forget_counts()
 
 
-def _take_in(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
+def _count_tile(counter: RankCounter, rows: slice, queries: Side, items: Side, near: Tensor, axis: int) -> None:
     """Count the items of one tile for the queries `rows`, which are along `axis` of the tile."""
     offset, dtype = OFFSET[queries.points.metric], np.float64 if near.dtype == torch.float64 else np.float32
     full_error_Q = rounding_error(queries.points.metric, queries.norms, float(items.norms.max()), queries.vectors.shape[1], dtype)

@@ -113,7 +113,7 @@ class UnprovenError(StoreError):
     """A checkpoint that is damaged or belongs to another run."""
 
 
-def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | None]:
+def resumable_checkpoint(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | None]:
     """Return the folder's verified checkpoint to resume from, or None and a message if it was rejected.
 
     A rejected checkpoint is renamed to `.checkpoint.pt.damaged-<N>`; the dot excludes it from a step's records.
@@ -124,12 +124,12 @@ def take_up(folder: Path, identity: str) -> tuple[dict[str, Any] | None, str | N
     try:
         return load_checkpoint(folder, identity), None
     except UnprovenError as error:
-        found = str(error)
+        problem = str(error)
     try:
         aside = set_aside(folder / CHECKPOINT_FILE, hidden=True)
     except OSError as error:
-        raise StoreError(f"{found}, and cannot be renamed ({error.strerror or error}); remove it") from None
-    return None, f"{found}; kept as {aside.name}, and training begins from the initial weights"
+        raise StoreError(f"{problem}, and cannot be renamed ({error.strerror or error}); remove it") from None
+    return None, f"{problem}; kept as {aside.name}, and training begins from the initial weights"
 
 
 def _prove(file: IO[bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from dml_core.training.optimisation.averaging_config import AverageConfig
+from dml_core.training.optimisation.config import AverageConfig
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from dml_core.training.parallel.workers import TrainingSystem
 

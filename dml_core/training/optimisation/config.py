@@ -1,4 +1,4 @@
-"""Settings of the optimiser (built in `optimisers.py`); light to import."""
+"""Settings of the optimiser (built in `optimisers.py`) and of the weight average (`averaging.py`); light to import."""
 
 from typing import Literal
 
@@ -52,3 +52,19 @@ class OptimiserConfig(Config):
         if self.eps_before_bias_correction and self.name != "adam":
             raise ValueError(f"eps_before_bias_correction belongs to adam, not to {self.name}")
         return self
+
+
+class AverageConfig(Config):
+    """Which steps are averaged, with which weights.
+
+    Attributes:
+        decay: weight of the old average at each step; the average covers about 1 / (1 - decay) steps.
+        after: share of the epochs after which averaging starts, from the weights at that time.
+    """
+
+    decay: float = Field(gt=0.0, lt=1.0)
+    after: float = Field(default=0.5, ge=0.0, lt=1.0)
+
+    def begins_at(self, num_epochs: int) -> int:
+        """Return the first epoch whose steps are averaged, counted from 0."""
+        return int(self.after * num_epochs)

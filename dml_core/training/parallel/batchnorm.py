@@ -28,15 +28,20 @@ def synchronise_batchnorm(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
+def first_batch_statistics(model: nn.Module) -> str | None:
+    """Return the name of the first BatchNorm that normalises by the batch in training, or None; leaves the network in training mode."""
+    norms = ((name, module) for name, module in model.train().named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return next((name for name, module in norms if module.training), None)
+
+
 def check_batches(model: nn.Module, num_images: int) -> None:
-    """Reject batches of one image if a BatchNorm of the network normalises by the batch in training; leaves the network in training mode.
+    """Reject batches of one image if a BatchNorm of the network normalises by the batch in training; the message names the first.
 
     Raises:
-        ConfigError: there is such a layer; the message names the first.
+        ConfigError: there is such a layer.
     """
-    for name, module in model.train().named_modules():
-        if num_images == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ConfigError(f"sampler: the BatchNorm '{name}' cannot normalise batches of one image: raise sampler.batch_size")
+    if num_images == 1 and (name := first_batch_statistics(model)) is not None:
+        raise ConfigError(f"sampler: the BatchNorm '{name}' cannot normalise batches of one image: raise sampler.batch_size")
 
 
 class _SyncedForward(nn.modules.batchnorm._BatchNorm):

@@ -14,7 +14,8 @@ from torch import Generator, Tensor, nn
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss, LossOutput, Needs
-from dml_core.training.parallel.cross_batch_config import CrossBatchConfig
+from dml_core.losses.registry import losses_with
+from dml_core.training.config import CrossBatchConfig
 
 
 class CrossBatchMemory(Loss):
@@ -31,8 +32,8 @@ class CrossBatchMemory(Loss):
         super().__init__(loss.config, loss.num_classes, loss.embedding_dim)
         if not loss.COMPARES_WITH_MEMORY:
             raise ConfigError(
-                f"cross_batch_memory: loss '{name}' cannot compare a batch with a memory: remove it, or take contrastive, "
-                "triplet_batch_hard or pml:<a loss over pairs or triplets>"
+                f"cross_batch_memory: loss '{name}' cannot compare a batch with a memory: remove it, or take one of "
+                f"{losses_with('COMPARES_WITH_MEMORY')}, pml:<a loss over pairs or triplets>"
             )
         self.loss = loss
         self.size, self.after_epochs = config.size, config.after_epochs

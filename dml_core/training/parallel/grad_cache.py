@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import LossOutput
+from dml_core.training.parallel.batchnorm import first_batch_statistics
 from dml_core.training.parallel.workers import TrainingSystem
 
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -64,11 +64,12 @@ def backward_in_chunks(
     chunked = parallel if wrapper is None else wrapper.module
     assert isinstance(chunked, ChunkedSystem)
     system = chunked.system
+    cuda = [images.device] if images.device.type == "cuda" else []
     chunks = torch.split(images, embed_at_once)
     states, parts = [], []
     with torch.no_grad(), autocast():
         for chunk in chunks:
-            states.append(_random_state(images.device))
+            states.append((torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in cuda]))
             parts.append(system.model(chunk))
     embeddings_ND = torch.cat(parts).requires_grad_()
     with autocast():
@@ -76,10 +77,12 @@ def backward_in_chunks(
     torch.autograd.backward(output.total)
     assert embeddings_ND.grad is not None
     gradients = torch.split(embeddings_ND.grad, embed_at_once)
-    for number, (chunk, gradient_ND, state) in enumerate(zip(chunks, gradients, states, strict=True), start=1):
+    for number, (chunk, gradient_ND, (cpu_state, cuda_states)) in enumerate(zip(chunks, gradients, states, strict=True), start=1):
         reduced = contextlib.nullcontext() if wrapper is None or number == len(chunks) else wrapper.no_sync()
-        with reduced, torch.random.fork_rng(_cuda(images.device)):
-            _set_random_state(state, images.device)
+        with reduced, torch.random.fork_rng(cuda):
+            torch.set_rng_state(cpu_state)
+            for device, state in zip(cuda, cuda_states, strict=True):
+                torch.cuda.set_rng_state(state, device)
             with autocast():
                 share = parallel(chunk, gradient_ND)
             torch.autograd.backward(share)
@@ -87,30 +90,13 @@ def backward_in_chunks(
 
 
 def check_independent(model: nn.Module) -> None:
-    """Reject a network with a BatchNorm that normalises by the batch in training; leaves the network in training mode.
-
-    BatchNorm over small chunks would change the network without any warning.
+    """Reject a network with a BatchNorm that normalises by the batch in training: over small chunks it would silently change the network.
 
     Raises:
         ConfigError: there is such a layer; the message names the first.
     """
-    for name, module in model.train().named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise ConfigError(
-                f"embed_at_once: the BatchNorm '{name}' would see chunks and not the batch: remove embed_at_once, or take a network and a "
-                "head without BatchNorm (model.freeze_batchnorm: statistics freezes the backbone's)"
-            )
-
-
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
-
-
-def _cuda(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
+    if (name := first_batch_statistics(model)) is not None:
+        raise ConfigError(
+            f"embed_at_once: the BatchNorm '{name}' would see chunks and not the batch: remove embed_at_once, or take a network and a head "
+            "without BatchNorm (model.freeze_batchnorm: statistics freezes the backbone's)"
+        )

@@ -31,22 +31,6 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def raise_together(error: Exception | None = None) -> None:
-    """Raise an error of one worker on every worker; every worker calls it, with its own error or None.
-
-    An error raised on only one worker would leave the others waiting in the next collective until its timeout.
-
-    Raises:
-        Exception: this worker's own error, else that of the lowest rank with one.
-    """
-    errors: list[Exception | None] = [None] * world_size()
-    if world_size() > 1:
-        dist.all_gather_object(errors, _portable(error))
-    for raised in (error, *errors):
-        if raised is not None:
-            raise raised
-
-
 def from_rank_zero(read: Callable[[], T]) -> T:
     """Return the result of `read` on rank 0 to every worker; if their disks differ, workers reading for themselves would disagree.
 
@@ -141,8 +125,19 @@ class Failures:
             self._first = self._first or error
 
     def raise_together(self) -> None:
-        """Raise an error of one worker on every worker; every worker calls it."""
-        raise_together(self._first)
+        """Raise an error of one worker on every worker; every worker calls it.
+
+        An error raised on only one worker would leave the others waiting in the next collective until its timeout.
+
+        Raises:
+            Exception: this worker's own error, else that of the lowest rank with one.
+        """
+        errors: list[Exception | None] = [None] * world_size()
+        if world_size() > 1:
+            dist.all_gather_object(errors, _portable(self._first))
+        for error in (self._first, *errors):
+            if error is not None:
+                raise error
 
 
 def shard_sizes(num_samples: int, num_workers: int) -> list[int]:

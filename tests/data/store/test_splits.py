@@ -15,7 +15,7 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes, num_held_out
-from dml_core.data.store.splits import ClassSplit, open_role, save_split, split_classes
+from dml_core.data.store.splits import open_role, save_split, split_classes
 from dml_core.errors import StoreError
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-def split_of(folder: Path, share: float = 0.3, seed: int = 0) -> ClassSplit:
+def split_of(folder: Path, share: float = 0.3, seed: int = 0) -> dict[str, tuple[str, ...]]:
     return split_classes(folder, ValidationConfig(share=share, seed=seed))
 
 
@@ -36,9 +36,9 @@ def split_of(folder: Path, share: float = 0.3, seed: int = 0) -> ClassSplit:
 @given(share=st.floats(0.01, 0.8), seed=st.integers(0, 1000))
 def test_the_parts_are_the_training_classes(folder: Path, share: float, seed: int) -> None:
     split = split_of(folder, share, seed)
-    assert sorted(split.train + split.validation) == PackedDataset(folder, "train").class_names
-    assert not set(split.train) & set(split.validation)
-    assert len(split.validation) == max(2, round(share * 10))
+    assert sorted(split["train"] + split["validation"]) == PackedDataset(folder, "train").class_names
+    assert not set(split["train"]) & set(split["validation"])
+    assert len(split["validation"]) == max(2, round(share * 10))
     assert split == split_of(folder, share, seed)
 
 
@@ -52,7 +52,7 @@ def test_parts_read_as_datasets_of_their_own(folder: Path) -> None:
     config = ValidationConfig(share=0.3)
     split, whole = split_classes(folder, config), PackedDataset(folder, "train")
     train, validation = (open_role(folder, role, config) for role in ("train", "validation"))
-    assert validation.class_names == list(split.validation)
+    assert validation.class_names == list(split["validation"])
     assert (len(train), len(validation)) == (14, 6)
     assert sorted(np.unique(validation.labels)) == [0, 1, 2]
     assert sorted(train.paths + validation.paths) == sorted(whole.paths)
@@ -64,19 +64,19 @@ def test_parts_read_as_datasets_of_their_own(folder: Path) -> None:
 
 
 def test_saved(folder: Path, tmp_path: Path) -> None:
-    split = split_of(folder, seed=4)
-    save_split(split, tmp_path / "run")
+    split, config = split_of(folder, seed=4), ValidationConfig(share=0.3, seed=4)
+    save_split(folder, config, tmp_path / "run")
     saved = json.loads((tmp_path / "run/validation_split.json").read_text())
     assert saved == {
         "fingerprint": read_info(folder).fingerprint,
         "share": 0.3,
         "seed": 4,
-        "train": list(split.train),
-        "validation": list(split.validation),
+        "train": list(split["train"]),
+        "validation": list(split["validation"]),
     }
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
-        save_split(split, tmp_path / "file")
+        save_split(folder, config, tmp_path / "file")
 
 
 def test_shares_that_leave_nothing(folder: Path) -> None:
@@ -145,9 +145,10 @@ def test_folds_that_leave_nothing() -> None:
 
 
 def test_a_fold_is_saved_as_one(folder: Path, tmp_path: Path) -> None:
-    split = split_classes(folder, ValidationConfig(folds=3, fold=1, seed=2))
-    save_split(split, tmp_path)
+    config = ValidationConfig(folds=3, fold=1, seed=2)
+    split = split_classes(folder, config)
+    save_split(folder, config, tmp_path)
     saved = json.loads((tmp_path / "validation_split.json").read_text())
     assert (saved["folds"], saved["fold"], saved["seed"]) == (3, 1, 2)
     assert "share" not in saved
-    assert len(split.validation) == 3
+    assert len(split["validation"]) == 3

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.config import Metric
-from dml_core.evaluation.retrieval import rows, sweep
+from dml_core.evaluation.retrieval import sorted_rows, sweep
 from dml_core.evaluation.retrieval.geometry import as_points, origin, squared_distances
 from dml_core.evaluation.retrieval.metrics import QueryScores
-from dml_core.evaluation.retrieval.rows import score_rows
-from dml_core.evaluation.retrieval.sweep import Resources, score_queries
+from dml_core.evaluation.retrieval.sorted_rows import score_rows
+from dml_core.evaluation.retrieval.sweep import score_queries
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
 from tests.evaluation.test_sweep import CPU, as_shards, rows_of, self_retrieval
@@ -62,14 +62,14 @@ def test_large_classes_with_near_ties_score_as_in_tiles(metric: Metric, spread: 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_distances_are_those_of_pairs_to_the_last_bit(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "NUM_ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(rows, "NUM_COLUMNS_AT_ONCE", 32)
+    monkeypatch.setattr(sorted_rows, "NUM_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sorted_rows, "NUM_COLUMNS_AT_ONCE", 32)
     for scale in (1.0, 1e-3, 1e4):
         embeddings = (5 + scale * np.random.default_rng(0).standard_normal((90, 33))).astype(np.float32)
         points, index, order = as_points(embeddings, metric), np.arange(20, 40), np.random.default_rng(1).permutation(90)
         origin_D = origin(as_points(embeddings, "euclidean"))  # any point works
-        factors, norms = rows._factors(points, order, origin_D, is_query=False)
-        found = rows._distances(points, index, points, order, origin_D, factors, float(norms.max()))
+        factors, norms = sorted_rows._factors(points, order, origin_D, is_query=False)
+        found = sorted_rows._distances(points, index, points, order, origin_D, factors, float(norms.max()))
         expected = squared_distances(points, index.repeat(90), points, np.tile(order, 20)).reshape(20, 90)
         np.testing.assert_array_equal(found, expected)
 
@@ -98,4 +98,4 @@ def test_embeddings_of_other_dimensions_are_refused() -> None:
     codes = np.zeros(720, dtype=np.int64)
     gallery = as_shards(np.ones((720, 8), dtype=np.float32), codes, "cosine", 1)
     with pytest.raises(EvaluationError, match="embeddings of 7 and 8 dimensions cannot be compared"):
-        score_queries(gallery, as_points(np.ones((720, 7), dtype=np.float32), "cosine"), codes, None, Resources(2**26, CPU))
+        score_queries(gallery, as_points(np.ones((720, 7), dtype=np.float32), "cosine"), codes, None, 2**26, CPU)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dml_core.errors import ConfigError
 from dml_core.losses.contract import Loss
+from dml_core.losses.registry import losses_with
 from dml_core.training.parallel.workers import TrainingSystem
 
 
@@ -25,8 +26,8 @@ def check_shardable(name: str, loss: Loss, num_workers: int) -> None:
     """
     if not loss.CLASS_DIMS:
         raise ConfigError(
-            f"shard_classes: the classes of loss '{name}' cannot be spread over workers: remove shard_classes, or take softtriple, "
-            "hardtriple, normalised_softmax, heated_up_softmax or sgsl"
+            f"shard_classes: the classes of loss '{name}' cannot be spread over workers: remove shard_classes, or take one of "
+            f"{losses_with('CLASS_DIMS')}"
         )
     if loss.num_classes < num_workers:
         raise ConfigError(

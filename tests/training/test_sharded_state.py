@@ -19,8 +19,8 @@ from dml_core.training import loop, validation
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
-from dml_core.training.parallel.class_shards import leave_to_their_worker, whole_optimiser_state, whole_state
 from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks
+from dml_core.training.parallel.sharded_state import leave_to_their_worker, whole_optimiser_state, whole_state
 from dml_core.training.parallel.workers import TrainingSystem, shard_sizes
 from tests.conftest import small_training
 from tests.workers import load_float64, spawn
@@ -259,7 +259,7 @@ def test_more_workers_than_classes_are_refused(packed: Path, tmp_path: Path) -> 
 
 
 def test_a_loss_without_classes_to_spread_is_refused_on_one_worker_too(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shard_classes: the classes of loss 'softmax' cannot be spread.*take softtriple"):
+    with pytest.raises(ConfigError, match=r"shard_classes: the classes of loss 'softmax' cannot be spread.*take one of softtriple"):
         loop.fit(small_training("softmax", shard_classes=True), PackedDataset(packed, "train"), 0, tmp_path, CPU)
 
 
