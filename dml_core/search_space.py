@@ -50,9 +50,9 @@ class Search(Config):
         return self.model_copy(update={"low": min(self.low, float(value)), "high": max(self.high, float(value))})
 
 
-def searched(low: float, high: float, log: bool = False, integer: bool = False) -> dict[str, Any]:
+def searched(low: float, high: float, log: bool = False) -> dict[str, Any]:
     """Return the `json_schema_extra` of an option's `Field` that declares its search range."""
-    return {_KEY: Search(low=float(low), high=float(high), log=log, integer=integer).model_dump()}
+    return {_KEY: Search(low=float(low), high=float(high), log=log).model_dump()}
 
 
 def declared_searches(config: BaseModel) -> Mapping[str, Search]:

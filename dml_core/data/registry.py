@@ -35,13 +35,13 @@ def dataset_class(name: str) -> type[DatasetConfig]:
     return found
 
 
-def parse_dataset(name: str, options: Mapping[str, Any], where: str = "dataset") -> DatasetConfig:
+def parse_dataset(name: str, options: Mapping[str, Any]) -> DatasetConfig:
     """Return the named dataset with its options.
 
     Raises:
         ConfigError: unknown dataset, unknown option, or an option outside its range.
     """
-    return parse(dataset_class(name), options, f"{where} '{name}'")
+    return parse(dataset_class(name), options, f"dataset '{name}'")
 
 
 def fetch(name: str, options: Mapping[str, Any], raw: Path, progress: Progress | None = None) -> None:

@@ -30,11 +30,11 @@ def single_axes(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     axes = figure.add_subplot()
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.set_axisbelow(True)
-    style(axes)
+    style_axes(axes)
     return figure, axes
 
 
-def style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
     """Draw a light grid and no box."""
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

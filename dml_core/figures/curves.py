@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from numpy.typing import ArrayLike, NDArray
 
 from dml_core.errors import EvaluationError
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 MAX_COLUMNS = 3
 SMOOTHED_SHARE = 20  # the moving average spans one in so many steps of the run
@@ -73,5 +73,5 @@ def _draw_panel(axes: Axes, name: str, x: ArrayLike, y: ArrayLike, are_points: b
     axes.plot(x_S, smoothed(y_S, window), color=colour, linewidth=1.8, **few)  # type: ignore[arg-type]
     axes.set_title(plain_text(name), fontsize=9)
     axes.tick_params(labelsize=8)
-    style(axes)
+    style_axes(axes)
     return window

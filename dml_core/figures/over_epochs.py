@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dml_core.errors import EvaluationError
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 MAX_COLUMNS = 4
 PANEL_INCHES = (2.3, 1.75)
@@ -53,7 +53,7 @@ def plot_over_epochs(curves: Curves, path: Path, title: str = "Recall@1 over epo
         axes.set_ylim(lowest, 100)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.tick_params(labelsize=8, length=2)
-        style(axes)
+        style_axes(axes)
     for axes in all_axes[len(names) :]:
         axes.remove()
     for axes in all_axes[max(len(names) - num_columns, 0) : len(names)]:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 MAX_PANELS = 6
 ROW_INCHES, PANEL_INCHES, NAME_INCHES = 0.27, 1.75, 1.7
@@ -68,4 +68,4 @@ def _draw_panel(axes: Axes, k: int, values_of: Sequence[Sequence[float]]) -> Non
     axes.tick_params(labelsize=8, length=2)
     axes.tick_params(axis="y", length=0)
     axes.set_axisbelow(True)
-    style(axes)
+    style_axes(axes)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style, write_png
+from dml_core.figures.canvas import COLOURS, NEUTRAL, new_figure, plain_text, style_axes, write_png
 
 
 def plot_sample_curves(
@@ -37,7 +37,7 @@ def plot_sample_curves(
     grid = figure.add_gridspec(max(len(images), 1), 2, width_ratios=(4.2, 1))
     axes = figure.add_subplot(grid[:, 0])
     axes.set(**axes_settings)
-    style(axes)
+    style_axes(axes)
     for number, (image, caption, x_A, y_A) in enumerate(zip(images, captions, x_SA, y_SA, strict=True)):
         colour = COLOURS[number]
         axes.plot(x_A, y_A, color=colour, linewidth=1.8)

@@ -44,11 +44,11 @@ def measurement(name: str) -> ModuleType:
     return import_module(measurement_module(name))
 
 
-def parse_measurement(name: str, options: Mapping[str, Any], where: str = "measurements") -> Config:
+def parse_measurement(name: str, options: Mapping[str, Any]) -> Config:
     """Return a measurement's typed options.
 
     Raises:
         ConfigError: no such measurement, or an option that it does not have.
     """
     options_class: type[Config] = getattr(measurement(name), "Options", Config)
-    return parse(options_class, options, f"{where} '{name}'")
+    return parse(options_class, options, f"measurements '{name}'")

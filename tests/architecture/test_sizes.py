@@ -13,7 +13,6 @@ FUNCTION_LINES, MODULE_LINES, FOLDER_NAMES = 60, 400, 14
 EXCEPTIONS = {
     "dml_core/training/loop.py": "the training loop is read top to bottom",
     "dml_core/training/loop.py:fit": "the documented parameters are half of it",
-    "dml_core/evaluation/statistics/comparing.py": "one comparison; half of it are docstrings with the method's conditions",
     "flows/cli/run.py:reproduce": "the options of the command, each with its help",
     "flows/run.py": "the chain of a run is defined only there",
     "flows/table.py:table": "the parameters are those of Prefect's form, each documented",

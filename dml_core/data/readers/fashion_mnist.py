@@ -1,6 +1,6 @@
 """Fashion-MNIST: 70,000 images of ten kinds of clothing (Xiao et al., 2017), split by class (0 to 4 train, 5 to 9 test) or by image."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dml_core.data.readers.shared.idx_dataset import IdxDataset
 
@@ -21,8 +21,9 @@ class FashionMnist(IdxDataset):
         "Bag",
         "Ankle boot",
     )
-    debian_package: ClassVar[str] = "dataset-fashion-mnist"
-    debian_folder: ClassVar[str] = "usr/share/datasets/fashion-mnist"
+    package_manager: ClassVar[Literal["debian", "npm"]] = "debian"
+    package: ClassVar[str] = "dataset-fashion-mnist"
+    package_folder: ClassVar[str] = "usr/share/datasets/fashion-mnist"
     sha256: ClassVar[frozenset[str]] = frozenset(
         {
             "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",  # train images

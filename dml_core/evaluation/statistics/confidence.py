@@ -47,13 +47,13 @@ def _of_units(values_QM: NDArray[np.float64], codes_Q: NDArray[np.int64]) -> tup
     return np.stack([np.bincount(units_Q, weights=column) for column in values_QM.T], axis=1), np.bincount(units_Q).astype(np.float64)
 
 
-def mean_over_seeds(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return a metric's mean over runs and the half-width of its interval; the width is NaN for one run, whose spread is unknown."""
+def mean_over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Return a metric's mean over runs and the half-width of its 95 % interval; the width is NaN for one run, whose spread is unknown."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, np.nan
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return mean, float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+    return mean, float(stdtrit(len(values) - 1, 0.975)) * error
 
 
 @dataclass(frozen=True)

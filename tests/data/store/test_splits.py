@@ -43,7 +43,7 @@ def test_the_parts_are_the_training_classes(folder: Path, share: float, seed: in
 
 
 def test_seeds_choose_differently_and_each_class_now_and_then(folder: Path) -> None:
-    chosen = [split_of(folder, seed=seed).validation for seed in range(50)]
+    chosen = [split_of(folder, seed=seed)["validation"] for seed in range(50)]
     assert len(set(chosen)) > 25
     assert {name for names in chosen for name in names} == set(PackedDataset(folder, "train").class_names)
 

