@@ -14,7 +14,20 @@ from tasks.environment import Project
 from tasks.own_images.published import is_published
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
-from tasks.tables.runs import Chosen, check_loss, named_dataset, not_in_params, params_block
+from tasks.tables.file import TableFile
+from tasks.tables.result import TableResult
+from tasks.tables.runs import (
+    Chosen,
+    check_loss,
+    is_run,
+    named_dataset,
+    not_in_params,
+    params_block,
+    project_dataset,
+    row_training,
+    scoring_of,
+)
+from tasks.tables.view import unmeasured
 
 
 @dataclass(frozen=True)
@@ -32,50 +45,45 @@ class Need:
     stops: bool
 
 
+def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
+    """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
+    backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
+    needs = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
+    needs += [weights_need(backbone) for backbone in backbones.values()]
+    return list(dict.fromkeys(need for need in needs if need is not None))
+
+
 def dataset_need(project: Project, params: Params, dataset: str, options: Mapping[str, Any]) -> Need | None:
     """Return what a table's dataset lacks; None if it is prepared or can be prepared from its raw files."""
-    own = named_dataset(params, dataset, options)
-    if own is None:
+    what = f"dataset {dataset}"
+    name = named_dataset(params, dataset, options)
+    if name is None:
         how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader for it"
         by_command = f"dml data add {dataset} PATH (archive or folder), or " if is_published(dataset) and not options else ""
-        block = params_block(dataset, options)
-        return Need(f"dataset {dataset}", f"{by_command}add below datasets in params.yaml: {block}; {how}", stops=True)
+        return Need(what, f"{by_command}add below datasets in params.yaml: {params_block(dataset, options)}; {how}", stops=True)
     try:
-        prepared_folder(project, params, own)
+        prepared_folder(project, params, name)
     except DataError as error:
-        return Need(f"dataset {dataset}", str(error).partition("; ")[2] or str(error), stops=True)
+        return Need(what, str(error).partition("; ")[2] or str(error), stops=True)
     return None
 
 
 def weights_need(backbone: BackboneConfig) -> Need | None:
     """Return a need if the weights that a network starts from are missing or damaged. timm handles its own models' weights."""
     weights, what = backbone.weights, f"weights of {backbone.name}"
-    if weights == "imagenet":
-        return _published_need(backbone.name, what) if backbone.name in PUBLISHED else None
+    if weights == "imagenet" and backbone.name in PUBLISHED:
+        file = PUBLISHED[backbone.name]
+        try:
+            return None if is_kept(file) else Need(what, how_to_get(backbone.name), stops=not file.addresses)
+        except ConfigError as error:
+            return Need(what, str(error), stops=True)
     if "://" in weights:
         path = hub_folder() / f"{backbone.weights_sha256}-{PurePosixPath(weights).name}"
         do = f"a run downloads them from {weights}; without a network put the file at {path}"
         return None if path.is_file() else Need(what, do, stops=False)
-    if weights == "none" or Path(weights).is_file():
+    if weights in ("none", "imagenet") or Path(weights).is_file():
         return None
     return Need(what, f"put the file at {weights}", stops=True)
-
-
-def _published_need(backbone: str, what: str) -> Need | None:
-    try:
-        if is_kept(PUBLISHED[backbone]):
-            return None
-    except ConfigError as error:
-        return Need(what, str(error), stops=True)
-    return Need(what, how_to_get(backbone), stops=not PUBLISHED[backbone].addresses)
-
-
-def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
-    """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
-    found = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
-    backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
-    found += [weights_need(backbone) for backbone in backbones.values()]
-    return list(dict.fromkeys(need for need in found if need is not None))
 
 
 def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choice) -> list[RunSpec]:
@@ -106,6 +114,26 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
     if not checked:
         raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
+
+
+def row_problems(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
+    """Return (row, dataset) -> why the row cannot be run, as one line, for rows not measured there; others only have to be run."""
+    problems: dict[tuple[str, str], str] = {}
+    for key, row in table.rows.items():
+        for dataset in unmeasured(table, key, result) if is_run(row) else ():
+            try:
+                spec = RunSpec(
+                    dataset=project_dataset(params, dataset, table.dataset_options(dataset)),
+                    variant=row.variants[0],
+                    seed=0,
+                    training=row_training(name, row, dataset),
+                    evaluation=scoring_of(name, table, dataset),
+                    table=name,
+                )
+                check_before(project, params, [spec])
+            except (ConfigError, DataError) as error:
+                problems[key, dataset] = str(error)
+    return problems
 
 
 def _is_prepared(project: Project, params: Params, dataset: str) -> bool:

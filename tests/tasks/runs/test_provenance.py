@@ -6,7 +6,7 @@ import pytest
 
 from tasks.files import files_set_aside
 from tasks.runs import identity
-from tasks.runs.provenance import find_older, made_by_older_code, record_provenance
+from tasks.runs.finished import finished_identities, made_by_older_code, record_provenance
 from tests.damage import DAMAGE
 from tests.tasks.runs.test_identity import DATASET, SPEC, changed
 
@@ -24,9 +24,9 @@ def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_what_the_code_as_it_is_made_is_not_older(tmp_path: Path, code: dict[str, str]) -> None:
     step = identity.train_step(SPEC, DATASET)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
     record_provenance(tmp_path, step)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
 
 
 def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_path: Path, code: dict[str, str]) -> None:
@@ -36,26 +36,24 @@ def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_pa
     second = identity.train_step(SPEC, DATASET)
     assert first.identity != second.identity
     assert first.settings == second.settings
-    older = find_older(tmp_path, second)
-    assert older is not None
-    assert (older.identity, older.files) == (first.identity, (LOSS,))
-    assert made_by_older_code(older.files) == f"made by older code: {LOSS}"
+    assert list(finished_identities(tmp_path, second).items()) == [(second.identity, ()), (first.identity, (LOSS,))]
+    assert made_by_older_code((LOSS,)) == f"made by older code: {LOSS}"
     record_provenance(tmp_path, second)
     del code["dml_core/training/loop.py"]
     code["dml_core/training/steps.py"] = "loop"
-    older = find_older(tmp_path, identity.train_step(SPEC, DATASET))
-    assert older is not None
-    assert (older.identity, older.files) == (second.identity, ("dml_core/training/loop.py", "dml_core/training/steps.py"))
+    found = finished_identities(tmp_path, identity.train_step(SPEC, DATASET))
+    assert found[second.identity] == ("dml_core/training/loop.py", "dml_core/training/steps.py")
+    assert first.identity not in found
 
 
 def test_other_settings_data_or_inputs_find_nothing(tmp_path: Path, code: dict[str, str]) -> None:
     record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
     record_provenance(tmp_path, identity.embed_step(SPEC, "one training"))
     code[LOSS] = "edited"
-    assert find_older(tmp_path, identity.train_step(changed(seed=1), DATASET)) is None
-    assert find_older(tmp_path, identity.train_step(SPEC, DATASET.model_copy(update={"digest": "4567"}))) is None
-    assert find_older(tmp_path, identity.embed_step(SPEC, "one training")) is not None
-    assert find_older(tmp_path, identity.embed_step(SPEC, "another training")) is None, "its embeddings are another network's"
+    others = [identity.train_step(changed(seed=1), DATASET), identity.train_step(SPEC, DATASET.model_copy(update={"digest": "4567"}))]
+    others.append(identity.embed_step(SPEC, "another training"))
+    assert [len(finished_identities(tmp_path, step)) for step in others] == [1, 1, 1]
+    assert len(finished_identities(tmp_path, identity.embed_step(SPEC, "one training"))) == 2
 
 
 @pytest.mark.parametrize("how", DAMAGE)
@@ -66,7 +64,7 @@ def test_a_damaged_note_is_kept_aside_and_written_again(tmp_path: Path, code: di
     damaged = note.read_bytes() if note.exists() else None
     code[LOSS] = "edited"
     step = identity.train_step(SPEC, DATASET)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
     record_provenance(tmp_path, step)
     assert [path.name for path in (tmp_path / "made").glob("*.json")] == [note.name]
     assert [path.read_bytes() for path in files_set_aside(tmp_path)] == ([damaged] if damaged is not None else [])
