@@ -128,12 +128,12 @@ def delete(project: Project, usage: Usage) -> int:
 def _stored(store: Path) -> Iterator[StoredStep]:
     for step in STEP_VERSION:
         for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
-            yield StoredStep(step, folder.name, folder, sum(found.st_size for found in _stats(folder)), _touched(folder))
+            yield StoredStep(step, folder.name, folder, sum(file.st_size for file in _stats(folder)), _touched(folder))
 
 
 def _touched(folder: Path) -> float:
     """Return the time of the last change in a folder; 0 if the folder is gone."""
-    return max((found.st_mtime for found in _stats(folder)), default=0.0)
+    return max((file.st_mtime for file in _stats(folder)), default=0.0)
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:

@@ -176,10 +176,10 @@ def package(project: Project, run: TrainedRun) -> Path:
     folder = _folder(project, run.trained, epoch)
     with alone(folder.parent / ".lock"):
         if not folder.exists():
-            kept = open_store(project).pull(f"train/{run.trained}")
-            checkpoint = load_checkpoint(kept, run.trained)
+            trained = open_store(project).pull(f"train/{run.trained}")
+            checkpoint = load_checkpoint(trained, run.trained)
             if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
-                raise StoreError(f"{kept}: not the checkpoint of a finished training; train it again: dml reproduce")
+                raise StoreError(f"{trained}: not the checkpoint of a finished training; train it again: dml reproduce")
             weights, _ = weights_of(checkpoint, epoch)
             training = run.spec.training
             num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)

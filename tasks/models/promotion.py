@@ -96,7 +96,7 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         else:
             min_gain = load_params(project.params_file).promotion.min_gain
             said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old")
-        card = model_card(network, {label: found.recall for label, found in recalls.items()}, said, _reader(project, network))
+        card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, said, _reader(project, network))
         return Promotion(registry.promote(name, alias, network, said, card), said)
 
 
@@ -121,7 +121,7 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
             f"{len(recalls)} test classes are too few for a comparison (minimum: {MIN_CLASSES}); --force with --reason skips it"
         )
     differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
-    floors = [least_deviation(d, found.num_queries) for d, found in zip(differences.tolist(), recalls.values(), strict=True)]
+    floors = [least_deviation(d, of_class.num_queries) for d, of_class in zip(differences.tolist(), recalls.values(), strict=True)]
     deviation = max(float(differences.std(ddof=1)), float(np.mean(np.square(floors))) ** 0.5)
     return Gain(float(differences.mean()), deviation, len(differences))
 

@@ -100,17 +100,17 @@ def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
     Returns:
         The output, which keeps the storages alive, and the bytes of each storage by its address.
     """
-    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-    kept: dict[int, int] = {}
+    not_counted = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    num_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()  # views of one storage count once, with the whole storage
+        if storage._cdata not in not_counted:
+            num_bytes[storage._cdata] = storage.nbytes()  # views of one storage count once, with the whole storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        return forward(), kept
+        return forward(), num_bytes
 
 
 def activation_bytes(network: Embedder, images: Tensor) -> int:
@@ -120,14 +120,14 @@ def activation_bytes(network: Embedder, images: Tensor) -> int:
         network: network on the meta device; its pooling and head are moved to the CPU, without their values.
         images: (N, 3, H, W), on the meta device.
     """
-    maps, kept = kept_storages(network.backbone, lambda: network.backbone(images))
+    maps, of_backbone = kept_storages(network.backbone, lambda: network.backbone(images))
     # Generalised-mean pooling switches autocast off, and the meta device does not support autocast.
     rest = nn.Sequential(network.pooling, network.head).to_empty(device="cpu")
-    seen = torch.zeros(maps.shape, requires_grad=True)
-    _, kept_by_rest = kept_storages(rest, lambda: rest(seen))
-    if maps.untyped_storage()._cdata in kept:
-        kept_by_rest.pop(seen.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
-    return sum(kept.values()) + sum(kept_by_rest.values())
+    copy = torch.zeros(maps.shape, requires_grad=True)
+    _, of_rest = kept_storages(rest, lambda: rest(copy))
+    if maps.untyped_storage()._cdata in of_backbone:
+        of_rest.pop(copy.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
+    return sum(of_backbone.values()) + sum(of_rest.values())
 
 
 @cache

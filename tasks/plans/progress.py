@@ -69,9 +69,13 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
         num_stale = sum(place in measured and not today[place] for place in on_this_kind)
         return Measured(len(on_this_kind), len(num_seeds), num_stale, min(num_seeds, default=0))
 
-    own = counted(is_stand_in=False)
-    how: How = "stale" if own.stale else "not run" if not own.done else "done" if own.done == own.runs else "partly"
-    return TableState(plan.name, table, how, own, counted(is_stand_in=True), plan)
+    own_data = counted(is_stand_in=False)
+    how: How = "partly" if own_data.done else "not run"
+    if own_data.stale:
+        how = "stale"
+    elif own_data.done == own_data.runs and own_data.done:
+        how = "done"
+    return TableState(plan.name, table, how, own_data, counted(is_stand_in=True), plan)
 
 
 def _is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:

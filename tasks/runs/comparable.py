@@ -5,7 +5,7 @@ Every mean, interval and comparison of runs takes its values from `scores_by_see
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from tasks.runs.specs import Params, RunSpec, comparison_runs
 NEUTRAL_TRAINING = {"checkpoint_every_epochs"}
 KEEPING = {"keep_epochs", "keep_every_epochs"}
 NEUTRAL_EVALUATION = {"device", "max_block_bytes"}
-T, K, V = TypeVar("T"), TypeVar("K"), TypeVar("V")
+T = TypeVar("T")
 
 
 def settings_identity(training: Mapping[str, Any], evaluation: Mapping[str, Any], digest: str | None) -> str:
@@ -143,26 +143,32 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
         today: what is known of the present.
     """
     described = [(run, facts(run)) for run in runs]
-    digests = {
-        dataset: today.digests.get(dataset, _commonest(recorded))
-        for dataset, recorded in _grouped((fact.dataset, fact.digest) for _, fact in described).items()
-    }
-    present = (((fact.dataset, fact.system), fact.settings) for _, fact in described if fact.digest == digests[fact.dataset])
-    settings = {place: _settings(place, recorded, today) for place, recorded in _grouped(present).items()}
-    selected, left_out = [], []
+    recorded_digests = defaultdict[str, Counter[str | None]](Counter)
+    for _, fact in described:
+        recorded_digests[fact.dataset][fact.digest] += 1
+    digests = {dataset: today.digests.get(dataset, _commonest(recorded)) for dataset, recorded in recorded_digests.items()}
+    recorded_settings = defaultdict[tuple[str, str], Counter[str | None]](Counter)
+    for _, fact in described:
+        if fact.digest == digests[fact.dataset]:
+            recorded_settings[fact.dataset, fact.system][fact.settings] += 1
+    settings = {}
+    for place, recorded in recorded_settings.items():
+        present = today.settings.get(place)
+        is_fixed = present in recorded or (today.is_one_protocol and today.settings)
+        settings[place] = present if is_fixed else _commonest(recorded)
+    selected = []
+    left_out = defaultdict[tuple[str, str, str], list[int]](list)
     for run, fact in described:
         why = _why_not(fact, digests[fact.dataset], settings.get((fact.dataset, fact.system)))
         if why is None:
             selected.append(run)
         else:
-            left_out.append(((fact.dataset, fact.system, why), fact.seed))
-    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in _grouped(left_out).items()))
+            left_out[fact.dataset, fact.system, why].append(fact.seed)
+    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
 
 
-def _settings(place: tuple[str, str], recorded: Sequence[str | None], today: Today) -> str | None:
-    """Return the settings of the selected runs of a system on a dataset, whose runs on the present content have the recorded ones."""
-    asked = today.settings.get(place)
-    return asked if asked in recorded or (today.is_one_protocol and today.settings) else _commonest(recorded)
+def _commonest(counts: Counter[str | None]) -> str | None:
+    return counts.most_common(1)[0][0]  # of equals the first
 
 
 def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | None:
@@ -170,17 +176,6 @@ def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | Non
     if fact.digest != digest:
         return "measured on data that was not recorded" if fact.digest is None else "measured on other data than the present"
     return None if fact.settings == settings else "measured with other settings"
-
-
-def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    groups: dict[K, list[V]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
-
-
-def _commonest(values: Sequence[str | None]) -> str | None:
-    return Counter(values).most_common(1)[0][0]  # of equals the first
 
 
 def _line(dataset: str, system: str, why: str, seeds: Sequence[int]) -> str:
