@@ -14,20 +14,7 @@ from tasks.environment import Project
 from tasks.own_images.published import is_published
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile
-from tasks.tables.result import TableResult
-from tasks.tables.runs import (
-    Chosen,
-    check_loss,
-    is_run,
-    named_dataset,
-    not_in_params,
-    params_block,
-    project_dataset,
-    row_training,
-    scoring_of,
-)
-from tasks.tables.view import unmeasured
+from tasks.tables.runs import Chosen, check_loss, named_dataset, not_in_params, params_block
 
 
 @dataclass(frozen=True)
@@ -114,26 +101,6 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
     if not checked:
         raise ConfigError("none of the datasets of these tables is prepared; dml plan lists what is missing")
     return checked
-
-
-def row_problems(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
-    """Return (row, dataset) -> why the row cannot be run, as one line, for rows not measured there; others only have to be run."""
-    problems: dict[tuple[str, str], str] = {}
-    for key, row in table.rows.items():
-        for dataset in unmeasured(table, key, result) if is_run(row) else ():
-            try:
-                spec = RunSpec(
-                    dataset=project_dataset(params, dataset, table.dataset_options(dataset)),
-                    variant=row.variants[0],
-                    seed=0,
-                    training=row_training(name, row, dataset),
-                    evaluation=scoring_of(name, table, dataset),
-                    table=name,
-                )
-                check_before(project, params, [spec])
-            except (ConfigError, DataError) as error:
-                problems[key, dataset] = str(error)
-    return problems
 
 
 def _is_prepared(project: Project, params: Params, dataset: str) -> bool:

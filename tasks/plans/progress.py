@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dml_core.errors import ConfigError
 from tasks.plans.plan import LocalState, TablePlan, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.identity import evaluate_identity
+from tasks.runs.protocols import COMMON
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, label_parts, load_table
-from tasks.tables.present import spec_today
 from tasks.tables.result import MeasuredRun
+from tasks.tables.runs import runs_of
 
 How = Literal["not run", "partly", "done", "stale"]
 
@@ -61,27 +63,28 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     for run in load_result(local.project, plan.name).runs:
         measured.setdefault((run.row, run.dataset), []).append(run)
     places = list(dict.fromkeys((label_parts(run.spec.variant)[0], run.dataset) for run in plan.runs))
-    today = {place: [run for run in measured.get(place, ()) if _is_todays(local, plan.name, table, run)] for place in places}
+    today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:
-        on_this_kind = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
-        num_seeds = [len({run.seed for run in today[place]}) for place in on_this_kind if today[place]]
-        num_stale = sum(place in measured and not today[place] for place in on_this_kind)
-        return Measured(len(on_this_kind), len(num_seeds), num_stale, min(num_seeds, default=0))
+        here_places = [place for place in places if (place[1] in table.stand_ins) == is_stand_in]
+        seeds = [len({run.seed for run in today[place]}) for place in here_places if today[place]]
+        stale = sum(bool(measured.get(place)) and not today[place] for place in here_places)
+        return Measured(len(here_places), len(seeds), stale, min(seeds, default=0))
 
-    own_data = counted(is_stand_in=False)
-    how: How = "partly" if own_data.done else "not run"
-    if own_data.stale:
-        how = "stale"
-    elif own_data.done == own_data.runs and own_data.done:
-        how = "done"
-    return TableState(plan.name, table, how, own_data, counted(is_stand_in=True), plan)
+    own = counted(is_stand_in=False)
+    how: How = "stale" if own.stale else "not run" if not own.done else "done" if own.done == own.runs else "partly"
+    return TableState(plan.name, table, how, own, counted(is_stand_in=True), plan)
 
 
-def _is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
+def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
     """Return whether the current code and settings, on the dataset on this machine, would give the measured run."""
-    spec = spec_today(local.params, name, table, run)
-    if spec is None:
-        return False
+    choice = Choice((run.row,), (), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
+    if run.variant == COMMON:
+        choice = Choice((run.row,), track="common", seeds=(run.seed,))
+    try:
+        found = runs_of(name, table, choice, (run.row,), (run.dataset,))[run.dataset]
+    except (ConfigError, KeyError):
+        return False  # the row, its variant or its dataset is no longer in the file
     record = local.dataset(run.dataset, table)
-    return evaluate_identity(spec.model_copy(update={"dataset": record.name, "seed": run.seed}), record) == run.identity
+    specs = [spec.model_copy(update={"dataset": record.name}) for spec in found]
+    return any(evaluate_identity(spec, record) == run.identity for spec in specs)

@@ -20,7 +20,7 @@ def table_today(project: Project, params: Params, name: str, table: TableFile, r
         if digest is not None:
             digests[dataset] = digest
     for run in {(run.dataset, run.label): run for run in result.runs}.values():
-        spec = spec_today(params, name, table, run)
+        spec = _spec_today(params, name, table, run)
         if spec is not None:
             settings[run.dataset, run.label] = spec_settings(spec, digests.get(run.dataset, run.digest))
     return Today(digests, settings, is_one_protocol=name == STANDING)
@@ -34,8 +34,7 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
     return None if own is None else present_digest(project, own)
 
 
-def spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
-    """Return a measured run with its present settings and seed 0, on the dataset of the columns; None if the file no longer has it."""
+def _spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
     try:
         if name == STANDING:
             variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]

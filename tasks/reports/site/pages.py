@@ -15,11 +15,11 @@ from dml_core.evaluation.columns import recall_k
 from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
-from tasks.plans.needs import row_problems
 from tasks.plans.results import load_result
 from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
 from tasks.reports.site.pictures import diagram_picture
+from tasks.reports.site.waiting import waits
 from tasks.runs.specs import Params, table_comparison
 from tasks.storage import Store, open_store
 from tasks.tables.counts import Counted
@@ -91,7 +91,7 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     table, measured = load_table(name), load_result(project, name)
     today = table_today(project, params, name, table, measured)
     result, _ = comparable(measured, today)
-    shown = shown_table(name, table, measured, row_problems(project, params, name, table, result), today)
+    shown = shown_table(name, table, measured, waits(project, params, name, table, result), today)
     html = (
         environment()
         .get_template("table.html")
