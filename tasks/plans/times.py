@@ -125,10 +125,9 @@ def read_rates(state: Path) -> list[Rate]:
     for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
         try:
             rate = _parsed(path, line)
+            rates[rate.of] = rate
         except DamagedError:
             num_damaged += 1
-        else:
-            rates[rate.of] = rate
     if num_damaged:
         logger.warning("%s: ignored %d damaged lines in the time estimates", path, num_damaged)
     return list(rates.values())

@@ -100,7 +100,7 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         raise ConfigError(f"{named} names a seed, and --seed too: give one of them")
     dataset, asked = name.dataset, seed if name.seed is None else name.seed
     seeds = sorted({*params.comparison.seeds, *([] if asked is None else [asked])})
-    specs = comparison_runs(params, dataset, name.variant and (name.variant,), seeds, overrides)
+    specs = comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
     record = read_dataset(project, dataset)
     store = open_store(project)
     found = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
