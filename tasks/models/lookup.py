@@ -94,8 +94,8 @@ def find_run(project: Project, text: str) -> TrainedRun:
     trained = _trained(project, specs, read_dataset(project, name.dataset))
     runs = {run.spec.seed: run for run in trained if seeds or run.scored}
     if not runs:
-        seed = "" if name.seed is None else f" --seed {name.seed}"
-        raise ConfigError(f"{text}: not trained here; train it: dml run {name.dataset} {name.variant}{seed}")
+        option = "" if name.seed is None else f" --seed {name.seed}"
+        raise ConfigError(f"{text}: not trained here; train it: dml run {name.dataset} {name.variant}{option}")
     store = open_store(project)
     scores = {seed: run_scores(store, run).get(VALIDATION, -1.0) for seed, run in runs.items()} if len(runs) > 1 else {}
     return runs[best_seed(runs, scores)]

@@ -123,10 +123,10 @@ def activation_bytes(network: Embedder, images: Tensor) -> int:
     maps, of_backbone = kept_storages(network.backbone, lambda: network.backbone(images))
     # Generalised-mean pooling switches autocast off, and the meta device does not support autocast.
     rest = nn.Sequential(network.pooling, network.head).to_empty(device="cpu")
-    copy = torch.zeros(maps.shape, requires_grad=True)
-    _, of_rest = kept_storages(rest, lambda: rest(copy))
+    maps_on_cpu = torch.zeros(maps.shape, requires_grad=True)
+    _, of_rest = kept_storages(rest, lambda: rest(maps_on_cpu))
     if maps.untyped_storage()._cdata in of_backbone:
-        of_rest.pop(copy.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
+        of_rest.pop(maps_on_cpu.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
     return sum(of_backbone.values()) + sum(of_rest.values())
 
 
