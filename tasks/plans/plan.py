@@ -21,7 +21,6 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import asked_runs, named_dataset
 
-NOT_PREPARED = "not prepared: "
 Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
 
 
@@ -43,7 +42,7 @@ class LocalState:
         self._known_datasets = cache(self._dataset)
 
     def dataset(self, dataset: str, table: TableFile) -> DatasetRecord:
-        """Return a table's dataset; if it is not prepared, with its published counts, if any, and a digest that no run has."""
+        """Return a table's dataset; if not prepared, without a folder, with its published counts, if any, and a digest that no run has."""
         return self._known_datasets(dataset, tuple(sorted(table.dataset_options(dataset).items())))
 
     def _dataset(self, dataset: str, options: tuple[tuple[str, Any], ...]) -> DatasetRecord:
@@ -56,11 +55,7 @@ class LocalState:
         kind = dataset_class(dataset) if dataset in DATASETS else None
         published = kind.published if kind is not None and issubclass(kind, OfficialDataset) else {}
         counts = {role: part.num_images for role, part in published.items()}
-        return DatasetRecord(name=name or dataset, folder="", digest=f"{NOT_PREPARED}{dataset}", counts=counts, source=dataset)
-
-    def is_prepared(self, dataset: str, table: TableFile) -> bool:
-        """Return whether a table's dataset is ready for training."""
-        return not self.dataset(dataset, table).digest.startswith(NOT_PREPARED)
+        return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)
 
     def is_finished(self, step: str, identity: str) -> bool:
         """Return whether a step's record and, in a local store, its folder exist; a flow checks their bytes when it reuses them."""

@@ -103,7 +103,7 @@ def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if run.trains]:
         table = load_table(table_name)
         record = local.dataset(run.dataset, table)
-        if not local.is_prepared(run.dataset, table):
+        if not record.folder:
             name = named_dataset(local.params, run.dataset, table.dataset_options(run.dataset))
             need = dataset_disk(run.dataset, None if name is None else local.project.root / local.params.datasets[name].raw)
             if need is not None:

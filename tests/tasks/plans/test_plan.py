@@ -178,7 +178,7 @@ def test_images_are_counted_as_prepared_or_as_published(project: Project) -> Non
     table = load_table("sgsl/table5")
     here = look(project)
     half = DRAWN["num_classes"] // 2 * DRAWN["images_per_class"]
-    assert here.is_prepared("cub200", table)
+    assert here.dataset("cub200", table).folder
     assert here.dataset("cub200", table).counts == {"train": half, "test": half}
-    assert not here.is_prepared("inshop", table)
+    assert not here.dataset("inshop", table).folder
     assert here.dataset("inshop", table).counts == {"train": 25_882, "query": 14_218, "gallery": 12_612}
