@@ -50,5 +50,5 @@ def best_seed(seeds: Iterable[int], scores: Mapping[int, float]) -> int:
 
 def said_best(scores: Scores) -> str:
     """Return the best run, or why there is none, in one line, worded alike wherever it is printed."""
-    best = best_run(scores)
-    return NO_BEST if best is None else str(best)
+    found = best_run(scores)
+    return NO_BEST if found is None else str(found)
