@@ -1,4 +1,4 @@
-"""Results of older code: found by settings and inputs, with the names of the files that differ."""
+"""Names of runs; steps that older code made, by settings and inputs, with the names of the files that differ."""
 
 from pathlib import Path
 
@@ -6,11 +6,31 @@ import pytest
 
 from tasks.files import files_set_aside
 from tasks.runs import identity
-from tasks.runs.finished import finished_identities, made_by_older_code, record_provenance
+from tasks.runs.finished import RunName, finished_identities, made_by_older_code, parse_run_name, record_provenance, run_identities
 from tests.damage import DAMAGE
 from tests.tasks.runs.test_identity import DATASET, SPEC, changed
 
 LOSS = "dml_core/losses/softtriple.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cub200", RunName("cub200", None, None)),
+        ("cub200/softmax", RunName("cub200", "softmax", None)),
+        ("cub200/softmax/07", RunName("cub200", "softmax", 7)),
+        ("", None),
+        ("cub200/", None),
+        ("/softmax", None),
+        ("cub200//1", None),
+        ("cub200/softmax/-1", None),
+        ("cub200/softmax/\u0662", None),
+        ("cub200/softmax/1/2", None),
+        (f"cub200/softmax/{'1' * 5000}", None),
+    ],
+)
+def test_a_run_has_a_dataset_and_may_have_a_variant_and_a_seed(text: str, name: RunName | None) -> None:
+    assert parse_run_name(text) == name
 
 
 @pytest.fixture
@@ -44,6 +64,16 @@ def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_pa
     found = finished_identities(tmp_path, identity.train_step(SPEC, DATASET))
     assert found[second.identity] == ("dml_core/training/loop.py", "dml_core/training/steps.py")
     assert first.identity not in found
+
+
+def test_a_run_may_be_finished_in_part_by_older_code(tmp_path: Path, code: dict[str, str]) -> None:
+    before = identity.step_identities(SPEC, DATASET)
+    record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
+    code[LOSS] = "edited"
+    first, second = run_identities(tmp_path, SPEC, DATASET)
+    assert {"train": first.trained, "embed": first.embedded, "evaluate": first.scored} == identity.step_identities(SPEC, DATASET)
+    assert (first.older_code, second.trained, second.older_code) == ((), before["train"], (LOSS,))
+    assert second.embedded not in (before["embed"], first.embedded), "by the present code, of the older network"
 
 
 def test_other_settings_data_or_inputs_find_nothing(tmp_path: Path, code: dict[str, str]) -> None:
