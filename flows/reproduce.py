@@ -33,7 +33,7 @@ from tasks.plans.results import add_runs
 from tasks.reports.reporting import REPORT_FILE, write_report
 from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
-from tasks.runs.provenance import Code
+from tasks.runs.finished import Code
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params, RunSpec, changes_results, is_whole, load_params, row_name, standing_runs
 from tasks.runs.tuned import STANDING

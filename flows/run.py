@@ -34,10 +34,10 @@ from flows.step_lock import StepLock
 from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
 from tasks.environment import Project, finished_records, open_project, ray_cluster, shown
+from tasks.plans.times import note_rate, num_images
 from tasks.runs import identity
+from tasks.runs.finished import Code, finished_identities, made_by_older_code, record_provenance
 from tasks.runs.identity import StepIdentity, published_identity
-from tasks.runs.provenance import Code, find_older, made_by_older_code, record_provenance
-from tasks.runs.rates import note_rate, num_images
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -104,9 +104,10 @@ class Chain:
         if is_finished(step, of.identity, store, self.spec.title):
             record_provenance(state, of)
             return _Chosen(of, usable=True)
-        older = find_older(state, of) if self._code == "keep" else None
-        if older is not None and is_finished(step, older.identity, store, self.spec.title):
-            return _Chosen(replace(of, identity=older.identity), usable=True, older_code=older.files)
+        older = finished_identities(state, of) if self._code == "keep" else {}
+        for name, files in older.items():
+            if name != of.identity and is_finished(step, name, store, self.spec.title):
+                return _Chosen(replace(of, identity=name), usable=True, older_code=files)
         return _Chosen(of, usable=False)
 
     def _submit(self, step: Any, chosen: "_Chosen", *inputs: Any, **options: Any) -> Any:
@@ -211,7 +212,7 @@ def bring_weights(
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
     """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
-    return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
+    return (finished_records() / step.identity).is_file() or (code == "keep" and len(finished_identities(services.project.state, step)) > 1)
 
 
 # ---------------------------------------------------------------- the flow

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from flows.services import Services
 from flows.step_cache import finished_record
 from tasks.locks import FileLock
+from tasks.runs.finished import record_provenance
 from tasks.runs.identity import StepIdentity
-from tasks.runs.provenance import record_provenance
 from tasks.runs.records import StepRecord
 from tasks.storage import LOCKS
 

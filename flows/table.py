@@ -22,7 +22,7 @@ from flows.step_cache import forget_failure
 from tasks.checks import check_parts, check_settings
 from tasks.environment import open_project
 from tasks.plans.needs import check_tables
-from tasks.runs.provenance import Code
+from tasks.runs.finished import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track

@@ -15,29 +15,32 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter
 
 from dml_core.errors import ConfigError, DataError, StoreError
 from tasks.data import read_dataset
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
 from tasks.locks import FileLock, running_since
-from tasks.plans.local_state import LocalState
-from tasks.plans.plan import IDENTITIES, plan_tables
-from tasks.runs.identity import identity_in
-from tasks.runs.provenance import forget_provenance, steps_before
-from tasks.runs.records import DatasetRecord, RunReport
-from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.plans.plan import LocalState, plan_tables
+from tasks.runs.finished import forget_provenance, steps_before
+from tasks.runs.identity import STEP_VERSION, identity_in, step_identities
+from tasks.runs.records import RunReport
+from tasks.runs.specs import comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import DamagedError, move_damaged, read_sealed
 from tasks.storage import LOCKS, open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import load_table, table_names
+from tasks.tables.file import table_names
 from tasks.tables.result import RESULT
 from tasks.tracking.names import OUTBOX
 from tasks.tracking.outbox import REPORT
 
-STEPS = ("train", "embed", "evaluate")
+STEP_BEFORE = {"embed": "train", "evaluate": "embed"}
 DAY_SECONDS = 86400.0
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class StoredStep:
 
 
 @dataclass(frozen=True)
-class Found:
+class Usage:
     """The contents of the store.
 
     Attributes:
@@ -71,7 +74,7 @@ class Found:
     num_recent: int
 
 
-def find_unused(project: Project, days: float) -> Found:
+def find_unused(project: Project, days: float) -> Usage:
     """Find the finished steps in the project's store that nothing references. The environment is set.
 
     Args:
@@ -85,21 +88,21 @@ def find_unused(project: Project, days: float) -> Found:
     if open_store(project).is_remote:
         raise ConfigError(f"{project.store}: a bucket may have other users, whose tables are unknown here; set a lifecycle rule on it")
     stored = list(_stored(Path(project.store)))
-    kept = _referred_to(project, stored)
-    free = [step for step in stored if step.key not in kept]
+    referenced = _referenced(project, stored)
+    free = [step for step in stored if step.key not in referenced]
     since = min(time.time() - days * DAY_SECONDS, running_since(Path(project.store) / LOCKS))
     unused = tuple(sorted((step for step in free if step.touched < since), key=lambda step: -step.num_bytes))
-    return Found(unused, len(stored) - len(unused), len(free) - len(unused))
+    return Usage(unused, len(stored) - len(unused), len(free) - len(unused))
 
 
-def delete(project: Project, found: Found) -> int:
+def delete(project: Project, usage: Usage) -> int:
     """Remove the unused steps, except those now in use, and return the number of bytes freed.
 
     Raises:
         StoreError: a folder cannot be removed.
     """
     num_bytes, gone = 0, set()
-    for step in found.unused:
+    for step in usage.unused:
         lock = FileLock(Path(project.store) / LOCKS / f".{step.step}-{step.identity}")
         if not lock.acquire(wait=False):
             continue
@@ -123,14 +126,14 @@ def delete(project: Project, found: Found) -> int:
 
 
 def _stored(store: Path) -> Iterator[StoredStep]:
-    for step in STEPS:
+    for step in STEP_VERSION:
         for folder in sorted(path for path in (store / step).glob("*") if path.is_dir()):
-            yield StoredStep(step, folder.name, folder, sum(found.st_size for found in _stats(folder)), _touched(folder))
+            yield StoredStep(step, folder.name, folder, sum(file.st_size for file in _stats(folder)), _touched(folder))
 
 
 def _touched(folder: Path) -> float:
     """Return the time of the last change in a folder; 0 if the folder is gone."""
-    return max((found.st_mtime for found in _stats(folder)), default=0.0)
+    return max((file.st_mtime for file in _stats(folder)), default=0.0)
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
@@ -141,43 +144,52 @@ def _stats(folder: Path) -> Iterator[os.stat_result]:
             yield path.lstat()
 
 
-def _referred_to(project: Project, stored: list[StoredStep]) -> set[str]:
+def _referenced(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the keys of the referenced steps and of the steps they read."""
-    _check_nothing_set_aside(project)
-    scored = {f"evaluate/{identity}" for identity in _of_tables(project)} | _of_mlflow(project, stored)
-    kept = scored | _of_outbox(project) | _of_today(project)
+    scored = {
+        f"evaluate/{run.identity}"
+        for result in _contents(project.state / "tables", RESULT, "dml tables show rebuilds it")
+        for run in result.runs
+    }
+    waiting = {
+        record.key
+        for report in _contents(project.state / OUTBOX, REPORT, "dml sync sets it aside")
+        if isinstance(report, RunReport)
+        for record in (report.checkpoint, report.embeddings, report.scores)
+    }
+    referenced = scored | waiting | _in_mlflow(project, stored) | _of_today(project)
     before = steps_before(project.state)
     lost = 0.0  # what was made before this time may have been read by a step of unknown origin
     touched = {step.key: step.touched for step in stored}
-    for key in list(kept):
+    for key in list(referenced):
         step, identity = key.split("/")
-        while step != "train":
-            step = STEPS[STEPS.index(step) - 1]
+        while step in STEP_BEFORE:
             if identity not in before:
                 lost = max(lost, touched.get(key, 0.0))
                 break
-            identity = before[identity]
-            kept.add(f"{step}/{identity}")
-    return kept | {step.key for step in stored if step.step != "evaluate" and step.touched <= lost}
+            step, identity = STEP_BEFORE[step], before[identity]
+            referenced.add(f"{step}/{identity}")
+    return referenced | {step.key for step in stored if step.step != "evaluate" and step.touched <= lost}
 
 
-def _of_tables(project: Project) -> Iterator[str]:
-    for path in sorted((project.state / "tables").rglob("*.json")):
+def _contents(folder: Path, kind: TypeAdapter[Content], repair: str) -> Iterator[Content]:
+    """Yield the content of every sealed file in a folder and below.
+
+    Raises:
+        StoreError: one is damaged, or was and is set aside: it may reference any step.
+    """
+    for path in files_set_aside(folder):
+        raise StoreError(f"{path}: damaged, so the steps that it refers to are unknown; remove it when you need none of them")
+    for path in sorted(folder.rglob("*.json")):
         try:
-            result = read_sealed(path, RESULT)
+            content = read_sealed(path, kind)
         except DamagedError as error:
-            raise StoreError(f"{error}, so the steps that it refers to are unknown; dml tables show rebuilds it") from None
-        yield from (run.identity for run in (result.runs if result is not None else ()))
+            raise StoreError(f"{error}, so the steps that it refers to are unknown; {repair}") from None
+        if content is not None:
+            yield content
 
 
-def _check_nothing_set_aside(project: Project) -> None:
-    """Raise an error if a damaged result or record was set aside, because it may reference other steps."""
-    for folder in (project.state / "tables", project.state / OUTBOX):
-        for path in files_set_aside(folder):
-            raise StoreError(f"{path}: damaged, so the steps that it refers to are unknown; remove it when you need none of them")
-
-
-def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
+def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the scores MLflow shows. A run has their identity or, outside the standing comparison, a hash of it and its comparison."""
     if not project.is_tracked:
         return set()
@@ -192,37 +204,15 @@ def _of_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     }
 
 
-def _of_outbox(project: Project) -> set[str]:
-    """Return the steps of runs whose record waits for MLflow."""
-    found = set()
-    for path in sorted((project.state / OUTBOX).glob("*.json")):
-        try:
-            report = read_sealed(path, REPORT)
-        except DamagedError as error:
-            raise StoreError(f"{error}, so the steps that it refers to are unknown; dml sync sets it aside") from None
-        if isinstance(report, RunReport):
-            found |= {record.key for record in (report.checkpoint, report.embeddings, report.scores)}
-    return found
-
-
 def _of_today(project: Project) -> set[str]:
     """Return every step of the standing comparison and of all tables, for the current code, settings and datasets."""
     params = load_params(project.params_file)
-    local = LocalState(project, params)
-    found: set[str] = set()
+    plans = plan_tables(LocalState(project, params), [name for name in table_names() if name != STANDING], Choice(), alone=True)
+    identities = [run.identities for plan in plans for run in plan.runs]
     for dataset in params.comparison.datasets:
         try:
             record = read_dataset(project, dataset)
         except DataError:
             continue  # not prepared: its steps have no identity
-        for spec in comparison_runs(params, dataset):
-            found |= _steps(spec, record)
-    for plan in plan_tables(local, [name for name in table_names() if name != STANDING], Choice(), alone=True):
-        table = load_table(plan.name)
-        for run in plan.runs:
-            found |= _steps(run.spec, local.dataset(run.dataset, table))
-    return found
-
-
-def _steps(spec: RunSpec, record: DatasetRecord) -> set[str]:
-    return {f"{step}/{of(spec, record)}" for step, of in IDENTITIES.items()}
+        identities += [step_identities(spec, record) for spec in comparison_runs(params, dataset)]
+    return {f"{step}/{identity}" for of_run in identities for step, identity in of_run.items()}

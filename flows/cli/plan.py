@@ -10,10 +10,10 @@ from flows.cli.app import app, open_project, print_table
 from flows.cli.table_options import AUTO, NumSeeds, Rows, TrackName, choice_of
 
 if TYPE_CHECKING:
-    from tasks.plans.cost import Estimate
     from tasks.plans.needs import Need
     from tasks.plans.plan import TablePlan
     from tasks.plans.resources import Resources
+    from tasks.plans.times import Estimate
 
 MANY_RUNS = 40  # above it, tables are printed instead of single runs
 
@@ -35,9 +35,9 @@ def plan(
     they need, and what is missing, with what to do about it.
     """
     project = open_project()
-    from tasks.plans.local_state import LocalState
-    from tasks.plans.plan import plan_tables, together
+    from tasks.plans.plan import LocalState, plan_tables
     from tasks.plans.resources import resources_of
+    from tasks.plans.times import total
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables, load_table
     from tasks.tables.runs import at_scale
@@ -46,7 +46,7 @@ def plan(
     local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
     plans = plan_tables(local, names, choice_of(row, dataset, variant, track, seed, seeds))
     runs = [run for plan in plans for run in plan.runs]
-    estimate = together(local, [run.estimate for run in runs])
+    estimate = total([run.estimate for run in runs], local.placement.num_groups)
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
     resources = resources_of(local, plans)
     if as_json:
@@ -141,11 +141,9 @@ def _summary(needs: "Sequence[Need]", estimate: "Estimate", num_runs: int, plans
 
 
 def _resources_entry(resources: "Resources") -> dict[str, Any]:
-    from tasks.plans.disk import total_bytes
-
     memory = resources.memory
     return {
-        "disk_bytes": total_bytes(resources.disk),
+        "disk_bytes": resources.disk_bytes,
         "disk_unknown": [need.what for need in resources.disk if need.num_bytes is None],
         "disk_free_bytes": resources.disk_free,
         "memory_bytes": None if memory is None else memory.total,

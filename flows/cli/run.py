@@ -122,7 +122,7 @@ def run(
     _check(project, [dataset], [variant], [seed], set_)
     with prefect_starting():
         from flows.run import run as flow
-        from tasks.runs.provenance import made_by_older_code
+        from tasks.runs.finished import made_by_older_code
 
     outcome = flow(dataset, variant, seed, force, set_, code)
     for step, did_run in outcome.ran.items():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from flows.concluding import TableOutcome
     from tasks.plans.progress import TableState
-    from tasks.runs.provenance import Code
+    from tasks.runs.finished import Code
     from tasks.tables.choice import Choice
     from tasks.tables.seeds_auto import Resolve
 
@@ -31,7 +31,7 @@ def list_tables(
     Prints for each table how many of its rows are run, which requirements are missing, and how long one seed would take.
     """
     project = open_project()
-    from tasks.plans.local_state import LocalState
+    from tasks.plans.plan import LocalState
     from tasks.plans.progress import table_states
     from tasks.runs.specs import load_params
 

@@ -68,10 +68,10 @@ def list_models(project: Project, dataset: str | None, every_seed: bool) -> List
             for variant, runs in variants.items()
         }
         best[name] = said_best(scores)
-        for variant in sorted(variants, key=lambda one: -fmean(scores[one].values()) if scores[one] else 1.0):
-            runs, own = variants[variant], scores[variant]
+        for variant in sorted(variants, key=lambda variant: -fmean(scores[variant].values()) if scores[variant] else 1.0):
+            runs, validation = variants[variant], scores[variant]
             scored = [seed for seed, (run, _) in runs.items() if run.scored is not None] or list(runs)
-            seeds = sorted(runs, key=lambda seed: (-own.get(seed, -1.0), seed)) if every_seed else [best_seed(scored, own)]
+            seeds = sorted(runs, key=lambda seed: (-validation.get(seed, -1.0), seed)) if every_seed else [best_seed(scored, validation)]
             models += [_listed(store, *runs[seed], len(runs)) for seed in seeds]
     return Listing(tuple(models), best)
 

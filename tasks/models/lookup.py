@@ -5,9 +5,11 @@ without the optimiser's state, and with all that is needed to embed an image.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dml_core.data.store.info import INFO_FILE
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, StoreError
 from dml_core.network_description import DESCRIPTION_FILE
@@ -17,9 +19,8 @@ from tasks.data import read_dataset
 from tasks.environment import Project, find_project
 from tasks.locks import alone
 from tasks.runs.best import VALIDATION, best_seed
-from tasks.runs.finished import finished_scores
+from tasks.runs.finished import finished_identities, finished_scores, parse_run_name
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
-from tasks.runs.provenance import find_older
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.storage import Store, open_store
@@ -85,19 +86,19 @@ def find_run(project: Project, text: str) -> TrainedRun:
     Raises:
         ConfigError: there is none.
     """
-    parts = text.split("/")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and not re.fullmatch("[0-9]{1,10}", parts[2])):
+    name = parse_run_name(text)
+    if name is None or name.variant is None:
         raise ConfigError(f"{text}: does not name a trained network; expected {MODEL_FORMS}")
-    dataset, variant, *seed = parts
-    params = load_params(project.params_file)
-    specs = comparison_runs(params, dataset, (variant,), [int(number) for number in seed] or None)
-    record = read_dataset(project, dataset)
-    runs = {run.spec.seed: run for spec in specs if (run := as_trained(project, spec, record)) is not None and (seed or run.scored)}
-    if runs:
-        store = open_store(project)
-        scores = {number: run_scores(store, run).get(VALIDATION, -1.0) for number, run in runs.items()} if len(runs) > 1 else {}
-        return runs[best_seed(runs, scores)]
-    raise ConfigError(f"{text}: not trained here; train it: dml run {dataset} {variant}{f' --seed {seed[0]}' if seed else ''}")
+    seeds = None if name.seed is None else (name.seed,)
+    specs = comparison_runs(load_params(project.params_file), name.dataset, (name.variant,), seeds)
+    trained = _trained(project, specs, read_dataset(project, name.dataset))
+    runs = {run.spec.seed: run for run in trained if seeds or run.scored}
+    if not runs:
+        option = "" if name.seed is None else f" --seed {name.seed}"
+        raise ConfigError(f"{text}: not trained here; train it: dml run {name.dataset} {name.variant}{option}")
+    store = open_store(project)
+    scores = {seed: run_scores(store, run).get(VALIDATION, -1.0) for seed, run in runs.items()} if len(runs) > 1 else {}
+    return runs[best_seed(runs, scores)]
 
 
 def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
@@ -112,24 +113,30 @@ def run_scores(store: Store, run: TrainedRun) -> dict[str, float]:
 def trained_runs(project: Project) -> list[TrainedRun]:
     """Return every trained run of the standing comparison, in the order of `params.yaml`."""
     params = load_params(project.params_file)
-    found = []
-    for dataset in params.comparison.datasets:
-        if not (project.packed(dataset) / "dataset.json").is_file():
-            continue  # none of its runs can have an identity
-        record = read_dataset(project, dataset)
-        runs = (as_trained(project, spec, record) for spec in comparison_runs(params, dataset))
-        found += [run for run in runs if run is not None]
-    return found
+    prepared = [name for name in params.comparison.datasets if (project.packed(name) / INFO_FILE).is_file()]  # others have no identities
+    return [run for name in prepared for run in _trained(project, comparison_runs(params, name), read_dataset(project, name))]
 
 
-def as_trained(project: Project, spec: RunSpec, dataset: DatasetRecord) -> TrainedRun | None:
-    """Return the run in the store, made by the current code or older code, or None if it is not trained."""
-    trained = _made(project, "train", train_step(spec, dataset))
-    if trained is None:
-        return None
-    embedded = _made(project, "embed", embed_step(spec, trained))
-    scored = _made(project, "evaluate", evaluate_step(spec, embedded)) if embedded is not None else None
-    return TrainedRun(spec, dataset, trained, embedded, scored)
+def _trained(project: Project, specs: Iterable[RunSpec], dataset: DatasetRecord) -> Iterator[TrainedRun]:
+    """Yield those of the runs whose networks are in the store, made by the current code or older code. Their files are not checked."""
+    store = open_store(project)
+
+    def stored(kind: str, step: StepIdentity) -> str | None:
+        """Return the identity under which a step's files are in the store, or None."""
+        identities = finished_identities(project.state, step)
+        return next((identity for identity in identities if _is_stored(store, f"{kind}/{identity}")), None)
+
+    for spec in specs:
+        trained = stored("train", train_step(spec, dataset))
+        if trained is None:
+            continue
+        embedded = stored("embed", embed_step(spec, trained))
+        scored = None if embedded is None else stored("evaluate", evaluate_step(spec, embedded))
+        yield TrainedRun(spec, dataset, trained, embedded, scored)
+
+
+def _is_stored(store: Store, key: str) -> bool:
+    return any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir()
 
 
 def run_of(project: Project, identity: str) -> TrainedRun | None:
@@ -143,9 +150,9 @@ def network_of(project: Project, identity: str) -> Path:
     Raises:
         ConfigError: no run here has it.
     """
-    made = _folder(project, identity, "last")
-    if made.exists():
-        return made
+    folder = _folder(project, identity, "last")
+    if folder.exists():
+        return folder
     run = run_of(project, identity)
     if run is not None:
         return package(project, run)
@@ -169,10 +176,10 @@ def package(project: Project, run: TrainedRun) -> Path:
     folder = _folder(project, run.trained, epoch)
     with alone(folder.parent / ".lock"):
         if not folder.exists():
-            kept = open_store(project).pull(f"train/{run.trained}")
-            checkpoint = load_checkpoint(kept, run.trained)
+            trained = open_store(project).pull(f"train/{run.trained}")
+            checkpoint = load_checkpoint(trained, run.trained)
             if checkpoint is None or checkpoint["num_epochs_done"] != run.spec.training.num_epochs:
-                raise StoreError(f"{kept}: not the checkpoint of a finished training; train it again: dml reproduce")
+                raise StoreError(f"{trained}: not the checkpoint of a finished training; train it again: dml reproduce")
             weights, _ = weights_of(checkpoint, epoch)
             training = run.spec.training
             num_classes = len(open_role(Path(run.dataset.folder), "train", training.validation).class_names)
@@ -183,14 +190,3 @@ def package(project: Project, run: TrainedRun) -> Path:
 
 def _folder(project: Project, identity: str, epoch: str) -> Path:
     return project.state / "models" / (identity if epoch == "last" else f"{identity}-{epoch}")
-
-
-def _made(project: Project, kind: str, step: StepIdentity) -> str | None:
-    """Return the identity under which a step's files are in the store, or None; readers check whether the files are complete."""
-    store = open_store(project)
-    older = find_older(project.state, step)
-    for identity in (step.identity, *([older.identity] if older is not None else [])):
-        key = f"{kind}/{identity}"
-        if any(True for _ in store.list_objects(key)) if store.is_remote else store.folder(key).is_dir():
-            return identity
-    return None

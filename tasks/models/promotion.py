@@ -96,7 +96,7 @@ def promote(project: Project, text: str, alias: str = CHAMPION, forced_because: 
         else:
             min_gain = load_params(project.params_file).promotion.min_gain
             said = _compared(registry, network, recalls, holder, alias, min_gain, Path(folder) / "old")
-        card = model_card(network, {label: found.recall for label, found in recalls.items()}, said, _reader(project, network))
+        card = model_card(network, {label: of_class.recall for label, of_class in recalls.items()}, said, _reader(project, network))
         return Promotion(registry.promote(name, alias, network, said, card), said)
 
 
@@ -121,7 +121,7 @@ def gain_by_class(recalls: ClassRecalls, references: ClassRecalls) -> Gain:
             f"{len(recalls)} test classes are too few for a comparison (minimum: {MIN_CLASSES}); --force with --reason skips it"
         )
     differences = np.array([recalls[label].recall - references[label].recall for label in recalls])
-    floors = [least_deviation(d, found.num_queries) for d, found in zip(differences.tolist(), recalls.values(), strict=True)]
+    floors = [least_deviation(d, of_class.num_queries) for d, of_class in zip(differences.tolist(), recalls.values(), strict=True)]
     deviation = max(float(differences.std(ddof=1)), float(np.mean(np.square(floors))) ** 0.5)
     return Gain(float(differences.mean()), deviation, len(differences))
 
@@ -159,21 +159,22 @@ def _compared(
     """
     if holder is None:
         return "the first; there was nothing to compare with"
-    there = registry.of_version(holder)
+    current = registry.of_version(holder)
     what = f"version {holder.number} of {holder.name}"
-    if there is None:
+    if current is None:
         raise ConfigError(f"{what}: its run is no longer in MLflow, so it cannot be compared; --force with --reason skips the comparison")
-    if there.data["digest"] != network.data["digest"]:
+    if current.data["digest"] != network.data["digest"]:
         raise ConfigError(
-            f"{what} was tested on other images ({there.data['digest']}, this one {network.data['digest']}); "
+            f"{what} was tested on other images ({current.data['digest']}, this one {network.data['digest']}); "
             "run its variant on these, or --force with --reason"
         )
-    gain = gain_by_class(recalls, class_recalls(registry, there, folder))
+    gain = gain_by_class(recalls, class_recalls(registry, current, folder))
     attempt = registry.count_attempt(holder.name, alias)
     level = level_of(attempt)
+    system = f"{current.tags[VARIANT_TAG]}, seed {current.tags['dml.seed']}"
     said = (
         f"Recall@1 {100 * gain.mean:+.1f} points, at least {100 * gain.at_least(level):+.1f} by a one-sided test at level {level:.2g} "
-        f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({_label(there)})"
+        f"(attempt {attempt}), paired by {gain.num_classes} test classes, against {what} ({system})"
     )
     if 100 * gain.at_least(level) <= min_gain:
         raise ConfigError(f"no significant gain of {min_gain:g} points or more: {said}; --force with --reason promotes it anyway")
@@ -195,7 +196,3 @@ def _reader(project: Project, network: LoggedNetwork) -> str | None:
     except DataError:
         return None
     return record.source if record.digest == network.tags.get("dml.dataset_digest") else None
-
-
-def _label(network: LoggedNetwork) -> str:
-    return f"{network.tags[VARIANT_TAG]}, seed {network.tags['dml.seed']}"

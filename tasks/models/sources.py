@@ -48,14 +48,14 @@ def find_images(source: str) -> Images:
         StoreError: the bucket cannot be read.
     """
     if source.startswith("s3://"):
-        found = _in_bucket(source)
+        images = _in_bucket(source)
     elif Path(source).suffix in LIST_SUFFIXES:
-        found = _in_list(Path(source))
+        images = _in_list(Path(source))
     else:
-        found = _in_folder(Path(source))
-    if not len(found):
+        images = _in_folder(Path(source))
+    if not len(images):
         raise DataError(f"{source}: no images found (recognised by suffix: .jpg, .png, ...)")
-    return found
+    return images
 
 
 def _in_folder(folder: Path) -> Images:
@@ -128,7 +128,7 @@ def _in_list(path: Path) -> Images:
             sides = zip(*(table[column].cast(pa.float64()).to_pylist() for column in BOX_COLUMNS), strict=True)
         except pa.ArrowException as error:
             raise DataError(f"{path}: a box has a value that is not a number ({str(error).splitlines()[0]})") from None
-        boxes = [None if None in found else found for found in sides]
+        boxes = [None if None in box else box for box in sides]
     return Images(names, classes, boxes, root, lambda place: read_regular(root / names[place]))
 
 

@@ -5,7 +5,7 @@ backbone runs on torch's meta device, which has shapes but no values, pooling an
 is counted once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,6 +32,7 @@ class Memory:
         gradients: those of the trained parameters.
         optimiser: state of the optimiser.
         activations: those of the network; the loss's, N x C for a classifier, are not counted.
+        embedding_dim: dimensions of the network's output.
     """
 
     num_images: int
@@ -39,6 +40,7 @@ class Memory:
     gradients: int
     optimiser: int
     activations: int
+    embedding_dim: int
 
     @property
     def total(self) -> int:
@@ -69,28 +71,18 @@ def training_memory(config: TrainingConfig, size: int, num_images: int, num_clas
     batch = -(-first_batch_size(config.sampler, num_images, num_classes) // num_workers)
     batch = min(batch, config.embed_at_once or batch)
     try:
-        activations, network = _network_bytes(config.model.model_dump_json(), size, batch)
-        loss = _loss_bytes(config, num_classes)
+        network, activations = _network(config.without_weights().model.model_dump_json(), size, batch, num_classes)
+        with torch.device("meta"):
+            loss = build_loss(config.loss.name, config.loss.options, num_classes, network.head.output_dim)
     except (NotImplementedError, RuntimeError):
         return None
     is_half = config.precision == "bfloat16" or (config.precision == "auto" and device == "cuda")
     if is_half:  # autocast halves the bytes of activations, and keeps a cast copy of the weights
-        activations = activations // 2 + network.parameters // 4 * HALF
-    trained = network.trained + loss.trained
-    kept = network.parameters + network.buffers + loss.parameters + loss.buffers
-    weights = kept * (1 if config.average is None else 2)
-    return Memory(batch, weights, trained, trained * num_states(config.optimiser), activations)
-
-
-def embedding_bytes(config: TrainingConfig, num_images: int, num_classes: int) -> int:
-    """Return the bytes of the float32 embeddings of images.
-
-    Args:
-        config: training configuration of the network that embeds them.
-        num_images: number of embedded images.
-        num_classes: number of classes of the training part.
-    """
-    return 4 * num_images * _embedding_dim(config.model.model_dump_json(), num_classes)
+        activations = activations // 2 + _num_bytes(network.parameters()) // 4 * HALF
+    system = nn.ModuleList([network, loss])
+    weights = (_num_bytes(system.parameters()) + _num_bytes(system.buffers())) * (1 if config.average is None else 2)
+    trained = _num_bytes(parameter for parameter in system.parameters() if parameter.requires_grad)
+    return Memory(batch, weights, trained, trained * num_states(config.optimiser), activations, network.head.output_dim)
 
 
 def num_states(optimiser: OptimiserConfig) -> int:
@@ -108,17 +100,17 @@ def kept_storages(module: nn.Module, forward: Callable[[], Tensor]) -> tuple[Ten
     Returns:
         The output, which keeps the storages alive, and the bytes of each storage by its address.
     """
-    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-    kept: dict[int, int] = {}
+    not_counted = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    num_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()  # views of one storage count once, with the whole storage
+        if storage._cdata not in not_counted:
+            num_bytes[storage._cdata] = storage.nbytes()  # views of one storage count once, with the whole storage
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        return forward(), kept
+        return forward(), num_bytes
 
 
 def activation_bytes(network: Embedder, images: Tensor) -> int:
@@ -128,66 +120,27 @@ def activation_bytes(network: Embedder, images: Tensor) -> int:
         network: network on the meta device; its pooling and head are moved to the CPU, without their values.
         images: (N, 3, H, W), on the meta device.
     """
-    maps, kept = kept_storages(network.backbone, lambda: network.backbone(images))
+    maps, of_backbone = kept_storages(network.backbone, lambda: network.backbone(images))
     # Generalised-mean pooling switches autocast off, and the meta device does not support autocast.
     rest = nn.Sequential(network.pooling, network.head).to_empty(device="cpu")
-    seen = torch.zeros(maps.shape, requires_grad=True)
-    _, kept_by_rest = kept_storages(rest, lambda: rest(seen))
-    if maps.untyped_storage()._cdata in kept:
-        kept_by_rest.pop(seen.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
-    return sum(kept.values()) + sum(kept_by_rest.values())
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    parameters: int
-    trained: int
-    buffers: int
-
-
-def _bytes_of(module: nn.Module) -> _Bytes:
-    sizes = [(parameter.nbytes, parameter.requires_grad) for parameter in module.parameters()]
-    buffers = sum(buffer.nbytes for buffer in module.buffers())
-    return _Bytes(sum(size for size, _ in sizes), sum(size for size, trains in sizes if trains), buffers)
+    maps_on_cpu = torch.zeros(maps.shape, requires_grad=True)
+    _, of_rest = kept_storages(rest, lambda: rest(maps_on_cpu))
+    if maps.untyped_storage()._cdata in of_backbone:
+        of_rest.pop(maps_on_cpu.untyped_storage()._cdata, None)  # counted already: the backbone keeps the same maps
+    return sum(of_backbone.values()) + sum(of_rest.values())
 
 
 @cache
-def _network_bytes(model: str, size: int, num_images: int) -> tuple[int, _Bytes]:
-    """Return the bytes of a batch's activations and of the network."""
+def _network(model: str, size: int, num_images: int, num_classes: int) -> tuple[Embedder, int]:
+    """Return the network of a configuration in JSON, without values, and the bytes of a batch's activations."""
     config = ModelConfig.model_validate_json(model)
-    backbone = config.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
     with torch.device("meta"):
-        network = Embedder(config.model_copy(update={"backbone": backbone}), num_classes=2).train()
+        network = Embedder(config, num_classes).train()
         images = torch.empty(num_images, 3, size, size)
     if config.memory_format == "channels_last":
         images = images.to(memory_format=torch.channels_last)
-    bytes_of_network = _bytes_of(network)
-    return activation_bytes(network, images), bytes_of_network
+    return network, activation_bytes(network, images)
 
 
-def _loss_bytes(config: TrainingConfig, num_classes: int) -> _Bytes:
-    embedding_dim = _embedding_dim(config.model.model_dump_json(), num_classes)
-    with torch.device("meta"):
-        loss = build_loss(config.loss.name, config.loss.options, num_classes, embedding_dim)
-    return _bytes_of(loss)
-
-
-@cache
-def _embedding_dim(model: str, num_classes: int) -> int:
-    from dml_core.models.heads import build_head
-
-    config = ModelConfig.model_validate_json(model)
-    with torch.device("meta"):
-        return int(build_head(config.head, _num_features(config.backbone.model_dump_json()), num_classes).output_dim)
-
-
-@cache
-def _num_features(backbone: str) -> int:
-    from dml_core.models.backbones.config import BackboneConfig
-    from dml_core.models.backbones.registry import build_backbone
-
-    config = BackboneConfig.model_validate_json(backbone).model_copy(update={"weights": "none", "weights_sha256": None})
-    with torch.device("meta"):
-        features = build_backbone(config).num_features
-    assert isinstance(features, int)
-    return features
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)

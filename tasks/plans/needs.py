@@ -32,50 +32,45 @@ class Need:
     stops: bool
 
 
+def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
+    """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
+    backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
+    needs = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
+    needs += [weights_need(backbone) for backbone in backbones.values()]
+    return list(dict.fromkeys(need for need in needs if need is not None))
+
+
 def dataset_need(project: Project, params: Params, dataset: str, options: Mapping[str, Any]) -> Need | None:
     """Return what a table's dataset lacks; None if it is prepared or can be prepared from its raw files."""
-    own = named_dataset(params, dataset, options)
-    if own is None:
+    what = f"dataset {dataset}"
+    name = named_dataset(params, dataset, options)
+    if name is None:
         how = dataset_class(dataset).how_to_get if dataset in DATASETS else "this project has no reader for it"
         by_command = f"dml data add {dataset} PATH (archive or folder), or " if is_published(dataset) and not options else ""
-        block = params_block(dataset, options)
-        return Need(f"dataset {dataset}", f"{by_command}add below datasets in params.yaml: {block}; {how}", stops=True)
+        return Need(what, f"{by_command}add below datasets in params.yaml: {params_block(dataset, options)}; {how}", stops=True)
     try:
-        prepared_folder(project, params, own)
+        prepared_folder(project, params, name)
     except DataError as error:
-        return Need(f"dataset {dataset}", str(error).partition("; ")[2] or str(error), stops=True)
+        return Need(what, str(error).partition("; ")[2] or str(error), stops=True)
     return None
 
 
 def weights_need(backbone: BackboneConfig) -> Need | None:
     """Return a need if the weights that a network starts from are missing or damaged. timm handles its own models' weights."""
     weights, what = backbone.weights, f"weights of {backbone.name}"
-    if weights == "imagenet":
-        return _published_need(backbone.name, what) if backbone.name in PUBLISHED else None
+    if weights == "imagenet" and backbone.name in PUBLISHED:
+        file = PUBLISHED[backbone.name]
+        try:
+            return None if is_kept(file) else Need(what, how_to_get(backbone.name), stops=file.address is None)
+        except ConfigError as error:
+            return Need(what, str(error), stops=True)
     if "://" in weights:
         path = hub_folder() / f"{backbone.weights_sha256}-{PurePosixPath(weights).name}"
         do = f"a run downloads them from {weights}; without a network put the file at {path}"
         return None if path.is_file() else Need(what, do, stops=False)
-    if weights == "none" or Path(weights).is_file():
+    if weights in ("none", "imagenet") or Path(weights).is_file():
         return None
     return Need(what, f"put the file at {weights}", stops=True)
-
-
-def _published_need(backbone: str, what: str) -> Need | None:
-    try:
-        if is_kept(PUBLISHED[backbone]):
-            return None
-    except ConfigError as error:
-        return Need(what, str(error), stops=True)
-    return Need(what, how_to_get(backbone), stops=PUBLISHED[backbone].address is None)
-
-
-def needs_of(project: Project, params: Params, datasets: Mapping[str, Mapping[str, Any]], runs: Iterable[RunSpec]) -> list[Need]:
-    """Return the distinct needs of runs: datasets, named as in the tables' columns and with their options, and networks' weights."""
-    found = [dataset_need(project, params, dataset, options) for dataset, options in datasets.items()]
-    backbones = {spec.training.model.backbone.model_dump_json(): spec.training.model.backbone for spec in runs}
-    found += [weights_need(backbone) for backbone in backbones.values()]
-    return list(dict.fromkeys(need for need in found if need is not None))
 
 
 def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choice) -> list[RunSpec]:

@@ -2,20 +2,64 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
-from tasks.plans.cost import Estimate, step_estimate, total
-from tasks.plans.local_state import LocalState
+from dml_core.data.readers.shared.contract import OfficialDataset
+from dml_core.data.registry import DATASETS, dataset_class
+from dml_core.errors import DataError
+from tasks.checks import prepared_folder
+from tasks.data import read_dataset
+from tasks.environment import Project, finished_records
 from tasks.plans.needs import Need, needs_of
-from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
-from tasks.runs.rates import Step
-from tasks.runs.specs import RunSpec
+from tasks.plans.times import Estimate, TimedStep, placement_here, read_rates, step_estimate, total
+from tasks.runs.identity import step_identities
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import Params, RunSpec
+from tasks.storage import open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
-from tasks.tables.runs import asked_runs
+from tasks.tables.runs import asked_runs, named_dataset
 
-IDENTITIES = {"train": train_identity, "embed": embed_identity, "evaluate": evaluate_identity}
 Will = Literal["run", "reused", "shared"]  # shared: with an earlier run of the plan
+
+
+class LocalState:
+    """Prepared datasets, finished steps and measured rates of a project on this machine.
+
+    Args:
+        project: its data and state are read; its environment is set.
+        params: the project's parameters.
+    """
+
+    def __init__(self, project: Project, params: Params) -> None:
+        self.project = project
+        self.params = params
+        self.rates = read_rates(project.state)
+        self.placement = placement_here(params.scale)
+        self._records = finished_records()
+        self._store = open_store(project)
+        self._known_datasets = cache(self._dataset)
+
+    def dataset(self, dataset: str, table: TableFile) -> DatasetRecord:
+        """Return a table's dataset; if not prepared, without a folder, with its published counts, if any, and a digest that no run has."""
+        return self._known_datasets(dataset, tuple(sorted(table.dataset_options(dataset).items())))
+
+    def _dataset(self, dataset: str, options: tuple[tuple[str, Any], ...]) -> DatasetRecord:
+        name = named_dataset(self.params, dataset, dict(options))
+        try:
+            if name is not None and prepared_folder(self.project, self.params, name) is not None:
+                return read_dataset(self.project, name)
+        except DataError:
+            pass  # its raw files are missing: `dataset_need` reports it
+        kind = dataset_class(dataset) if dataset in DATASETS else None
+        published = kind.published if kind is not None and issubclass(kind, OfficialDataset) else {}
+        counts = {role: part.num_images for role, part in published.items()}
+        return DatasetRecord(name=name or dataset, folder="", digest=f"not prepared: {dataset}", counts=counts, source=dataset)
+
+    def is_finished(self, step: str, identity: str) -> bool:
+        """Return whether a step's record and, in a local store, its folder exist; a flow checks their bytes when it reuses them."""
+        return (self._records / identity).is_file() and (self._store.is_remote or self._store.folder(f"{step}/{identity}").is_dir())
 
 
 @dataclass(frozen=True)
@@ -23,13 +67,16 @@ class PlannedRun:
     """One run of a table.
 
     Attributes:
+        spec: the run, on the project's dataset.
         dataset: its name in the table's columns.
+        identities: train, embed, evaluate -> identity of the step.
         steps: train, embed, evaluate -> whether the step will run, is reused or is shared.
         estimate: time of the training and embedding still to do.
     """
 
     spec: RunSpec
     dataset: str
+    identities: dict[str, str]
     steps: dict[str, Will]
     estimate: Estimate
 
@@ -63,40 +110,29 @@ def plan_tables(local: LocalState, names: Sequence[str], choice: Choice, alone: 
         ConfigError: see `asked_runs`.
     """
     asked = asked_runs(names, choice)
-    seen: set[str] = set()
+    planned: set[str] = set()  # identities of the steps so far
     plans = []
     for name in names:
-        seen = set() if alone else seen
-        found = {dataset: runs for (table, dataset), runs in asked.runs.items() if table == name}
+        planned = set() if alone else planned
         table = load_table(name)
-        runs = [_planned(local, table, dataset, spec, seen) for dataset, specs in found.items() for spec in specs]
-        options = {dataset: table.dataset_options(dataset) for dataset in found}
+        specs = {dataset: runs for (table_name, dataset), runs in asked.runs.items() if table_name == name}
+        runs = [_planned(local, table, dataset, spec, planned) for dataset in specs for spec in specs[dataset]]
+        options = {dataset: table.dataset_options(dataset) for dataset in specs}
         needs = needs_of(local.project, local.params, options, [run.spec for run in runs if run.trains])
-        plans.append(
-            TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), together(local, [run.estimate for run in runs]))
-        )
+        estimate = total([run.estimate for run in runs], local.placement.num_groups)
+        plans.append(TablePlan(name, tuple(runs), tuple(asked.left_out[name]), tuple(needs), estimate))
     return plans
 
 
-def together(local: LocalState, estimates: Sequence[Estimate]) -> Estimate:
-    """Estimate how long several runs take that train in parallel: never less than the longest of them."""
-    summed = total(estimates)
-    if summed.seconds is None:
-        return summed
-    longest = max((estimate.seconds or 0.0 for estimate in estimates), default=0.0)
-    return Estimate(max(summed.seconds / local.placement.num_groups, longest), summed.basis)
-
-
-def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, seen: set[str]) -> PlannedRun:
+def _planned(local: LocalState, table: TableFile, dataset: str, spec: RunSpec, planned: set[str]) -> PlannedRun:
     record = local.dataset(dataset, table)
     spec = spec.model_copy(update={"dataset": record.name})
-    identities = {
-        step: of(spec, record) for step, of in (("train", train_identity), ("embed", embed_identity), ("evaluate", evaluate_identity))
-    }
+    identities = step_identities(spec, record)
     steps: dict[str, Will] = {
-        step: "reused" if local.is_finished(step, one) else "shared" if one in seen else "run" for step, one in identities.items()
+        step: "reused" if local.is_finished(step, identity) else "shared" if identity in planned else "run"
+        for step, identity in identities.items()
     }
-    seen.update(identities.values())
-    timed: tuple[Step, ...] = ("train", "embed")
-    parts = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]
-    return PlannedRun(spec, dataset, steps, total(parts))
+    planned.update(identities.values())
+    timed: tuple[TimedStep, ...] = ("train", "embed")
+    times = [step_estimate(step, spec, record.counts, local.rates, local.placement) for step in timed if steps[step] == "run"]
+    return PlannedRun(spec, dataset, identities, steps, total(times))

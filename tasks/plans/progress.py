@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dml_core.errors import ConfigError
-from tasks.plans.local_state import LocalState
-from tasks.plans.plan import TablePlan, plan_tables
+from tasks.plans.plan import LocalState, TablePlan, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.identity import evaluate_identity
 from tasks.runs.protocols import COMMON

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dml_core.data.readers.shared.contract import OfficialDataset
-from dml_core.data.registry import dataset_class
+from dml_core.data.registry import DATASETS, dataset_class
 from dml_core.data.store.info import read_info
 from dml_core.errors import DataError
-from tasks.plans.disk import DiskNeed, dataset_disk, total_bytes
-from tasks.plans.local_state import NOT_PREPARED, LocalState
-from tasks.plans.plan import PlannedRun, TablePlan
-from tasks.runs.rates import input_size, num_images
+from tasks.plans.plan import LocalState, PlannedRun, TablePlan
+from tasks.plans.times import input_size, num_images
 from tasks.runs.records import DatasetRecord
 from tasks.tables.file import load_table
 from tasks.tables.runs import named_dataset
@@ -24,6 +22,19 @@ if TYPE_CHECKING:
 
 ENOUGH_CLASSES = 100  # assumed if a dataset's number of classes is unknown
 GB = 1e9
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """Additional disk space that a dataset or runs will need.
+
+    Attributes:
+        what: what needs the space, in words.
+        num_bytes: None if unknown: the publisher states no size, and the files are not on this machine.
+    """
+
+    what: str
+    num_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -46,20 +57,24 @@ class Resources:
     memory_here: int | None
     device: str
 
+    @property
+    def disk_bytes(self) -> int:
+        """Sum of the known sizes."""
+        return sum(need.num_bytes or 0 for need in self.disk)
+
     def lines(self) -> list[str]:
         """Return a description, with advice if disk space or memory is too small."""
         return [*self._disk_lines(), *self._memory_lines()]
 
     def _disk_lines(self) -> list[str]:
-        known = [need for need in self.disk if need.num_bytes]
-        unknown = [need.what for need in self.disk if need.num_bytes is None]
+        parts = ", ".join(f"{need.what} {_shown_bytes(need.num_bytes)}" for need in self.disk if need.num_bytes)
+        unknown = ", ".join(need.what for need in self.disk if need.num_bytes is None)
         lines = []
-        if known:
-            parts = ", ".join(f"{need.what} {shown_bytes(need.num_bytes or 0)}" for need in known)
-            lines.append(f"disk: about {shown_bytes(total_bytes(known))} ({parts}); {shown_bytes(self.disk_free)} are free")
+        if parts:
+            lines.append(f"disk: about {_shown_bytes(self.disk_bytes)} ({parts}); {_shown_bytes(self.disk_free)} are free")
         if unknown:
-            lines.append(f"disk: unknown for {', '.join(unknown)}: the publisher states no size")
-        if total_bytes(known) > self.disk_free:
+            lines.append(f"disk: unknown for {unknown}: the publisher states no size")
+        if self.disk_bytes > self.disk_free:
             lines.append("disk: not enough space: choose another disk (raw in params.yaml, DML_STATE), or remove unpacked archives")
         return lines
 
@@ -68,12 +83,12 @@ class Resources:
             return []
         memory, where = self.memory, "GPU memory" if self.device == "cuda" else "memory"
         stepping = memory.gradients + memory.optimiser
-        parts = ("activations", memory.activations), ("weights", memory.weights), ("gradients and optimiser", stepping)
-        told = ", ".join(f"{what} {shown_bytes(size)}" for what, size in parts)
-        lines = [f"{where}: about {shown_bytes(memory.total)} in addition to the libraries' own ({self.memory_of}: {told})"]
+        sizes = ("activations", memory.activations), ("weights", memory.weights), ("gradients and optimiser", stepping)
+        parts = ", ".join(f"{what} {_shown_bytes(size)}" for what, size in sizes)
+        lines = [f"{where}: about {_shown_bytes(memory.total)} in addition to the libraries' own ({self.memory_of}: {parts})"]
         if self.memory_here is not None and memory.total > self.memory_here:
             lines.append(
-                f"{where}: only {shown_bytes(self.memory_here)} available for each run: split each batch over more workers "
+                f"{where}: only {_shown_bytes(self.memory_here)} available for each run: split each batch over more workers "
                 "(scale.num_workers), or embed it in parts (embed_at_once: docs/papers-on-a-gpu.md)"
             )
         return lines
@@ -81,85 +96,86 @@ class Resources:
 
 def resources_of(local: LocalState, plans: Sequence[TablePlan]) -> Resources:
     """Return the resources of the runs in plans that still have to be trained, and of their datasets."""
-    to_train = [(plan.name, run) for plan in plans for run in plan.runs if run.trains]
-    disk = list(dict.fromkeys(need for name, run in to_train if (need := _dataset_need(local, name, run)) is not None))
-    memories = _memories(local, to_train)
-    if memories:
-        num_bytes = sum(memory.trained + _embedding_bytes(local, table, run) for memory, table, run in memories)
-        disk.append(DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes))
-    largest = max(memories, key=lambda found: found[0].total, default=None)
-    device = local.placement.device
-    return Resources(
-        tuple(disk),
-        shutil.disk_usage(local.project.root).free,
-        None if largest is None else largest[0],
-        "" if largest is None else _in_words(largest[0], largest[2]),
-        None if largest is None else _memory_here(device, local.placement.num_groups * local.placement.num_workers),
-        device,
-    )
-
-
-def shown_bytes(num_bytes: int) -> str:
-    """Format a size: 1.2 GB, 340 MB."""
-    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"
-
-
-def _dataset_need(local: LocalState, table: str, run: PlannedRun) -> DiskNeed | None:
-    file = load_table(table)
-    if local.is_prepared(run.dataset, file):
-        return None
-    own = named_dataset(local.params, run.dataset, file.dataset_options(run.dataset))
-    return dataset_disk(run.dataset, None if own is None else local.project.root / local.params.datasets[own].raw)
-
-
-def _memories(local: LocalState, to_train: Sequence[tuple[str, PlannedRun]]) -> list[tuple["Memory", str, PlannedRun]]:
-    """Return each run's memory if it can be computed; runs that differ only in their seed are computed once."""
-    known: dict[tuple[str, str], Memory | None] = {}
-    found = []
-    for table, run in to_train:
-        of = (run.dataset, run.spec.training.model_dump_json())
-        if of not in known:
-            known[of] = _memory(local, table, run)
-        memory = known[of]
+    disk: dict[DiskNeed, None] = {}  # each once, in this order
+    memories: list[tuple[Memory, PlannedRun]] = []
+    num_bytes = 0
+    known: dict[tuple[str, str], Memory | None] = {}  # runs that differ only in their seed are computed once
+    for table_name, run in [(plan.name, run) for plan in plans for run in plan.runs if run.trains]:
+        table = load_table(table_name)
+        record = local.dataset(run.dataset, table)
+        if not record.folder:
+            name = named_dataset(local.params, run.dataset, table.dataset_options(run.dataset))
+            need = dataset_disk(run.dataset, None if name is None else local.project.root / local.params.datasets[name].raw)
+            if need is not None:
+                disk[need] = None
+        key = (run.dataset, run.spec.training.model_dump_json())
+        if key not in known:
+            known[key] = _memory(local, run, record)
+        memory = known[key]
         if memory is not None:
-            found.append((memory, table, run))
-    return found
+            memories.append((memory, run))
+            # The embeddings of the test images, float32, are in the store and in MLflow.
+            num_bytes += memory.trained + 2 * 4 * num_images("embed", record.counts) * memory.embedding_dim
+    if memories:
+        disk[DiskNeed(f"{len(memories)} trained network{'s' * (len(memories) > 1)} with embeddings", num_bytes)] = None
+    disk_free, device = shutil.disk_usage(local.project.root).free, local.placement.device
+    if not memories:
+        return Resources(tuple(disk), disk_free, None, "", None, device)
+    memory, run = max(memories, key=lambda of_run: of_run[0].total)
+    backbone, size = run.spec.training.model.backbone.name, input_size(run.spec)
+    memory_of = f"{backbone}, {memory.num_images} images of {size} pixels at a time"
+    memory_here = _memory_here(device, local.placement.num_groups * local.placement.num_workers)
+    return Resources(tuple(disk), disk_free, memory, memory_of, memory_here, device)
 
 
-def _memory(local: LocalState, table: str, run: PlannedRun) -> "Memory | None":
+def dataset_disk(reader: str, raw: Path | None) -> DiskNeed | None:
+    """Return the disk space that an unprepared dataset needs: its archive, unpacked, packed and in DVC's cache.
+
+    Packing keeps the files' bytes, and archives do not shrink JPEGs. DVC keeps a copy of the packed data in its cache; a file system that
+    can share blocks (not ext4) stores both once.
+
+    Args:
+        reader: the dataset's reader.
+        raw: its raw folder; None if params.yaml does not name one.
+
+    Returns:
+        None unless the reader is that of a published dataset with archives.
+    """
+    kind = dataset_class(reader) if reader in DATASETS else None
+    if kind is None or not issubclass(kind, OfficialDataset) or not kind.archives:
+        return None
+    sizes = {path: path.stat().st_size for path in raw.rglob("*") if path.is_file()} if raw is not None and raw.is_dir() else {}
+    names = {archive.file_name.rpartition("/")[2] for archive in kind.archives if archive.unpacked != archive.file_name}
+    of_archives = sum(size for path, size in sizes.items() if path.name in names)
+    unpacked = sum(sizes.values()) - of_archives
+    if unpacked > of_archives // 2:  # annotations alone are smaller
+        return DiskNeed(f"{reader} packed, and DVC's copy", 2 * unpacked)
+    if of_archives:
+        return DiskNeed(f"{reader} unpacked, packed, and DVC's copy", 3 * of_archives)
+    published = [archive.num_bytes for archive in kind.archives]
+    known = [size for size in published if size is not None]
+    return DiskNeed(f"{reader} as archive, unpacked, packed, and DVC's copy", 4 * sum(known) if len(known) == len(published) else None)
+
+
+def _memory(local: LocalState, run: PlannedRun, record: DatasetRecord) -> "Memory | None":
     from tasks.plans.memory import training_memory
 
-    record = local.dataset(run.dataset, load_table(table))
-    if not record.counts or not run.spec.training.num_epochs:
+    training = run.spec.training
+    if not record.counts or not training.num_epochs:
         return None
-    num_classes = _num_classes(run.dataset, record)
-    placement = local.placement
-    spec = run.spec
-    return training_memory(spec.training, input_size(spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
-
-
-def _embedding_bytes(local: LocalState, table: str, run: PlannedRun) -> int:
-    """Return the bytes of the test images' embeddings in the store and of their copy in MLflow."""
-    from tasks.plans.memory import embedding_bytes
-
-    record = local.dataset(run.dataset, load_table(table))
-    return 2 * embedding_bytes(run.spec.training, num_images("embed", record.counts), _num_classes(run.dataset, record))
+    num_classes, placement = _num_classes(run.dataset, record), local.placement
+    return training_memory(training, input_size(run.spec), record.counts["train"], num_classes, placement.device, placement.num_workers)
 
 
 def _num_classes(dataset: str, record: DatasetRecord) -> int:
     """Return the number of classes of a dataset's training part."""
-    if not record.digest.startswith(NOT_PREPARED):
+    if record.folder:
         try:
             return read_info(Path(record.folder)).roles["train"].num_classes
         except DataError:
             return ENOUGH_CLASSES
     kind = dataset_class(dataset)
     return kind.published["train"].num_classes if issubclass(kind, OfficialDataset) else ENOUGH_CLASSES
-
-
-def _in_words(memory: "Memory", run: PlannedRun) -> str:
-    size = input_size(run.spec)
-    return f"{run.spec.training.model.backbone.name}, {memory.num_images} images of {size} pixels at a time"
 
 
 def _memory_here(device: str, num_processes: int) -> int | None:
@@ -169,3 +185,8 @@ def _memory_here(device: str, num_processes: int) -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
+def _shown_bytes(num_bytes: int) -> str:
+    """Format a size: 1.2 GB, 340 MB."""
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB else f"{num_bytes / 1e6:.0f} MB"

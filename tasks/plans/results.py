@@ -1,14 +1,30 @@
 """Read and extend the results of tables. A damaged result is set aside and rebuilt from the store, except by `dml gc`."""
 
 import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from tasks.environment import Project
+from dml_core.errors import DataError, DmlError
+from dml_core.training.epochs import EPOCHS
+from tasks.data import read_dataset
+from tasks.environment import Project, finished_records
 from tasks.locks import alone
-from tasks.plans.rebuilding import rebuilt_runs
+from tasks.plans.plan import LocalState
+from tasks.runs.finished import read_finished, run_identities
+from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
+from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged
+from tasks.storage import open_store
+from tasks.tables.choice import Choice
+from tasks.tables.file import STANDING_VARIANT, label_parts, load_table
 from tasks.tables.result import MeasuredRun, TableResult, read_result, result_path, save_result
+from tasks.tables.runs import asked_runs, datasets_of
 
+FIRST_SEEDS = 10
+_SEED = re.compile(rb'seed\\?": ?(\d{1,9})\b')
 logger = logging.getLogger(__name__)
 
 
@@ -48,9 +64,101 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
         return read_result(project, name)
     except DamagedError as error:
         aside = move_damaged(result_path(project, name))
-        result = TableResult(name=name).updated(rebuilt_runs(project, name, aside), {}, None)
+        result = TableResult(name=name).updated(_rebuilt_runs(project, name, aside), {}, None)
         if result.runs:
             save_result(project, result)
         num_runs = f"{len(result.runs)} run{'' if len(result.runs) == 1 else 's'}"
         logger.warning("%s; kept as %s; rebuilt %s from the store; rerun dml reproduce to add the others", error, aside.name, num_runs)
         return result
+
+
+# ---------------------------------------------------------------- rebuilding
+
+
+def _rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredRun, ...]:
+    """Return the runs of a table that are finished in the store with the current settings and data; their code may be older.
+
+    Args:
+        project: its store is read; its environment is set.
+        name: the table.
+        damaged: the damaged file. Only the seeds that it names are used, in addition to the first ten.
+    """
+    named = {int(seed) for seed in _SEED.findall(damaged.read_bytes())} if damaged.is_file() else set()
+    seeds = {*range(FIRST_SEEDS), *named}
+    try:
+        params = load_params(project.params_file)
+        places = list(_standing(project, params, seeds) if name == STANDING else _of_table(project, params, name, seeds))
+    except DmlError:
+        return ()  # the parameters or the table's file are wrong; the command that uses them reports it
+    runs = (_measured(project, *place) for place in places)
+    return tuple(run for run in runs if run is not None)
+
+
+Place = tuple[str, str, str, RunSpec, DatasetRecord]  # row, variant, dataset in the columns, run, record of the dataset
+
+
+def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[Place]:
+    for dataset in params.comparison.datasets:
+        try:
+            record = read_dataset(project, dataset)
+        except DataError:
+            continue  # not prepared: no run of it has an identity
+        for spec in comparison_runs(params, dataset, seeds=sorted({*seeds, *params.comparison.seeds})):
+            yield row_name(spec.variant), STANDING_VARIANT, dataset, spec, record
+
+
+def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> Iterator[Place]:
+    local, table = LocalState(project, params), load_table(name)
+    seen: set[tuple[str, str, int]] = set()
+    for row, entry in table.rows.items():
+        for dataset in datasets_of(table):
+            plain = Choice((row,), (dataset,), seeds=tuple(sorted(seeds)))
+            variants = [replace(plain, variant=variant) for variant in (*entry.variants, TUNED)]
+            for choice in (plain, *variants, replace(plain, track="common"), replace(plain, epochs=EPOCHS)):
+                try:
+                    asked = asked_runs([name], choice)
+                except DmlError:
+                    continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
+                for spec in asked.runs.get((name, dataset), ()):
+                    if (dataset, spec.variant, spec.seed) not in seen:
+                        seen.add((dataset, spec.variant, spec.seed))
+                        record = local.dataset(dataset, table)
+                        yield *label_parts(spec.variant), dataset, spec.model_copy(update={"dataset": record.name}), record
+
+
+def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
+    """Return a run as its flow would add it to the result; None if its scores in the store are missing or damaged."""
+    for run in run_identities(project.state, spec, record):
+        try:
+            finished = read_finished(finished_records(), "evaluate", run.scored)
+            if not isinstance(finished, ScoreRecord):
+                continue
+            scores = read_scores(finished, open_store(project).pull(finished.key))
+        except DmlError:
+            continue
+        return MeasuredRun(
+            row=row,
+            variant=variant,
+            epoch=spec.evaluation.epoch,
+            dataset=dataset,
+            project_dataset=spec.dataset,
+            seed=spec.seed,
+            identity=run.scored,
+            digest=record.digest,
+            scores=scores.metrics,
+            figures=finished.key,
+            training=spec.training.model_dump(mode="json"),
+            evaluation=spec.evaluation.model_dump(mode="json"),
+            seconds=_training_seconds(run.trained),
+            older_code=run.older_code,
+        )
+    return None
+
+
+def _training_seconds(trained: str) -> float | None:
+    """Return a run's training time in seconds; None if its record is missing or damaged, which affects no score."""
+    try:
+        record = read_finished(finished_records(), "train", trained)
+    except DmlError:
+        return None
+    return None if record is None else record.facts.get("seconds")

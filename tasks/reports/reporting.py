@@ -23,7 +23,7 @@ from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
 from tasks.files import write_whole
 from tasks.runs.comparable import scores_by_seed
-from tasks.runs.provenance import made_by_older_code
+from tasks.runs.finished import made_by_older_code
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 

@@ -5,7 +5,7 @@ Every mean, interval and comparison of runs takes its values from `scores_by_see
 
 import hashlib
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -64,13 +64,13 @@ def scores_by_seed(values: Iterable[tuple[str, int, float]]) -> dict[str, dict[i
     Raises:
         EvaluationError: two values have the same system and seed; counted twice they would look like independent runs.
     """
-    found: dict[str, dict[int, float]] = {}
+    scores: dict[str, dict[int, float]] = {}
     for system, seed, value in values:
-        by_seed = found.setdefault(system, {})
+        by_seed = scores.setdefault(system, {})
         if seed in by_seed:
             raise EvaluationError(f"{system} has two results for seed {seed}; only one run per seed can be averaged")
         by_seed[seed] = value
-    return found
+    return scores
 
 
 @dataclass(frozen=True)
@@ -143,48 +143,39 @@ def select(runs: Sequence[T], facts: Callable[[T], Facts], today: Today = UNKNOW
         today: what is known of the present.
     """
     described = [(run, facts(run)) for run in runs]
-    digests = {
-        name: today.digests.get(name, _commonest(one.digest for _, one in described if one.dataset == name))
-        for name in _datasets(described)
-    }
-    present = [one for _, one in described if one.digest == digests[one.dataset]]
-    settings = _settings(present, today)
-    kept, left_out = [], dict[tuple[str, str, str], list[int]]()
-    for run, one in described:
-        why = _why_not(one, digests[one.dataset], settings.get((one.dataset, one.system)))
+    recorded_digests = defaultdict[str, Counter[str | None]](Counter)
+    for _, fact in described:
+        recorded_digests[fact.dataset][fact.digest] += 1
+    digests = {dataset: today.digests.get(dataset, _commonest(recorded)) for dataset, recorded in recorded_digests.items()}
+    recorded_settings = defaultdict[tuple[str, str], Counter[str | None]](Counter)
+    for _, fact in described:
+        if fact.digest == digests[fact.dataset]:
+            recorded_settings[fact.dataset, fact.system][fact.settings] += 1
+    settings = {}
+    for place, recorded in recorded_settings.items():
+        present = today.settings.get(place)
+        is_fixed = present in recorded or (today.is_one_protocol and today.settings)
+        settings[place] = present if is_fixed else _commonest(recorded)
+    selected = []
+    left_out = defaultdict[tuple[str, str, str], list[int]](list)
+    for run, fact in described:
+        why = _why_not(fact, digests[fact.dataset], settings.get((fact.dataset, fact.system)))
         if why is None:
-            kept.append(run)
+            selected.append(run)
         else:
-            left_out.setdefault((one.dataset, one.system, why), []).append(one.seed)
-    return Selection(tuple(kept), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
+            left_out[fact.dataset, fact.system, why].append(fact.seed)
+    return Selection(tuple(selected), tuple(_line(*place, seeds) for place, seeds in left_out.items()))
 
 
-def _datasets(described: Sequence[tuple[T, Facts]]) -> list[str]:
-    return list(dict.fromkeys(one.dataset for _, one in described))
+def _commonest(counts: Counter[str | None]) -> str | None:
+    return counts.most_common(1)[0][0]  # of equals the first
 
 
-def _settings(present: Sequence[Facts], today: Today) -> dict[tuple[str, str], str | None]:
-    """Return (dataset, system) -> settings of the selected runs."""
-    recorded: dict[tuple[str, str], list[str | None]] = {}
-    for one in present:
-        recorded.setdefault((one.dataset, one.system), []).append(one.settings)
-    found = {}
-    for place, all_settings in recorded.items():
-        asked = today.settings.get(place)
-        found[place] = asked if asked in all_settings or (today.is_one_protocol and today.settings) else _commonest(all_settings)
-    return found
-
-
-def _why_not(one: Facts, digest: str | None, settings: str | None) -> str | None:
+def _why_not(fact: Facts, digest: str | None, settings: str | None) -> str | None:
     """Return why a run is omitted; None if it is selected."""
-    if one.digest != digest:
-        return "measured on data that was not recorded" if one.digest is None else "measured on other data than the present"
-    return None if one.settings == settings else "measured with other settings"
-
-
-def _commonest(values: Iterable[str | None]) -> str | None:
-    counts = Counter(values)
-    return max(counts, key=lambda value: counts[value], default=None)
+    if fact.digest != digest:
+        return "measured on data that was not recorded" if fact.digest is None else "measured on other data than the present"
+    return None if fact.settings == settings else "measured with other settings"
 
 
 def _line(dataset: str, system: str, why: str, seeds: Sequence[int]) -> str:

@@ -1,32 +1,72 @@
-"""Records of finished steps as Prefect stores them: one file per step identity, with the sealed record as its result."""
+"""Finished steps and runs: their records, the code that made them, and the identities under which a run may be finished.
 
+A step is finished if Prefect's file for its identity holds an intact, sealed record of it (`read_finished`). Whether the files that the
+record names are unchanged is a question to the store: `Store.changed_files` names the changed ones, `Store.checked` raises.
+
+Each step also has one small file without its code in the name (`StepIdentity.settings`): the identity under which it was last finished, or
+found finished, and a hash of each source file at that time. So a step is found again after its code has changed: with `--code keep` it is
+reused and its rows are marked; readers that only show finished runs use it too.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from tasks.environment import finished_records
+from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
 from tasks.runs.records import (
     METRICS_FILE,
     CheckpointRecord,
+    DatasetRecord,
     EmbeddingRecord,
+    Record,
     ScoreRecord,
     StepRecord,
     changed_file,
     read_scores,
 )
-from tasks.sealed import DamagedError, NewerFormatError, read_bytes, unseal
+from tasks.runs.specs import RunSpec
+from tasks.sealed import DamagedError, NewerFormatError, read_bytes, read_or_set_aside, unseal, write_sealed
 
+Code = Literal["strict", "keep"]  # if code changed, its steps run again, or results of older code are reused and marked
 KINDS: dict[str, TypeAdapter[Any]] = {
     f"{kind.__module__}.{kind.__name__}": TypeAdapter(kind) for kind in (CheckpointRecord, EmbeddingRecord, ScoreRecord)
 }
-
 _SCORES = TypeAdapter(dict[str, float])
+_RUN_NAME = re.compile(r"([^/]+)(?:/([^/]+)(?:/([0-9]{1,10}))?)?")
+
+
+# ---------------------------------------------------------------- names
+
+
+@dataclass(frozen=True)
+class RunName:
+    """Name of a run of the standing comparison; without a seed of all runs of a variant, without a variant of the whole comparison."""
+
+    dataset: str
+    variant: str | None
+    seed: int | None
+
+
+def parse_run_name(text: str) -> RunName | None:
+    """Return the parts of `DATASET[/VARIANT[/SEED]]`, or None if the text has another form."""
+    match = _RUN_NAME.fullmatch(text)
+    if match is None:
+        return None
+    dataset, variant, seed = match.groups()
+    return RunName(dataset, variant, None if seed is None else int(seed))
+
+
+# ---------------------------------------------------------------- records
 
 
 def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
-    """Return the finished record of a step, or None. Its files are not checked (`Store.changed_files`).
+    """Return the finished record of a step, or None. Its files are not checked.
 
     Args:
         records: the folder of the records (`tasks.environment.finished_records`).
@@ -43,8 +83,8 @@ def read_finished(records: Path, step: str, identity: str) -> StepRecord | None:
     if data is None:
         return None
     try:
-        kept = from_json(unseal(from_json(data)["result"]))
-        record: StepRecord = KINDS[kept["__class__"]].validate_python(kept["data"])
+        result = from_json(unseal(from_json(data)["result"]))
+        record: StepRecord = KINDS[result["__class__"]].validate_python(result["data"])
     except NewerFormatError as error:
         raise NewerFormatError(f"{path}: {error}") from None
     except (ValueError, TypeError, LookupError, ValidationError):
@@ -71,3 +111,86 @@ def finished_scores(folder: Path, identity: str) -> dict[str, float] | None:
         return None if data is None else _SCORES.validate_json(data)
     except ValidationError:
         raise changed_file(path) from None
+
+
+# ---------------------------------------------------------------- code that made them
+
+
+class MadeStep(Record):
+    """A finished step: its identity, source file -> hash of what the file did, and the step that it read.
+
+    `reads` is the identity of the previous step; None for training, and in records written before it was kept.
+    """
+
+    identity: str
+    sources: dict[str, str]
+    reads: str | None = None
+
+
+_MADE = TypeAdapter(MadeStep)
+
+
+def record_provenance(state: Path, step: StepIdentity) -> None:
+    """Record that a step is finished with the present code."""
+    made = MadeStep(identity=step.identity, sources=step.sources(), reads=step.reads)
+    if _read_made(state, step) != made:
+        write_sealed(_made_path(state, step), made, _MADE)
+
+
+def finished_identities(state: Path, step: StepIdentity) -> dict[str, tuple[str, ...]]:
+    """Return the identities under which a step may be finished -> source files that differ from the present ones.
+
+    The first has the present code; a second has other code, if that made the step last. A damaged record of it is renamed with a warning.
+    """
+    identities: dict[str, tuple[str, ...]] = {step.identity: ()}
+    made = _read_made(state, step)
+    if made is not None and made.identity != step.identity:
+        now = step.sources()
+        names = sorted(made.sources | now)
+        identities[made.identity] = tuple(name for name in names if made.sources.get(name) != now.get(name))
+    return identities
+
+
+@dataclass(frozen=True)
+class RunIdentities:
+    """Identities of a run's steps, and the source files that differ from the present ones."""
+
+    trained: str
+    embedded: str
+    scored: str
+    older_code: tuple[str, ...]
+
+
+def run_identities(state: Path, spec: RunSpec, dataset: DatasetRecord) -> Iterator[RunIdentities]:
+    """Yield the identities under which a run may be finished, those of the present code first."""
+    for trained, of_training in finished_identities(state, train_step(spec, dataset)).items():
+        for embedded, of_embedding in finished_identities(state, embed_step(spec, trained)).items():
+            for scored, of_scoring in finished_identities(state, evaluate_step(spec, embedded)).items():
+                yield RunIdentities(trained, embedded, scored, tuple(sorted({*of_training, *of_embedding, *of_scoring})))
+
+
+def steps_before(state: Path) -> dict[str, str]:
+    """Return identity of a finished step -> identity of the step that it read, as far as recorded."""
+    steps = (read_or_set_aside(path, _MADE) for path in sorted((state / "made").glob("*.json")))
+    return {made.identity: made.reads for made in steps if made is not None and made.reads is not None}
+
+
+def forget_provenance(state: Path, identities: Collection[str]) -> None:
+    """Remove the records of the code that made these steps."""
+    for path in (state / "made").glob("*.json"):
+        made = read_or_set_aside(path, _MADE)
+        if made is not None and made.identity in identities:
+            path.unlink(missing_ok=True)
+
+
+def made_by_older_code(files: Iterable[str]) -> str:
+    """Return the remark of every report about results that `--code keep` reused."""
+    return f"made by older code: {', '.join(files)}"
+
+
+def _made_path(state: Path, step: StepIdentity) -> Path:
+    return state / "made" / f"{step.settings}.json"
+
+
+def _read_made(state: Path, step: StepIdentity) -> MadeStep | None:
+    return read_or_set_aside(_made_path(state, step), _MADE)

@@ -5,7 +5,7 @@ files do (`tasks.runs.source`: edited comments do not count), and the step's ver
 locations. It is Prefect's cache key.
 
 A step has a second hash, its *settings*: the same without the source files. Steps that differ only in code share it, so that `--code keep`
-finds what older code made (`tasks.runs.provenance`).
+finds what older code made (`tasks.runs.finished`).
 
 The source files of a step are found from its entry modules by following imports inside `dml_core` and `tasks`. Registries (tables of names)
 are not followed or counted: a run depends on the file of its own entry, not on the other choices.
@@ -87,19 +87,26 @@ def evaluate_step(spec: RunSpec, embedded: str) -> StepIdentity:
     return _step("evaluate", reads | {"measurements": spec.measurements}, embedded, tuple(sorted(modules)))
 
 
+def step_identities(spec: RunSpec, dataset: DatasetRecord) -> dict[str, str]:
+    """Return train, embed, evaluate -> identity of the run's step, with the present code in every step."""
+    trained = train_step(spec, dataset).identity
+    embedded = embed_step(spec, trained).identity
+    return {"train": trained, "embed": embedded, "evaluate": evaluate_step(spec, embedded).identity}
+
+
 def train_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
     """Return the identity of a trained system."""
     return train_step(spec, dataset).identity
 
 
 def embed_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Return the identity of a run's embeddings, with the present code in every step."""
-    return embed_step(spec, train_identity(spec, dataset)).identity
+    """Return the identity of a run's embeddings."""
+    return step_identities(spec, dataset)["embed"]
 
 
 def evaluate_identity(spec: RunSpec, dataset: DatasetRecord) -> str:
-    """Return the identity of a run's scores and figures, with the present code in every step."""
-    return evaluate_step(spec, embed_identity(spec, dataset)).identity
+    """Return the identity of a run's scores and figures."""
+    return step_identities(spec, dataset)["evaluate"]
 
 
 def published_identity(spec: RunSpec, evaluate_identity: str) -> str:

@@ -3,6 +3,7 @@
 A configuration is the protocol's `training`, overridden by the dataset's part, the variant's, and the variant's part for the dataset.
 """
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,26 +55,16 @@ class Protocol(Config):
     variants: dict[Name, Variant] = Field(min_length=1)
 
     def training_config(self, dataset: str, variant: str) -> TrainingConfig:
-        """Return the training settings of a variant on a dataset, with the loss's options checked. Imports the loss and torch.
+        """Return the training settings of a variant on a dataset; the loss's own options are unchecked. Imports no torch.
 
         Raises:
             ConfigError: the dataset or variant is unknown, or settings do not fit.
         """
-        config = self.settings(dataset, variant)
-        parse_loss_options(config.loss.name, config.loss.options, f"protocol {self.paper}: {dataset} / {variant}: loss")
-        return config
-
-    def settings(self, dataset: str, variant: str) -> TrainingConfig:
-        """Return the same as `training_config` with the loss's own options unchecked. Imports no torch.
-
-        Raises:
-            ConfigError: as `training_config`.
-        """
         for kind, name, known in (("dataset", dataset, self.datasets), ("variant", variant, self.variants)):
             if name not in known:
                 raise unknown_name(f"{kind} of protocol '{self.paper}'", name, list(known))
-        chosen = self.variants[variant]
-        values = merge(merge(self.training, self.datasets[dataset]), merge(chosen.training, chosen.datasets.get(dataset, {})))
+        changes = self.variants[variant]
+        values = merge(merge(self.training, self.datasets[dataset]), merge(changes.training, changes.datasets.get(dataset, {})))
         return parse(TrainingConfig, values, f"protocol {self.paper}: {dataset} / {variant}")
 
 
@@ -83,15 +74,15 @@ def protocol_names() -> list[str]:
 
 
 def load_protocol(name: str) -> Protocol:
-    """Return a paper's protocol, or the common track's, with every dataset and variant checked.
+    """Return a paper's protocol, or the common track's, with every dataset and variant checked. Imports the losses and torch.
 
     Raises:
         ConfigError: the protocol does not exist or has an error.
     """
     protocol = read_protocol(name)
-    for dataset in protocol.datasets:
-        for variant in protocol.variants:
-            protocol.training_config(dataset, variant)
+    for dataset, variant in product(protocol.datasets, protocol.variants):
+        loss = protocol.training_config(dataset, variant).loss
+        parse_loss_options(loss.name, loss.options, f"protocol {name}: {dataset} / {variant}: loss")
     return protocol
 
 
@@ -99,12 +90,12 @@ def read_protocol(name: str) -> Protocol:
     """Return a protocol as in its file, without checking the configurations that its parts give.
 
     Raises:
-        ConfigError: as `load_protocol`.
+        ConfigError: the protocol does not exist or has an error.
     """
     if name not in protocol_names():
         raise unknown_name("protocol", name, protocol_names())
     path = TABLES / f"{name}.yaml" if name == COMMON else TABLES / name / "protocol.yaml"
-    protocol = parse(Protocol, read_yaml(path), path.name if name == COMMON else f"{name}/{path.name}")
+    protocol = parse(Protocol, read_yaml(path), path.relative_to(TABLES).as_posix())
     if protocol.prints not in protocol.epochs:
         raise ConfigError(f"{path.name}: prints: epoch '{protocol.prints}' is not among the epochs that are scored")
     if protocol.paper != name:

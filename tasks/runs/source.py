@@ -39,11 +39,11 @@ def _form(value: Any) -> Any:
     if not isinstance(value, ast.AST):
         return value
     fields = {name: _body(value) if name == "body" else field for name, field in ast.iter_fields(value)}
-    kept = {name: _form(field) for name, field in fields.items() if name not in ANNOTATION_FIELDS}
+    counted = {name: _form(field) for name, field in fields.items() if name not in ANNOTATION_FIELDS}
     kind = "Assign" if isinstance(value, ast.AnnAssign) and value.value is not None else type(value).__name__
     if isinstance(value, ast.AnnAssign):
-        kept = {"targets": (kept["target"],), **{name: field for name, field in kept.items() if name == "value"}}
-    return (kind, *((name, field) for name, field in kept.items() if field not in (None, ())))
+        counted = {"targets": (counted["target"],)} | ({"value": counted["value"]} if "value" in counted else {})
+    return (kind, *((name, field) for name, field in counted.items() if field not in (None, ())))
 
 
 def _body(node: ast.AST) -> Any:

@@ -96,16 +96,16 @@ def tuned_path(table: str, row: str, dataset: str) -> Path:
     return protocols.TABLES / TUNED / table / f"{row}@{dataset}.yaml"
 
 
-def write_tuned(found: TunedFile) -> Path:
+def write_tuned(tuned: TunedFile) -> Path:
     """Write the result of a search and return its path.
 
     Raises:
         StoreError: the tables' folder cannot be written.
     """
-    path = tuned_path(found.table, found.row, found.dataset)
-    title = f"# Made by `{tune_command(found.table, found.row, found.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
-    values = found.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
-    values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in found.space.items()}
+    path = tuned_path(tuned.table, tuned.row, tuned.dataset)
+    title = f"# Made by `{tune_command(tuned.table, tuned.row, tuned.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
+    values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
+    values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     try:
         write_whole(path, title + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=140))
     except OSError as error:
@@ -123,10 +123,10 @@ def read_tuned(table: str, row: str, dataset: str) -> TunedFile:
     if not path.is_file():
         raise ConfigError(f"{table}/{row} is not tuned on {dataset}; run: {tune_command(table, row, dataset)}")
     where = f"{TUNED}/{table}/{path.name}"
-    found = parse(TunedFile, read_yaml(path), where)
-    if (found.table, found.row, found.dataset) != (table, row, dataset):
-        raise ConfigError(f"{where}: is for {found.table}/{found.row} on {found.dataset}; run: {tune_command(table, row, dataset)}")
-    return found
+    tuned = parse(TunedFile, read_yaml(path), where)
+    if (tuned.table, tuned.row, tuned.dataset) != (table, row, dataset):
+        raise ConfigError(f"{where}: is for {tuned.table}/{tuned.row} on {tuned.dataset}; run: {tune_command(table, row, dataset)}")
+    return tuned
 
 
 def tune_command(table: str, row: str, dataset: str) -> str:

@@ -222,7 +222,7 @@ def row_training(
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
     protocol = protocol or _protocol(row.protocol or table.partition("/")[0])
-    values = protocol.settings(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
+    values = protocol.training_config(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     own = row.by_variant.get(row.variants[0] if variant == TUNED else variant, Variant())
@@ -241,7 +241,7 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
         ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
     """
     name = row_training(table, row, dataset).loss.name
-    values = _protocol(COMMON).settings(dataset, name).model_dump(mode="json")
+    values = _protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
     changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
     loss = merge(merge(values["loss"], row.loss or {}), changes)
     return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")

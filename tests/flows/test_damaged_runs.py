@@ -28,8 +28,8 @@ from flows.outcomes import Outcome
 from flows.run import STEPS_AT_ONCE, Chain
 from flows.services import ensure_limit
 from tasks.runs import identity
+from tasks.runs.finished import Code
 from tasks.runs.identity import evaluate_identity, train_identity
-from tasks.runs.provenance import Code
 from tasks.runs.records import DatasetRecord, read_scores
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.storage import Store

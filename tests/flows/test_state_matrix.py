@@ -28,13 +28,19 @@ from tasks.environment import STACK_ENV, Project, stack_environment, stack_text
 from tasks.files import files_set_aside, write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs, load_result
+from tasks.plans.times import note_rate, read_rates
 from tasks.reports.reporting import write_report
 from tasks.runs import identity
 from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
-from tasks.runs.finished import finished_scores, read_finished
+from tasks.runs.finished import (
+    finished_identities,
+    finished_scores,
+    forget_provenance,
+    read_finished,
+    record_provenance,
+    steps_before,
+)
 from tasks.runs.identity import train_step
-from tasks.runs.provenance import find_older, finished_identities, forget_provenance, record_provenance, steps_before
-from tasks.runs.rates import note_rate, read_rates
 from tasks.runs.records import CheckpointRecord, ComparisonReport, EmbeddingRecord, MetricRecord, RunReport, StepRecord
 from tasks.runs.tuned import STANDING
 from tasks.sealed import seal, unseal
@@ -157,12 +163,12 @@ class Reader:
         record_provenance(self.state, self.step)
         found = self.plan()
         assert [found.pop(rate) for rate in list(found) if rate[-1] == 9] == [9.0]
-        assert finished_identities(self.state, self.step) == (self.step.identity,)
+        assert finished_identities(self.state, self.step) == {self.step.identity: ()}
         return found
 
     def notes(self) -> dict[Any, Any]:
         """Read the provenance, as `--code keep` and `dml gc` do."""
-        assert find_older(self.state, self.step) is None
+        assert len(finished_identities(self.state, self.step)) == 1
         return dict(steps_before(self.state))
 
     def forget(self) -> dict[Any, Any]:

@@ -13,13 +13,12 @@ from mlflow import MlflowClient
 from dml_core.errors import ConfigError, StoreError
 from dml_core.files import set_aside
 from tasks.environment import Project, find_project, finished_records
-from tasks.gc import Found, delete, find_unused
+from tasks.gc import Usage, delete, find_unused
 from tasks.locks import FileLock, running
-from tasks.plans.local_state import LocalState
-from tasks.plans.plan import IDENTITIES, plan_tables
+from tasks.plans.plan import LocalState, plan_tables
 from tasks.plans.results import load_result
-from tasks.runs.identity import StepIdentity, identity_in
-from tasks.runs.provenance import record_provenance, steps_before
+from tasks.runs.finished import record_provenance, steps_before
+from tasks.runs.identity import StepIdentity, identity_in, step_identities
 from tasks.runs.specs import load_params
 from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
@@ -143,8 +142,8 @@ def test_a_run_in_mlflow_is_kept_also_in_another_comparison_and_a_deleted_one_is
 def test_what_a_table_would_run_today_stays(project: Project) -> None:
     local = LocalState(project, load_params(project.params_file))
     table, (plan,) = load_table("softtriple/table1"), plan_tables(local, ["softtriple/table1"], Choice())
-    spec, dataset = plan.runs[-1].spec, local.dataset(plan.runs[-1].dataset, table)
-    today = {f"{step}/{identity_of(spec, dataset)}" for step, identity_of in IDENTITIES.items()}
+    identities = step_identities(plan.runs[-1].spec, local.dataset(plan.runs[-1].dataset, table))
+    today = {f"{step}/{identity}" for step, identity in identities.items()}
     for key in today:
         folder = Path(project.store) / key
         folder.mkdir()
@@ -196,7 +195,7 @@ def test_records_of_what_is_deleted_go_with_it(project: Project) -> None:
     record.parent.mkdir(parents=True)
     record.write_text("{}")
     measured(project, "r2")
-    found: Found = find_unused(project, 7.0)
+    found: Usage = find_unused(project, 7.0)
     assert delete(project, found) == sum(step.num_bytes for step in found.unused) > 6000
     assert not record.exists()
     assert set(steps_before(project.state)) == {"r2-embed", "r2-evaluate"}

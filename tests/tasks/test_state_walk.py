@@ -24,12 +24,11 @@ from flows.step_cache import SealedJSON
 from tasks import gc
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside, write_whole
-from tasks.plans import rebuilding
+from tasks.plans import results
 from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
-from tasks.runs.finished import read_finished
+from tasks.runs.finished import read_finished, record_provenance
 from tasks.runs.identity import StepIdentity, embed_step, evaluate_step, train_step
-from tasks.runs.provenance import record_provenance
 from tasks.runs.records import (
     CheckpointRecord,
     DatasetRecord,
@@ -107,7 +106,7 @@ class Walk(RuleBasedStateMachine):
     def begin(self) -> None:
         """Make everything that reads the environment use this project."""
         os.environ["PREFECT_LOCAL_STORAGE_PATH"] = str(self.project.state / "prefect/storage")
-        rebuilding.read_dataset = gc.read_dataset = lambda project, name: self.dataset  # type: ignore[attr-defined]
+        results.read_dataset = gc.read_dataset = lambda project, name: self.dataset  # type: ignore[attr-defined]
         identity.source_digest = lambda modules: self.code  # type: ignore[assignment]
         identity.source_digests = lambda modules: {"loop.py": self.code}  # type: ignore[assignment]
         gc.plan_tables = lambda *_, **__: []  # type: ignore[attr-defined]
@@ -309,7 +308,7 @@ def undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore after the walk what it replaces."""
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", "")
     for module, name in (
-        (rebuilding, "read_dataset"), (gc, "read_dataset"), (gc, "plan_tables"), (identity, "source_digest"), (identity, "source_digests"),
+        (results, "read_dataset"), (gc, "read_dataset"), (gc, "plan_tables"), (identity, "source_digest"), (identity, "source_digests"),
         (present, "present_digest"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, getattr(module, name))

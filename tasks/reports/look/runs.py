@@ -3,7 +3,7 @@
 Neither Prefect nor MLflow is needed. If the current code has not made a run, the latest one made by other code is shown, and marked.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,7 @@ from tasks.data import read_dataset
 from tasks.environment import Project
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
-from tasks.runs.finished import finished_scores
-from tasks.runs.identity import embed_step, evaluate_step, train_step
-from tasks.runs.provenance import finished_identities
+from tasks.runs.finished import finished_scores, parse_run_name, run_identities
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
 from tasks.scores.figures import Side
@@ -95,51 +93,42 @@ def choose(project: Project, params: Params, named: str, seed: int | None = None
         DataError: the dataset is not prepared.
         NotRunError: no run matches.
     """
-    dataset, *of_run = named.strip("/").split("/")
-    if len(of_run) > 2 or (len(of_run) == 2 and not of_run[1].isdigit()):
+    name = parse_run_name(named.strip("/"))
+    if name is None:
         raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
-    if len(of_run) == 2 and seed is not None:
+    if name.seed is not None and seed is not None:
         raise ConfigError(f"{named} names a seed, and --seed too: give one of them")
-    asked = int(of_run[1]) if len(of_run) == 2 else seed
+    dataset, asked = name.dataset, seed if name.seed is None else name.seed
     seeds = sorted({*params.comparison.seeds, *([] if asked is None else [asked])})
-    specs = comparison_runs(params, dataset, of_run[:1] or None, seeds, overrides)
+    specs = comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
     record = read_dataset(project, dataset)
     store = open_store(project)
     found = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
     chosen_seed = params.comparison.seeds[0] if asked is None else asked
-    if of_run and asked is None and found:
+    if name.variant and asked is None and found:
         chosen_seed = best_seed(
             (number for _, number in found), {n: run.metrics[VALIDATION] for (_, n), run in found.items() if VALIDATION in run.metrics}
         )
     variants = list(dict.fromkeys(spec.variant for spec in specs))
     missing = tuple(variant for variant in variants if (variant, chosen_seed) not in found)
     if len(missing) == len(variants):
-        what = f"{missing[0]} on {dataset}" if of_run else f"the comparison on {dataset}"
-        given = f" --variant {missing[0]}" if of_run else ""
+        what = f"{missing[0]} on {dataset}" if name.variant else f"the comparison on {dataset}"
+        given = f" --variant {missing[0]}" if name.variant else ""
         there = sorted({of_seed for _, of_seed in found})
         others = f" (there are seeds {', '.join(map(str, there))})" if there else ""
         raise NotRunError(f"{what} has no finished run with seed {chosen_seed}{others}; dml reproduce --dataset {dataset}{given} makes it")
     runs = tuple(run for (variant, _), run in found.items() if variant not in missing)
-    return Chosen(comparison_title(dataset, params.evaluation.role, overrides), record, not of_run, runs, chosen_seed, missing)
+    return Chosen(comparison_title(dataset, params.evaluation.role, overrides), record, name.variant is None, runs, chosen_seed, missing)
 
 
 def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
     """Return the run if its scores and embeddings are in the store, else None."""
-    current = next(_identities(project.state, dataset, spec))
-    for embedded, scored in _identities(project.state, dataset, spec):
-        scores = store.pull(f"evaluate/{scored}")
-        metrics = finished_scores(scores, scored)
-        if metrics is not None and (store.is_remote or (store.folder(f"embed/{embedded}") / MANIFEST_FILE).is_file()):
-            return FinishedRun(spec, scored, (embedded, scored) == current, metrics, scores, f"embed/{embedded}")
+    for run in run_identities(project.state, spec, dataset):
+        scores = store.pull(f"evaluate/{run.scored}")
+        metrics = finished_scores(scores, run.scored)
+        if metrics is not None and (store.is_remote or (store.folder(f"embed/{run.embedded}") / MANIFEST_FILE).is_file()):
+            return FinishedRun(spec, run.scored, not run.older_code, metrics, scores, f"embed/{run.embedded}")
     return None
-
-
-def _identities(state: Path, dataset: DatasetRecord, spec: RunSpec) -> Iterator[tuple[str, str]]:
-    """Yield the identities of its embeddings and its scores, those of the current code first."""
-    for trained in finished_identities(state, train_step(spec, dataset)):
-        for embedded in finished_identities(state, embed_step(spec, trained)):
-            for scored in finished_identities(state, evaluate_step(spec, embedded)):
-                yield embedded, scored
 
 
 def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[Side, Side]:

@@ -44,17 +44,6 @@ def test_a_run_is_found_by_the_identity_of_its_training(project: Project) -> Non
     assert run_of(project, "0" * 32) is None
 
 
-def test_an_image_is_the_same_in_every_form(project: Project, dataset: PackedDataset, tmp_path: Path) -> None:
-    model = load_model(resolve_model("own/good", project))
-    encoded = dataset.raw_bytes(5)
-    path = tmp_path / "image.jpg"
-    path.write_bytes(encoded)
-    pixels = dataset.image(5).permute(1, 2, 0).numpy()
-    rows = model.embed([encoded, path, str(path), Image.fromarray(pixels), pixels])
-    assert np.ptp(rows, axis=0).max() < 1e-5
-    assert model.embed([]).shape == (0, 16)
-
-
 def test_images_of_several_sizes_are_embedded_together(project: Project, dataset: PackedDataset) -> None:
     model = load_model(resolve_model("own/good", project))
     large = np.random.default_rng(0).integers(0, 256, (50, 31, 3), dtype=np.uint8)

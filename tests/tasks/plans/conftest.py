@@ -10,8 +10,8 @@ from dml_core.config import merge, read_yaml
 from dml_core.data.registry import materialise
 from tasks.data import prepare_dataset
 from tasks.environment import Project, find_project
-from tasks.plans.local_state import LocalState
-from tasks.plans.plan import IDENTITIES
+from tasks.plans.plan import LocalState
+from tasks.runs.identity import step_identities
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.file import load_table
 from tests.conftest import ROOT
@@ -25,7 +25,7 @@ def look(project: Project) -> LocalState:
 
 def finish_step(local: LocalState, step: str, spec: RunSpec) -> None:
     """Write the files of a finished step: Prefect's record, and a folder in the store."""
-    identity = IDENTITIES[step](spec, local.dataset("cub200", load_table("softtriple/table1")))
+    identity = step_identities(spec, local.dataset("cub200", load_table("softtriple/table1")))[step]
     records = local.project.state / "prefect" / "storage"
     records.mkdir(parents=True, exist_ok=True)
     (records / identity).write_text("{}")

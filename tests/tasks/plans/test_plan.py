@@ -16,10 +16,9 @@ from dml_core.errors import ConfigError, DataError
 from dml_core.models.backbones.published import PUBLISHED, PublishedFile
 from flows.cli import main
 from tasks.environment import Project
-from tasks.plans.cost import Estimate
 from tasks.plans.needs import check_tables, dataset_need, weights_need
-from tasks.plans.plan import PlannedRun, plan_tables, together
-from tasks.runs.rates import RATES_FILE
+from tasks.plans.plan import PlannedRun, plan_tables
+from tasks.plans.times import RATES_FILE
 from tasks.runs.specs import load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
@@ -51,16 +50,6 @@ def test_what_is_done_is_reused_and_what_is_shared_is_trained_once(project: Proj
     assert set(again.steps.values()) == {"reused"}
     assert again.estimate.seconds == 0
     assert plan_tables(here, ["softtriple/table1"], Choice(seeds=(1,)))[0].runs[1].trains
-
-
-def test_runs_beside_each_other_take_no_less_than_the_longest(project: Project) -> None:
-    here = look(project)
-    here.placement = replace(here.placement, num_groups=4)
-    short, long = Estimate(20.0, "measured"), Estimate(80.0, "measured")
-    assert together(here, [long]).seconds == 80, "one run does not end sooner beside three idle devices"
-    assert together(here, [long, short]).seconds == 80
-    assert together(here, [long] * 8).seconds == 160
-    assert together(here, [long, Estimate(None, "no time estimate (not measured here)")]).seconds is None
 
 
 def test_a_plan_takes_the_table_s_own_scale(project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +169,7 @@ def test_images_are_counted_as_prepared_or_as_published(project: Project) -> Non
     table = load_table("sgsl/table5")
     here = look(project)
     half = DRAWN["num_classes"] // 2 * DRAWN["images_per_class"]
-    assert here.is_prepared("cub200", table)
+    assert here.dataset("cub200", table).folder
     assert here.dataset("cub200", table).counts == {"train": half, "test": half}
-    assert not here.is_prepared("inshop", table)
+    assert not here.dataset("inshop", table).folder
     assert here.dataset("inshop", table).counts == {"train": 25_882, "query": 14_218, "gallery": 12_612}

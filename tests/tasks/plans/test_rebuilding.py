@@ -15,8 +15,8 @@ from tasks.files import files_set_aside
 from tasks.plans.progress import table_states
 from tasks.plans.results import add_runs, load_result
 from tasks.runs import identity
+from tasks.runs.finished import record_provenance
 from tasks.runs.identity import embed_step, evaluate_step, train_step
-from tasks.runs.provenance import record_provenance
 from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
 from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
 from tasks.runs.tuned import STANDING

@@ -9,10 +9,9 @@ import pytest
 from dml_core.data.registry import materialise
 from flows.cli import main
 from tasks.environment import Project
-from tasks.plans.disk import DiskNeed, dataset_disk
 from tasks.plans.memory import Memory
 from tasks.plans.plan import plan_tables
-from tasks.plans.resources import Resources, resources_of
+from tasks.plans.resources import DiskNeed, Resources, dataset_disk, resources_of
 from tasks.tables.choice import Choice
 from tests.tasks.plans.conftest import DRAWN, look
 
@@ -49,7 +48,7 @@ def test_a_plan_of_a_table_counts_each_run_and_each_dataset_once(project: Projec
 
 
 def test_what_is_said_and_what_to_do_where_it_is_short() -> None:
-    memory = Memory(32, weights=41_000_000, gradients=41_000_000, optimiser=82_000_000, activations=1_400_000_000)
+    memory = Memory(32, weights=41_000_000, gradients=41_000_000, optimiser=82_000_000, activations=1_400_000_000, embedding_dim=64)
     disk = (DiskNeed("cub200 packed", 1_200_000_000), DiskNeed("sop as archive, unpacked and packed", None))
     enough = Resources(disk, 10**12, memory, "bn_inception, 32 images of 224 pixels at a time", 8 * 10**9, "cuda").lines()
     assert enough == [

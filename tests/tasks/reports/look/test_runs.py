@@ -12,8 +12,8 @@ from tasks.environment import Project
 from tasks.reports.look.runs import NotRunError, choose, open_sides
 from tasks.runs import identity
 from tasks.runs.best import VALIDATION
+from tasks.runs.finished import record_provenance
 from tasks.runs.identity import embed_identity, evaluate_identity
-from tasks.runs.provenance import record_provenance
 from tasks.runs.specs import Params, RunSpec, comparison_runs
 from tests.tasks.reports.look.made_up import SEEDS, TRIPLET, make_project
 

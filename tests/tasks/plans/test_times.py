@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.plans.cost import Estimate, placement_here, step_estimate, total
-from tasks.runs.rates import RATES_FILE, Rate, note_rate, read_rates
+from tasks.plans.times import RATES_FILE, Estimate, Rate, note_rate, placement_here, read_rates, step_estimate, total
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.tables.file import load_table
@@ -53,6 +52,14 @@ def test_a_sum_is_unknown_where_one_is() -> None:
     assert total([Estimate(1, "measured"), Estimate(None, "no time estimate (not measured here)")]) == Estimate(
         None, "no time estimate (not measured here)"
     )
+
+
+def test_runs_in_parallel_take_no_less_than_the_longest() -> None:
+    short, long = Estimate(20.0, "measured"), Estimate(80.0, "measured")
+    assert total([long], 4).seconds == 80, "one run does not end sooner beside three idle devices"
+    assert total([long, short], 4).seconds == 80
+    assert total([long] * 8, 4).seconds == 160
+    assert total([long, Estimate(None, "no time estimate (not measured here)")], 4).seconds is None
 
 
 def test_rates_are_kept_and_the_last_of_a_kind_counts(spec: RunSpec, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results of older code: found by settings and inputs, with the names of the files that differ."""
+"""Names of runs; steps that older code made, by settings and inputs, with the names of the files that differ."""
 
 from pathlib import Path
 
@@ -6,11 +6,31 @@ import pytest
 
 from tasks.files import files_set_aside
 from tasks.runs import identity
-from tasks.runs.provenance import find_older, made_by_older_code, record_provenance
+from tasks.runs.finished import RunName, finished_identities, made_by_older_code, parse_run_name, record_provenance, run_identities
 from tests.damage import DAMAGE
 from tests.tasks.runs.test_identity import DATASET, SPEC, changed
 
 LOSS = "dml_core/losses/softtriple.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cub200", RunName("cub200", None, None)),
+        ("cub200/softmax", RunName("cub200", "softmax", None)),
+        ("cub200/softmax/07", RunName("cub200", "softmax", 7)),
+        ("", None),
+        ("cub200/", None),
+        ("/softmax", None),
+        ("cub200//1", None),
+        ("cub200/softmax/-1", None),
+        ("cub200/softmax/\u0662", None),
+        ("cub200/softmax/1/2", None),
+        (f"cub200/softmax/{'1' * 5000}", None),
+    ],
+)
+def test_a_run_has_a_dataset_and_may_have_a_variant_and_a_seed(text: str, name: RunName | None) -> None:
+    assert parse_run_name(text) == name
 
 
 @pytest.fixture
@@ -24,9 +44,9 @@ def code(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_what_the_code_as_it_is_made_is_not_older(tmp_path: Path, code: dict[str, str]) -> None:
     step = identity.train_step(SPEC, DATASET)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
     record_provenance(tmp_path, step)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
 
 
 def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_path: Path, code: dict[str, str]) -> None:
@@ -36,26 +56,34 @@ def test_edited_added_and_removed_files_are_named_and_the_newest_is_found(tmp_pa
     second = identity.train_step(SPEC, DATASET)
     assert first.identity != second.identity
     assert first.settings == second.settings
-    older = find_older(tmp_path, second)
-    assert older is not None
-    assert (older.identity, older.files) == (first.identity, (LOSS,))
-    assert made_by_older_code(older.files) == f"made by older code: {LOSS}"
+    assert list(finished_identities(tmp_path, second).items()) == [(second.identity, ()), (first.identity, (LOSS,))]
+    assert made_by_older_code((LOSS,)) == f"made by older code: {LOSS}"
     record_provenance(tmp_path, second)
     del code["dml_core/training/loop.py"]
     code["dml_core/training/steps.py"] = "loop"
-    older = find_older(tmp_path, identity.train_step(SPEC, DATASET))
-    assert older is not None
-    assert (older.identity, older.files) == (second.identity, ("dml_core/training/loop.py", "dml_core/training/steps.py"))
+    found = finished_identities(tmp_path, identity.train_step(SPEC, DATASET))
+    assert found[second.identity] == ("dml_core/training/loop.py", "dml_core/training/steps.py")
+    assert first.identity not in found
+
+
+def test_a_run_may_be_finished_in_part_by_older_code(tmp_path: Path, code: dict[str, str]) -> None:
+    before = identity.step_identities(SPEC, DATASET)
+    record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
+    code[LOSS] = "edited"
+    first, second = run_identities(tmp_path, SPEC, DATASET)
+    assert {"train": first.trained, "embed": first.embedded, "evaluate": first.scored} == identity.step_identities(SPEC, DATASET)
+    assert (first.older_code, second.trained, second.older_code) == ((), before["train"], (LOSS,))
+    assert second.embedded not in (before["embed"], first.embedded), "by the present code, of the older network"
 
 
 def test_other_settings_data_or_inputs_find_nothing(tmp_path: Path, code: dict[str, str]) -> None:
     record_provenance(tmp_path, identity.train_step(SPEC, DATASET))
     record_provenance(tmp_path, identity.embed_step(SPEC, "one training"))
     code[LOSS] = "edited"
-    assert find_older(tmp_path, identity.train_step(changed(seed=1), DATASET)) is None
-    assert find_older(tmp_path, identity.train_step(SPEC, DATASET.model_copy(update={"digest": "4567"}))) is None
-    assert find_older(tmp_path, identity.embed_step(SPEC, "one training")) is not None
-    assert find_older(tmp_path, identity.embed_step(SPEC, "another training")) is None, "its embeddings are another network's"
+    others = [identity.train_step(changed(seed=1), DATASET), identity.train_step(SPEC, DATASET.model_copy(update={"digest": "4567"}))]
+    others.append(identity.embed_step(SPEC, "another training"))
+    assert [len(finished_identities(tmp_path, step)) for step in others] == [1, 1, 1]
+    assert len(finished_identities(tmp_path, identity.embed_step(SPEC, "one training"))) == 2
 
 
 @pytest.mark.parametrize("how", DAMAGE)
@@ -66,7 +94,7 @@ def test_a_damaged_note_is_kept_aside_and_written_again(tmp_path: Path, code: di
     damaged = note.read_bytes() if note.exists() else None
     code[LOSS] = "edited"
     step = identity.train_step(SPEC, DATASET)
-    assert find_older(tmp_path, step) is None
+    assert finished_identities(tmp_path, step) == {step.identity: ()}
     record_provenance(tmp_path, step)
     assert [path.name for path in (tmp_path / "made").glob("*.json")] == [note.name]
     assert [path.read_bytes() for path in files_set_aside(tmp_path)] == ([damaged] if damaged is not None else [])

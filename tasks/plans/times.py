@@ -1,0 +1,191 @@
+"""Time of a run: rates measured on this machine when a step ends, and estimates from them for the same or the nearest measured network.
+
+`rates.jsonl` has one sealed record per line and is only appended to; lines without a seal were written before seals existed.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dml_core.errors import StoreError
+from tasks.runs.records import DatasetRecord, Record
+from tasks.runs.specs import RunSpec, ScaleSpec
+from tasks.sealed import DamagedError, or_set_aside, parse_sealed, read_bytes, seal
+from tasks.workers.placement import Placement, choose
+
+RATES_FILE = "rates.jsonl"
+FEWEST_IMAGES = 500  # below it, a step's time is mostly start and end
+# 10^9 multiply-adds per image of 224 x 224 pixels, from the networks' papers and torchvision, to scale the time of another network.
+# They are proportional to the input's area.
+BILLIONS = {
+    "bn_inception": 2.0,
+    "googlenet": 1.5,
+    "googlenet_caffe": 1.6,
+    "inception_v1": 1.5,
+    "resnet18": 1.8,
+    "resnet34": 3.7,
+    "resnet50": 4.1,
+    "resnet101": 7.8,
+    "vgg16": 15.5,
+}
+OTHER_WORKERS = 0.01  # breaks ties: prefers a measurement with the same number of workers
+
+TimedStep = Literal["train", "embed"]
+logger = logging.getLogger(__name__)
+
+
+class Rate(Record):
+    """A measured rate.
+
+    Attributes:
+        backbone, crop_size: the network, and the side of its input in pixels.
+        device, num_workers: hardware and number of workers that it ran on.
+        images_per_second: of all workers together.
+    """
+
+    step: TimedStep
+    backbone: str
+    crop_size: int
+    device: str
+    num_workers: int
+    images_per_second: float
+
+    @property
+    def of(self) -> tuple[str, str, int, str, int]:
+        """Key of the rate: a later rate with the same key replaces it."""
+        return self.step, self.backbone, self.crop_size, self.device, self.num_workers
+
+
+_RATE = TypeAdapter(Rate)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimated duration.
+
+    Attributes:
+        seconds: None if no measurement applies.
+        basis: what the estimate is based on, in words.
+    """
+
+    seconds: float | None
+    basis: str
+
+
+def input_size(spec: RunSpec) -> int:
+    """Return the side of a run's input in pixels; 0 if images keep their own size."""
+    transform = spec.training.transform
+    resize = transform.train_resize
+    return transform.crop_size or (resize if isinstance(resize, int) else max(resize or (0,)))
+
+
+def num_images(step: TimedStep, counts: dict[str, int], num_epochs: int = 1) -> int:
+    """Return the number of images that pass through the network in a step."""
+    return num_epochs * counts["train"] if step == "train" else sum(count for role, count in counts.items() if role != "train")
+
+
+def note_rate(state: Path, step: TimedStep, spec: RunSpec, dataset: DatasetRecord, facts: dict[str, Any], images_per_second: float) -> None:
+    """Record the speed of a step; steps with few images are skipped."""
+    if num_images(step, dataset.counts) < FEWEST_IMAGES or images_per_second <= 0:
+        return
+    rate = Rate(
+        step=step,
+        backbone=spec.training.model.backbone.name,
+        crop_size=input_size(spec),
+        device=facts["device"],
+        num_workers=facts["num_workers"],
+        images_per_second=round(images_per_second, 2),
+    )
+    path = state / RATES_FILE
+    or_set_aside(path, partial(read_bytes, path))
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"\n{seal(rate.model_dump_json())}\n")  # the previous line may have been cut
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); free space, or change DML_STATE") from None
+
+
+def read_rates(state: Path) -> list[Rate]:
+    """Return the last rate of each kind. Damaged lines stay in the file and are skipped; one warning counts them.
+
+    Raises:
+        NewerFormatError: a newer version of the program wrote one.
+    """
+    path = state / RATES_FILE
+    rates: dict[object, Rate] = {}
+    num_damaged = 0
+    for line in filter(None, (or_set_aside(path, partial(read_bytes, path)) or b"").splitlines()):
+        try:
+            rate = _parsed(path, line)
+            rates[rate.of] = rate
+        except DamagedError:
+            num_damaged += 1
+    if num_damaged:
+        logger.warning("%s: ignored %d damaged lines in the time estimates", path, num_damaged)
+    return list(rates.values())
+
+
+def _parsed(path: Path, line: bytes) -> Rate:
+    try:
+        return _RATE.validate_json(line)  # without a seal
+    except ValidationError:
+        return parse_sealed(path, line, _RATE)
+
+
+def placement_here(scale: ScaleSpec) -> Placement:
+    """Return where a flow's runs would train on this machine, without querying a Ray cluster."""
+    gpus = 0 if scale.device == "cpu" else len(list(Path("/dev").glob("nvidia[0-9]*")))
+    return choose(scale, {"CPU": os.cpu_count() or 1, "GPU": max(gpus, int(scale.device == "cuda"))})
+
+
+def step_estimate(step: TimedStep, spec: RunSpec, counts: dict[str, int], rates: Sequence[Rate], placement: Placement) -> Estimate:
+    """Estimate how long a step of a run takes.
+
+    Args:
+        step: training, or embedding of the test images.
+        spec: the run.
+        counts: number of images of each role of its dataset.
+        rates: rates measured on this machine.
+        placement: devices and workers it would run on.
+    """
+    if not counts:
+        return Estimate(None, "no time estimate (dataset not prepared)")
+    backbone, size = spec.training.model.backbone.name, input_size(spec)
+    comparable = [(rate, _ratio(rate, backbone, size)) for rate in rates if (rate.step, rate.device) == (step, placement.device)]
+    if not any(ratio for _, ratio in comparable):
+        return Estimate(None, "no time estimate (not measured here)")
+
+    def distance(rate: Rate, ratio: float) -> float:
+        return abs(math.log(ratio)) + OTHER_WORKERS * (rate.num_workers != placement.num_workers)
+
+    nearest, ratio = min(((rate, ratio) for rate, ratio in comparable if ratio), key=lambda pair: distance(*pair))
+    seconds = num_images(step, counts, spec.training.num_epochs) * ratio / nearest.images_per_second
+    if (nearest.backbone, nearest.crop_size, nearest.num_workers) == (backbone, size, placement.num_workers):
+        return Estimate(seconds, "measured")
+    workers = "" if nearest.num_workers == placement.num_workers else f" with {nearest.num_workers} workers"
+    return Estimate(seconds, f"from {nearest.backbone} at {nearest.crop_size} pixels{workers}")
+
+
+def total(estimates: Sequence[Estimate], num_parallel: int = 1) -> Estimate:
+    """Estimate how long several runs take, `num_parallel` at a time: never less than the longest; unknown if one of them is unknown."""
+    bases = [basis for basis in dict.fromkeys(estimate.basis for estimate in estimates) if basis != "measured"]
+    known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
+    seconds = max(sum(known) / num_parallel, *known, 0.0) if len(known) == len(estimates) else None
+    return Estimate(seconds, ", ".join(bases) or "measured")
+
+
+def _ratio(rate: Rate, backbone: str, size: int) -> float | None:
+    """Return the time per image as a multiple of the measured one, or None if the two cannot be compared."""
+    if rate.backbone == backbone:
+        return (size / rate.crop_size) ** 2 if size and rate.crop_size else float(size == rate.crop_size) or None
+    if backbone not in BILLIONS or rate.backbone not in BILLIONS or not (size and rate.crop_size):
+        return None
+    return BILLIONS[backbone] / BILLIONS[rate.backbone] * (size / rate.crop_size) ** 2
