@@ -14,11 +14,12 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 from pydantic import Field, ValidationError
 
@@ -26,14 +27,15 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric, Positive
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
-from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed, writing
 
 logger = logging.getLogger(__name__)
 
 FORMAT: Literal[2] = 2  # format 1 had no hashes
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
-FILE_PATTERNS = ("vectors-*.f32", "items-*.arrow", "approximate-*.faiss", "index.json.*")
+# The last two are descriptions of changes that were killed, the last one by earlier versions of this program.
+FILE_PATTERNS = ("vectors-*.f32", "items-*.arrow", "approximate-*.faiss", ".index.json.*", "index.json.*")
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
 
 
@@ -127,26 +129,47 @@ def verify(folder: Path, info: IndexInfo) -> None:
         FileNotFoundError: a file is missing.
         StoreError: a file is damaged or cannot be read.
     """
+    files = info.files(folder)
     try:
-        for path in info.files(folder):
+        for path in files:
             check_regular(path)
         if info.files_sha256 is None:
             logger.warning("%s: an index of format 1 has no hashes: damage goes unnoticed until the next change adds them", folder)
-        elif (damaged := _damaged(folder, info.files_sha256, info.files(folder))) is not None:
-            raise StoreError(f"{damaged}: damaged (SHA-256 differs); {REMEDY}")
+            return
+        hashes = _hashes(files)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StoreError(f"{error.filename or folder}: cannot be read ({error.strerror or error}); {REMEDY}") from None
+    for path in files:
+        if hashes[path.name] != info.files_sha256.get(path.name):
+            raise StoreError(f"{path}: damaged (SHA-256 differs); {REMEDY}")
 
 
-def _damaged(folder: Path, expected: dict[str, str], files: list[Path]) -> Path | None:
-    """Return the first file whose hash differs, or None; files are hashed in parallel."""
-    if {path.name for path in files} != expected.keys():
-        return folder / INFO_FILE
-    with ThreadPoolExecutor() as pool:
-        hashes = pool.map(file_sha256, files)
-        return next((path for path, found in zip(files, hashes, strict=True) if found != expected[path.name]), None)
+@contextmanager
+def changing(folder: Path) -> Iterator[str]:
+    """Let one process at a time change the index, and yield a version for its new files; they are removed if they do not become the index.
+
+    Other processes wait. The system releases the lock of a process that dies.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    version = uuid4().hex[:12]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK_FILE).touch()
+        check_regular(folder / LOCK_FILE)
+        with (folder / LOCK_FILE).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield version
+            except BaseException:
+                if not _is_current(folder, version):
+                    _remove(folder, lambda name: version in name)
+                raise
+    except OSError as error:
+        raise StoreError(f"{folder}: the index cannot be written ({error.strerror or error}); free or change the place") from None
 
 
 def commit(folder: Path, info: IndexInfo) -> IndexInfo:
@@ -158,50 +181,37 @@ def commit(folder: Path, info: IndexInfo) -> IndexInfo:
     files = info.files(folder)
     for path in files:
         _to_disk(path)
-    with ThreadPoolExecutor() as pool:
-        hashes = dict(zip((path.name for path in files), pool.map(file_sha256, files), strict=True))
-    info = info.model_copy(update={"format": FORMAT, "files_sha256": hashes})
-    beside = folder / f"{INFO_FILE}.{info.version}"
-    beside.write_text(sealed(info.model_dump(mode="json")), encoding="utf-8")
-    _to_disk(beside)
-    beside.replace(folder / INFO_FILE)
+    info = info.model_copy(update={"format": FORMAT, "files_sha256": _hashes(files)})
+    with writing(folder / INFO_FILE) as file:
+        file.write(sealed(info.model_dump(mode="json")).encode())
     _to_disk(folder)
     _remove(folder, lambda name: info.version not in name)
     return info
 
 
-def discard(folder: Path, version: str) -> None:
-    """Remove the files of a version, unless it has become the index."""
-    with suppress(OSError):
-        if version.encode() in read_regular(folder / INFO_FILE):
-            return
-    _remove(folder, lambda name: version in name)
+def index_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that an index consists of, of any version, except `index.json` and the lock."""
+    return [path for pattern in FILE_PATTERNS for path in folder.glob(pattern)]
+
+
+def _is_current(folder: Path, version: str) -> bool:
+    try:
+        return version.encode() in read_regular(folder / INFO_FILE)
+    except OSError:
+        return False
 
 
 def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
-    for pattern in FILE_PATTERNS:
-        for path in folder.glob(pattern):
-            if unwanted(path.name):
-                with suppress(OSError):  # the next change tries again
-                    path.unlink()
+    for path in index_files(folder):
+        if unwanted(path.name):
+            with suppress(OSError):  # the next change tries again
+                path.unlink()
 
 
-@contextmanager
-def changing(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the index; others wait. The system releases the lock of a process that dies.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK_FILE).touch()
-        check_regular(folder / LOCK_FILE)
-        with (folder / LOCK_FILE).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise StoreError(f"{folder}: the index cannot be written ({error.strerror or error}); free or change the place") from None
+def _hashes(files: Sequence[Path]) -> dict[str, str]:
+    """Return name -> SHA-256 of files, hashed in parallel."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((path.name for path in files), pool.map(file_sha256, files), strict=True))
 
 
 def _to_disk(path: Path) -> None:

@@ -39,7 +39,7 @@ def answer(folder: Path) -> tuple[Any, ...]:
     """Return everything that an index reports."""
     index = Index.open(folder)
     scores, positions = index.search(QUERIES, 5)
-    return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.items.names()
+    return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.names()
 
 
 def kinds(folder: Path) -> Iterator[tuple[Path, bool]]:
