@@ -8,19 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from dml_core.data.readers.shared.own import LIST_SUFFIXES
 from dml_core.data.store.rows import Box
-from dml_core.errors import DataError
 from dml_core.files import read_regular
 from dml_core.index.index import Index
 from dml_core.index.items import Item
-from dml_core.index.thumbnails import picture_size, thumbnail
+from dml_core.index.thumbnails import picture_size
 from dml_core.trained import TrainedModel
-from tasks.models.sources import find_images
+from tasks.models.indexing import batches_of_images
+from tasks.models.sources import Images, find_images
 
 QUERY_PIXELS = 320
 SHARP_PIXELS = 64  # smaller pictures are shown with sharp pixels, not smoothed
@@ -69,44 +70,37 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
         DataError: a file is missing or not an image.
     """
     index.check_model(model.identity)
-    images = [image for path in paths for image in _images_of(path)]
-    data = [_read(image) for image in images]
-    views = [model.view(content, image.box, image.name) for content, image in zip(data, images, strict=True)]
-    pictures = [thumbnail(content, image.name, QUERY_PIXELS) for content, image in zip(data, images, strict=True)]
-    scores_Qk, positions_Qk = index.search(model.embed_views(views), k)
+    batches = [*batches_of_images(model, _queries(paths), QUERY_PIXELS)]
+    queries = [item for batch in batches for item in batch.items]
+    scores_Qk, positions_Qk = index.search(np.concatenate([batch.embeddings for batch in batches]), k)
     return [
         Answer(
-            image.name,
-            picture,
+            query.name,
+            query.thumbnail or b"",
             [
                 Hit(rank, float(score), index.item(position))
                 for rank, (score, position) in enumerate(zip(scores, positions, strict=True), start=1)
             ],
         )
-        for image, picture, scores, positions in zip(images, pictures, scores_Qk, positions_Qk.tolist(), strict=True)
+        for query, scores, positions in zip(queries, scores_Qk, positions_Qk.tolist(), strict=True)
     ]
 
 
-class _Query(NamedTuple):
-    name: str
-    read: Callable[[], bytes]
-    box: Box | None = None
-
-
-def _images_of(path: Path) -> list[_Query]:
-    if not path.is_dir() and path.suffix not in LIST_SUFFIXES:
-        return [_Query(str(path), partial(read_regular, path))]
-    found = find_images(str(path))
-    inside = path if path.is_dir() else path.parent
-    boxes = found.boxes or [None] * len(found)
-    return [_Query(str(inside / name), partial(found.read, place), boxes[place]) for place, name in enumerate(found.names)]
-
-
-def _read(query: _Query) -> bytes:
-    try:
-        return query.read()
-    except OSError as error:
-        raise DataError(f"{query.name}: cannot be read ({error.strerror or error})") from None
+def _queries(paths: Sequence[Path]) -> Images:
+    names: list[str] = []
+    boxes: list[Box | None] = []
+    reads: list[Callable[[], bytes]] = []
+    for path in paths:
+        if path.is_dir() or path.suffix in LIST_SUFFIXES:
+            source, root = find_images(str(path)), path if path.is_dir() else path.parent
+            names += [str(root / name) for name in source.names]
+            boxes += source.boxes or [None] * len(source)
+            reads += [partial(source.read, position) for position in range(len(source))]
+        else:
+            names.append(str(path))
+            boxes.append(None)
+            reads.append(partial(read_regular, path))
+    return Images(names, None, boxes, None, lambda position: reads[position]())
 
 
 def describe(index: Index) -> list[str]:
