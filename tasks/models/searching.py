@@ -5,10 +5,9 @@ The page is one file that loads nothing: pictures, style and script are embedded
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -27,30 +26,16 @@ QUERY_PIXELS = 320
 SHARP_PIXELS = 64  # smaller pictures are shown with sharp pixels, not smoothed
 
 
-@dataclass(frozen=True)
-class Hit:
-    """One image that was found.
-
-    Attributes:
-        rank: from 1.
-        score: cosine, or negative distance.
-        item: its entry in the index.
-    """
+class Hit(NamedTuple):
+    """An item that was found: its rank from 1, its score (cosine, or negative distance) and its entry in the index."""
 
     rank: int
     score: float
     item: Item
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The search results for one image.
-
-    Attributes:
-        name: name of the image, as given.
-        picture: a small WebP of it.
-        hits: nearest first.
-    """
+class Answer(NamedTuple):
+    """The results of one query image: its name as given, a small WebP of it, and the items nearest to it, nearest first."""
 
     name: str
     picture: bytes
@@ -58,8 +43,8 @@ class Answer:
 
     def as_values(self) -> dict[str, Any]:
         """Return the results as plain values for programs."""
-        found = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
-        return {"image": self.name, "found": found}
+        hits = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
+        return {"image": self.name, "found": hits}
 
 
 def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: int) -> list[Answer]:
@@ -140,25 +125,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"data_uri": _data_uri, "is_sharp": _is_sharp, "base": _base}
-    environment.globals |= {"said": _said, "share": _share}
+    environment.filters |= {
+        "data_uri": lambda picture: f"data:image/webp;base64,{base64.b64encode(picture).decode()}",
+        "is_sharp": lambda picture: max(picture_size(picture)) <= SHARP_PIXELS,
+        "base": lambda name: name.rpartition("/")[2],  # without its folders
+    }
+    environment.globals |= {"nearness": _nearness, "share": _share}
     return environment
 
 
-def _data_uri(picture: bytes) -> str:
-    return f"data:image/webp;base64,{base64.b64encode(picture).decode()}"
-
-
-def _is_sharp(picture: bytes) -> bool:
-    return max(picture_size(picture)) <= SHARP_PIXELS
-
-
-def _base(name: str) -> str:
-    """Return a name without its folders."""
-    return name.rpartition("/")[2]
-
-
-def _said(score: float, metric: str) -> str:
+def _nearness(score: float, metric: str) -> str:
     return f"cosine {score:.3f}" if metric == "cosine" else f"distance {-score:.3g}"
 
 

@@ -335,13 +335,12 @@ def start_ray(scale: ScaleSpec) -> Placement:
     """
     import ray
 
-    if not ray.is_initialized():
-        connect(ray_cluster() or "local")
+    connect()
     return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
-def connect(address: str, attempts: int = 2) -> None:
-    """Connect to Ray, or start it here if the address is "local".
+def connect(attempts: int = 2) -> None:
+    """Connect this process to the cluster of `RAY_ADDRESS`, or start Ray here; does nothing if it is connected.
 
     Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
@@ -350,11 +349,14 @@ def connect(address: str, attempts: int = 2) -> None:
     """
     import ray
 
+    if ray.is_initialized():
+        return None
+    address = ray_cluster() or "local"
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
-            return connect(address, attempts - 1)
+            return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
         raise TrainingError(f"{where} did not start or does not answer: {without_secrets(_first_line(error))}") from error
     if address == "local":

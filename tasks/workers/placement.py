@@ -23,7 +23,6 @@ class Placement:
         num_workers: training processes of one run; for an elastic run, as many as there is room for now.
         num_groups: runs that train at the same time.
         num_asked: the parameters' limits on workers per run and on concurrent runs.
-        num_devices: GPUs, or CPUs, that Ray has.
         model: name of the GPUs; empty on CPUs, and if Ray does not know it.
         num_loaders: image-loading processes of each worker.
         num_cores: CPUs that Ray reserves for each worker, its loaders included.
@@ -33,7 +32,6 @@ class Placement:
     num_workers: int
     num_groups: int
     num_asked: tuple[int, int]
-    num_devices: int
     model: str = ""
     num_loaders: int = 0
     num_cores: int = 1
@@ -80,7 +78,7 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
     num_asked = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
-    return Placement(device, num_workers, num_groups, num_asked, num_devices, ", ".join(models), num_loaders, num_cores)
+    return Placement(device, num_workers, num_groups, num_asked, ", ".join(models), num_loaders, num_cores)
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:

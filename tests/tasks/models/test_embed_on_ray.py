@@ -36,7 +36,7 @@ def folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ray_here(ray_settings: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
     ray_settings.delenv("RAY_ADDRESS", raising=False)
-    connect("local")
+    connect()
     yield
     stop_ray()
 
@@ -52,7 +52,7 @@ def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Pa
     embed_images(model, images, tmp_path / "there", shard_rows=16, spread=partial(embed_on_cluster, network, 64))
     assert len(rows_in(tmp_path / "there")) == 5
     assert rows_in(tmp_path / "there") == rows_in(tmp_path / "here")
-    connect("local")
+    connect()
     gone = Images(images.names, None, None, tmp_path / "elsewhere", images.read)
     with pytest.raises(DataError, match=r"elsewhere is missing on .*; on a cluster the images must be in S3"):
         embed_images(model, gone, tmp_path / "gone", spread=partial(embed_on_cluster, network, 64))
