@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 FORMAT: Literal[2] = 2  # format 1 had no hashes
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
-# The last two are descriptions of changes that were killed, the last one by earlier versions of this program.
-FILE_PATTERNS = ("vectors-*.f32", "items-*.arrow", "approximate-*.faiss", ".index.json.*", "index.json.*")
+VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
+LEFTOVERS = (".index.json.*", "index.json.*")  # of changes that were killed; the second of earlier versions of this program
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
 
 
-class Found(Config):
+class MeasuredRecall(Config):
     """Recall of an approximate index for the exact nearest neighbours; ties at the last one count as found.
 
     Attributes:
@@ -82,7 +82,7 @@ class IndexInfo(Config):
     kind: Kind = "exact"
     reason: str | None = None
     approximation: ApproximateConfig | None = None
-    found: Found | None = None
+    found: MeasuredRecall | None = None
     version: str = Field(pattern=r"^[0-9a-f]+$")
     files_sha256: dict[str, str] | None = None
 
@@ -92,15 +92,15 @@ class IndexInfo(Config):
 
     def vectors(self, folder: Path) -> Path:
         """Return the path of the vectors."""
-        return folder / f"vectors-{self.version}.f32"
+        return folder / VECTORS.format(self.version)
 
     def items(self, folder: Path) -> Path:
         """Return the path of the items."""
-        return folder / f"items-{self.version}.arrow"
+        return folder / ITEMS.format(self.version)
 
     def approximate(self, folder: Path) -> Path:
         """Return the path of the approximate index, if it is used."""
-        return folder / f"approximate-{self.version}.faiss"
+        return folder / APPROXIMATE.format(self.version)
 
 
 def read_info(folder: Path) -> IndexInfo:
@@ -191,7 +191,7 @@ def commit(folder: Path, info: IndexInfo) -> IndexInfo:
 
 def index_files(folder: Path) -> list[Path]:
     """Return the files in a folder that an index consists of, of any version, except `index.json` and the lock."""
-    return [path for pattern in FILE_PATTERNS for path in folder.glob(pattern)]
+    return [path for pattern in (*(name.format("*") for name in FILES), *LEFTOVERS) for path in folder.glob(pattern)]
 
 
 def _is_current(folder: Path, version: str) -> bool:

@@ -25,7 +25,7 @@ from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
 from dml_core.index.items import SCHEMA, Item, as_table
-from dml_core.index.layout import INFO_FILE, LOCK_FILE, Found, IndexInfo, changing, commit, index_files, read_info
+from dml_core.index.layout import INFO_FILE, ITEMS, LOCK_FILE, VECTORS, IndexInfo, MeasuredRecall, changing, commit, index_files, read_info
 
 RECALL_AT = (1, 10, 100)
 SEED = 0
@@ -180,8 +180,8 @@ def _write(folder: Path, version: str, parts: Iterable[Part]) -> tuple[int, int]
     """Write the vectors and items of a version as they arrive; return the numbers of items and dimensions."""
     num_items = num_dimensions = 0
     with (
-        (folder / f"vectors-{version}.f32").open("wb") as vectors_file,
-        pa.OSFile(str(folder / f"items-{version}.arrow"), "wb") as items_file,
+        (folder / VECTORS.format(version)).open("wb") as vectors_file,
+        pa.OSFile(str(folder / ITEMS.format(version)), "wb") as items_file,
         pa.ipc.new_file(items_file, SCHEMA) as items_writer,
     ):
         for rows_ND, items in parts:
@@ -241,7 +241,7 @@ def _save(index: Any, path: Path) -> None:
         raise OSError(f"{path}: {str(error).splitlines()[0][-120:]}") from None
 
 
-def _measure(index: Index) -> Found:
+def _measure(index: Index) -> MeasuredRecall:
     """Search for a sample of the items, each excluded from its own neighbours, and compare with the exact search."""
     assert index.info.approximation is not None
     num_items = index.num_items
@@ -249,6 +249,6 @@ def _measure(index: Index) -> Found:
     sample = np.sort(generator.permutation(num_items)[: index.info.approximation.num_sampled_queries])
     rows_SD = index.vectors_ND[sample]
     # Each k by its own search: one for 100 examines more candidates than one for 10, and finds more of the first 10.
-    found = {k: search_others(index.approximately, rows_SD, sample, min(k, num_items - 1)) for k in RECALL_AT}
-    recalls = index_recall(_shards(index.vectors_ND), as_points(rows_SD, index.metric), sample, found)
-    return Found(recalls={k: recalls[f"index_recall@{k}"] for k in RECALL_AT}, num_queries=len(sample), seed=SEED)
+    neighbours = {k: search_others(index.approximately, rows_SD, sample, min(k, num_items - 1)) for k in RECALL_AT}
+    recalls = index_recall(_shards(index.vectors_ND), as_points(rows_SD, index.metric), sample, neighbours)
+    return MeasuredRecall(recalls={k: recalls[f"index_recall@{k}"] for k in RECALL_AT}, num_queries=len(sample), seed=SEED)

@@ -138,8 +138,8 @@ def embed_images(
         _begin_or_resume(out, _plan(model, images, shard_rows))
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}
         num_reused = num_done = len(images) - sum(map(len, missing.values()))
-        here = (embed_shard(model, images, rows, batch_size) for rows in missing.values())
-        for name, embedded in zip(missing, here if spread is None else spread(images, list(missing.values())), strict=True):
+        in_process = (embed_shard(model, images, rows, batch_size) for rows in missing.values())
+        for name, embedded in zip(missing, in_process if spread is None else spread(images, [*missing.values()]), strict=True):
             _write_shard(out, name, embedded)
             num_done += len(missing[name])
             if progress is not None:
@@ -151,9 +151,7 @@ def embed_images(
             for position, reason in json.loads(file.read_text())
         }
         named = tuple((images.names[position], reason) for position, reason in bad.items())
-        _list_bad(out, named)
-        if bad and (not skip_bad or len(bad) == len(images)):
-            raise DataError(_bad_images(named, len(images), out))
+        _list_bad(out, named, is_error=not skip_bad or len(bad) == len(images), num_images=len(images))
         _finish(out, images, [position for position in range(len(images)) if position not in bad], [*rows_of], model.num_dimensions)
     except OSError as error:
         raise StoreError(f"{out}: embeddings cannot be written ({error.strerror or error}); free space or name another place") from None
@@ -285,15 +283,20 @@ def _finish(out: Path, images: Images, positions: list[int], shard_names: list[s
     save_manifest(out, {IMAGES_ROLE: entry})
 
 
-def _list_bad(out: Path, bad: tuple[tuple[str, str], ...]) -> None:
+def _list_bad(out: Path, bad: tuple[tuple[str, str], ...], is_error: bool, num_images: int) -> None:
+    """Write the list of bad images, if there are any.
+
+    Raises:
+        DataError: there are, and they are an error.
+    """
     if not bad:
         (out / BAD_FILE).unlink(missing_ok=True)
         return
     text = io.StringIO()
     csv.writer(text).writerows([("path", "why"), *bad])
     write_whole(out / BAD_FILE, text.getvalue())
-
-
-def _bad_images(bad: tuple[tuple[str, str], ...], num_images: int, out: Path) -> str:
-    shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:NUM_SHOWN]) + ("; ..." if len(bad) > NUM_SHOWN else "")
-    return f"{len(bad)} of {num_images} images are bad ({shown}); {out / BAD_FILE} lists all: fix them, or skip them with --skip-bad"
+    if is_error:
+        shown = "; ".join(f"{name}: {reason}" for name, reason in bad[:NUM_SHOWN]) + ("; ..." if len(bad) > NUM_SHOWN else "")
+        raise DataError(
+            f"{len(bad)} of {num_images} images are bad ({shown}); {out / BAD_FILE} lists all: fix them, or skip them with --skip-bad"
+        )

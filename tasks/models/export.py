@@ -95,8 +95,8 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
 def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
     """Return test views of training images from the whole dataset; test images must not influence the graph."""
     dataset = open_role(Path(run.dataset.folder), "train", run.spec.training.validation)
-    chosen = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
-    return [model.view(dataset.image(index), dataset.box(index)) for index in chosen]
+    positions = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
+    return [model.view(dataset.image(index), dataset.box(index)) for index in positions]
 
 
 def _measure(

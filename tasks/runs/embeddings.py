@@ -52,12 +52,12 @@ def read_manifest(folder: Path) -> dict[str, RoleEntry]:
     """
     path = folder / MANIFEST_FILE
     try:
-        found = _MANIFEST.validate_json(read_bytes(path) or b"")
+        entries = _MANIFEST.validate_json(read_bytes(path) or b"")
     except ValidationError:
-        found = {}
-    if not found:
+        entries = {}
+    if not entries:
         raise changed_file(path)
-    return found
+    return entries
 
 
 def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:

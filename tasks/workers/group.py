@@ -19,7 +19,7 @@ from dml_core.training.history import Progress
 from tasks.environment import ray_cluster, shown, without_secrets
 from tasks.processes import GO_ON, watch_children
 from tasks.runs.specs import ScaleSpec
-from tasks.workers.jobs import Job, Outcome
+from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 
 POLL_SECONDS = 0.25
@@ -173,24 +173,24 @@ class WorkerGroup:
         submitted = looked_for_room = time.monotonic()
         while True:
             is_alive = self._thread is not None and self._thread.is_alive()
-            outcome: Outcome = self._ask("look")
-            for message in outcome.progress:
+            state: JobState = self._ask("look")
+            for message in state.progress:
                 watch(message)
-            if outcome.error is not None:
-                raise TrainingError(outcome.error)
-            if outcome.facts is not None:
-                return outcome.facts
+            if state.error is not None:
+                raise TrainingError(state.error)
+            if state.facts is not None:
+                return state.facts
             if not is_alive:
-                why = outcome.fault or f"Ray's workers ended: {_why(self._error)}"
-                raise _GroupEndedError(why, outcome.has_made_way)
-            if outcome.is_taken and self._held is None:
+                why = state.fault or f"Ray's workers ended: {_why(self._error)}"
+                raise _GroupEndedError(why, state.has_made_way)
+            if state.is_taken and self._held is None:
                 self._held = self._ask("held")
             now = time.monotonic()
-            if not outcome.is_taken and now - submitted > START_SECONDS:
+            if not state.is_taken and now - submitted > START_SECONDS:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
-            if outcome.quiet_seconds > (PATIENT_SECONDS if outcome.is_patient else 60 * self._scale.hang_minutes):
-                raise _GroupEndedError(f"no worker has made progress for {outcome.quiet_seconds:.0f} s (scale.hang_minutes)")
-            if self._scale.is_elastic and outcome.is_taken and now - looked_for_room > ROOM_SECONDS:
+            if state.quiet_seconds > (PATIENT_SECONDS if state.is_patient else 60 * self._scale.hang_minutes):
+                raise _GroupEndedError(f"no worker has made progress for {state.quiet_seconds:.0f} s (scale.hang_minutes)")
+            if self._scale.is_elastic and state.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
                 if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
                     self._say(f"{job.spec.title}: there is room for {more} more {'worker' if more == 1 else 'workers'}")

@@ -36,7 +36,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class JobState:
     """State of a job in the group that does it.
 
     Attributes:

@@ -50,7 +50,7 @@ class ProgressDisplay:
         )
         self._rows: dict[str, TaskID] = {}
         self._all: TaskID | None = None
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         self._num_runs = self._num_to_train = self._num_done = self._num_trained = 0
         self._first_started: float | None = None
 
@@ -82,8 +82,8 @@ class ProgressDisplay:
             parts = ", ".join(f"{name} {value:.4f}" for name, value in message.metrics.items())
             logger.info("%s: epoch %d of %d: %s (%.0f images/s)", title, message.epoch + 1, message.num_epochs, parts, rate)
         self._show(title, message.num_epochs * message.num_steps, message.epoch * message.num_steps + message.step, where)
-        if not self._console.is_terminal and time.monotonic() - self._told >= PLAIN_SECONDS:
-            self._told = time.monotonic()
+        if not self._console.is_terminal and time.monotonic() - self._printed >= PLAIN_SECONDS:
+            self._printed = time.monotonic()
             self._console.print(f"{title}: {where}", markup=False, soft_wrap=True)
 
     def finished(self, title: str, trained: bool, line: str | None) -> None:

@@ -7,7 +7,6 @@ starts from the beginning, and embedding needs one that is intact, of this run a
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -120,20 +119,16 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
 
     def read() -> int:
         nonlocal weights
-        of_system, num_epochs = weights_of(_finished_checkpoint(job, store), job.spec.evaluation.epoch)
+        folder = store.pull(job.train_key)
+        checkpoint = load_checkpoint(folder, _identity(job))
+        if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
+            raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
+        of_system, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
         weights = {name.removeprefix("model."): value for name, value in of_system.items() if name.startswith("model.")}
         return num_epochs
 
     num_epochs = from_rank_zero(read)
     return state_from_rank_zero(weights, device, lambda _, whole: whole), num_epochs
-
-
-def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
-    folder = store.pull(job.train_key)
-    checkpoint = load_checkpoint(folder, _identity(job))
-    if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
-        raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
-    return checkpoint
 
 
 def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:
