@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, EvaluationError
@@ -20,6 +19,7 @@ from dml_core.network_description import GraphFile
 from dml_core.trained import TrainedModel, load_model, load_network, read_description, write_description, write_folder
 from tasks.environment import Project
 from tasks.models.lookup import TrainedRun, resolve_model, run_of
+from tasks.workers.work import scored_datasets
 
 MEASURED_FILE = "measured.json"
 LARGEST_DIFFERENCE = 1e-4  # of an fp32 graph's embeddings from the network's
@@ -102,14 +102,11 @@ def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
 def _measure(
     run: TrainedRun, own: TrainedModel, exported: TrainedModel, graph: GraphFile, num_bytes: int, num_bytes_of_run: int
 ) -> Measured:
-    folder, validation = Path(run.dataset.folder), run.spec.training.validation
-    role = run.spec.evaluation.role
-    roles: list[str] = [role] if role != "test" else [name for name in read_info(folder).roles if name != "train"]
-    datasets = {role: open_role(folder, role, validation) for role in roles}
+    datasets = scored_datasets(Path(run.dataset.folder), run.spec)
     num_images = sum(map(len, datasets.values()))
     rows, seconds = _embedded(exported, datasets)
     expected, expected_seconds = _embedded(own, datasets)
-    difference = max(float(np.abs(rows[role] - expected[role]).max()) for role in roles)
+    difference = max(float(np.abs(rows[role] - expected[role]).max()) for role in datasets)
     if graph.precision == "fp32" and not difference <= LARGEST_DIFFERENCE:
         raise EvaluationError(f"the exported network's embeddings differ from the run's by up to {difference:.1e}; export discarded")
     return Measured(

@@ -93,15 +93,11 @@ class Workers:
 
 
 class _GroupEndedError(Exception):
-    """Raised if a worker group ended before its job was done.
+    """Raised if a worker group ended before its job was done."""
 
-    Attributes:
-        has_made_way: the workers ended on request, and have saved a checkpoint.
-    """
 
-    def __init__(self, why: str, has_made_way: bool = False) -> None:
-        super().__init__(why)
-        self.has_made_way = has_made_way
+class _MadeWayError(_GroupEndedError):
+    """Raised if it ended on request, after it had saved a checkpoint."""
 
 
 class WorkerGroup:
@@ -138,7 +134,7 @@ class WorkerGroup:
                 facts = self._attempt(job, watch)
             except _GroupEndedError as ended:
                 self._end()
-                num_faults += not ended.has_made_way
+                num_faults += not isinstance(ended, _MadeWayError)
                 if self._closed:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
@@ -181,8 +177,8 @@ class WorkerGroup:
             if state.facts is not None:
                 return state.facts
             if not is_alive:
-                why = state.fault or f"Ray's workers ended: {_why(self._error)}"
-                raise _GroupEndedError(why, state.has_made_way)
+                ended = _MadeWayError if state.has_made_way else _GroupEndedError
+                raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
             if state.is_taken and self._held is None:
                 self._held = self._ask("held")
             now = time.monotonic()
