@@ -148,8 +148,9 @@ class Store:
         except OSError as error:
             raise StoreError(f"{folder}: cannot be cleared ({error.strerror or error})") from None
         if self.is_remote:
-            for name in self.list_objects(key).keys() - set(keep):
-                self._call("delete_object", f"{key}/{name}")
+            for name in self.list_objects(key):
+                if name not in keep and SET_ASIDE not in name:
+                    self._call("delete_object", f"{key}/{name}")
 
     def _is_same(self, folder: Path, file: FileRecord) -> bool:
         path = folder / file.name
