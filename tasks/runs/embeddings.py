@@ -167,18 +167,13 @@ def _open_folder(folder: Path) -> tuple[str, list[Part]]:
     items = parquet.read_table(folder / ITEMS_FILE)
     parts, start = [], 0
     for name in entry["shards"]:
-        num_rows = len(np.load(folder / name, "r", allow_pickle=False))
-        columns = items.slice(start, num_rows).to_pydict()
-        parts.append(Part(partial(_load_shard, folder, name), columns["path"], columns.get("label")))
-        start += num_rows
+        rows = np.load(folder / name, "r", allow_pickle=False)  # memory-mapped: read when it is used
+        columns = items.slice(start, len(rows)).to_pydict()
+        parts.append(Part(partial(np.asarray, rows), columns["path"], columns.get("label")))
+        start += len(rows)
     if start != len(items):
         raise ValueError(f"{start} embeddings and {len(items)} names")
     return identity, parts
-
-
-def _load_shard(folder: Path, name: str) -> np.ndarray:
-    with _readable(folder):
-        return np.asarray(np.load(folder / name, allow_pickle=False))
 
 
 def _open_npz(path: Path) -> tuple[str, list[Part]]:
