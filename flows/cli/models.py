@@ -78,8 +78,8 @@ def promote(
 
     if force != (reason is not None):
         raise ConfigError("--force and --reason require each other; give both or neither")
-    promotion = promote_run(project, run, alias, reason)
-    print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.said}")
+    found = promote_run(project, run, alias, reason)
+    print(f"models:/{found.version.name}@{alias} is version {found.version.number}: {found.said}")
 
 
 @models_app.command()
@@ -97,13 +97,13 @@ def export(
     from tasks.models.export import MEASURED_FILE
     from tasks.models.export import export as export_run
 
-    result = export_run(project, run, graph_format, precision, out)
+    found = export_run(project, run, graph_format, precision, out)
     print(
-        f"{out}: {result.format} {result.precision} of {result.run}\n"
-        f"Recall@1 {100 * result.recall_at_1:.2f} % (the run: {100 * result.recall_at_1_of_run:.2f} %) "
-        f"on {result.num_images} test images; embeddings differ by up to {result.largest_difference:.1e}\n"
-        f"{result.num_bytes / 1e6:.2f} MB (the run's weights: {result.num_bytes_of_run / 1e6:.2f} MB); "
-        f"{result.milliseconds:.2f} ms per image on this machine (the run's network: {result.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
+        f"{out}: {found.format} {found.precision} of {found.run}\n"
+        f"Recall@1 {100 * found.recall_at_1:.2f} % (the run: {100 * found.recall_at_1_of_run:.2f} %) "
+        f"on {found.num_images} test images; embeddings differ by up to {found.largest_difference:.1e}\n"
+        f"{found.num_bytes / 1e6:.2f} MB (the run's weights: {found.num_bytes_of_run / 1e6:.2f} MB); "
+        f"{found.milliseconds:.2f} ms per image on this machine (the run's network: {found.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
     )
 
 
@@ -141,10 +141,10 @@ def embed(
     def tell(done: int, of: int) -> None:
         print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    embedded = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
-    reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
-    print(f"{out}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
-    if embedded.bad:
-        print(f"skipped: {len(embedded.bad):,} bad images")
-        for name, why in embedded.bad:
+    found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
+    reused = f", {found.num_reused:,} of them reused" if found.num_reused else ""
+    print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
+    if found.bad:
+        print(f"skipped: {len(found.bad):,} bad images")
+        for name, why in found.bad:
             print(f"  {name}: {why}")

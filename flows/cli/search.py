@@ -129,19 +129,13 @@ def search(
 
     Prints a table; --html writes a page.
     """
-    from dml_core.errors import StoreError
     from dml_core.index.index import Index
-    from tasks.files import write_whole
-    from tasks.models.searching import search_images, search_page
+    from tasks.models.searching import search_images
 
     index = Index.open(folder)
     answers = search_images(index, _model_of(index, model), images, k)
     if html is not None:
-        try:
-            write_whole(html, search_page(index, answers))
-        except OSError as error:
-            raise StoreError(f"{html}: cannot be written ({error.strerror or error})") from None
-        print(f"page: {html}", file=sys.stderr)
+        _write_page(html, index, answers)
     if as_json:
         import json
 
@@ -163,9 +157,9 @@ def _batches(
         return batches_of_embeddings(Path(source), images, pixels)
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
-    source_images = find_images(source)
+    found = find_images(source)
     trained = model()
-    return trained.identity, batches_of_images(trained, source_images, pixels, bad)
+    return trained.identity, batches_of_images(trained, found, pixels, bad)
 
 
 def _tell_bad(bad: list[str] | None) -> None:
@@ -205,17 +199,23 @@ def _model_of(index: "Index", named: str | None) -> "TrainedModel":
 
 
 def _print_index(index: "Index") -> None:
-    from tasks.models.searching import kind_line
+    from tasks.models.searching import describe
 
-    info = index.info
-    plural = "s" if info.num_items > 1 else ""
-    source = f" ({info.model_source})" if info.model_source else ""
     print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
-    print(f"  {info.num_items:,} item{plural} of {info.num_dimensions} dimensions, by {info.metric}")
-    print(f"  model {info.model_identity}{source}")
-    if info.reason:
-        print(f"  chosen by size: {info.reason}")
-    print(f"  {kind_line(index)}")
+    for line in describe(index):
+        print(f"  {line}")
+
+
+def _write_page(path: Path, index: "Index", answers: "list[Answer]") -> None:
+    from dml_core.errors import StoreError
+    from tasks.files import write_whole
+    from tasks.models.searching import search_page
+
+    try:
+        write_whole(path, search_page(index, answers))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from None
+    print(f"page: {path}", file=sys.stderr)
 
 
 def _print_answers(index: "Index", answers: "list[Answer]") -> None:

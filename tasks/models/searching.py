@@ -88,6 +88,19 @@ def _queries(paths: Sequence[Path]) -> Images:
     return Images(names, None, boxes, None, lambda position: reads[position]())
 
 
+def describe(index: Index) -> list[str]:
+    """Describe an index in a few lines."""
+    info = index.info
+    source = f" ({info.model_source})" if info.model_source else ""
+    lines = [
+        f"{info.num_items:,} item{'s' if info.num_items > 1 else ''} of {info.num_dimensions} dimensions, by {info.metric}",
+        f"model {info.model_identity}{source}",
+    ]
+    if info.reason:
+        lines.append(f"chosen by size: {info.reason}")
+    return [*lines, kind_line(index)]
+
+
 def kind_line(index: Index) -> str:
     """Return the index's kind and, if it is approximate, what it misses."""
     if index.kind == "exact":
