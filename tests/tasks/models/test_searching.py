@@ -151,6 +151,9 @@ def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
     for source in (tmp_path / "a.npz", tmp_path / "a.parquet"):
         with pytest.raises(EvaluationError, match="does not name the model that made it"):
             batches_of_embeddings(source)
+    np.savez(tmp_path / "c.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a"]), model_identity=np.array("0" * 32))
+    with pytest.raises(EvaluationError, match=r"c\.npz: cannot be read \(2 embeddings and 1 names\)"):
+        batches_of_embeddings(tmp_path / "c.npz")
     (tmp_path / "b.npz").write_bytes(b"PK no archive")
     with pytest.raises(EvaluationError, match=r"b\.npz: cannot be read"):
         batches_of_embeddings(tmp_path / "b.npz")
