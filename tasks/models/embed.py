@@ -32,13 +32,12 @@ from dml_core.trained import TrainedModel, load_model
 from tasks.files import write_whole
 from tasks.locks import FileLock
 from tasks.models.sources import Images
-from tasks.runs.embeddings import IMAGES_ROLE, ITEMS_FILE, PLAN_FILE, RoleEntry, save_array, save_manifest, save_npz, save_parquet, shards
+from tasks.runs.embeddings import IMAGES_ROLE, ITEMS_FILE, PLAN_FILE, SINGLE_FILES, RoleEntry, save_array, save_manifest, shard_ranges
 
 BAD_FILE = "bad.csv"
 SHARD_ROWS = 4096
 BATCH_SIZE = 64
 NUM_SHOWN = 10
-SINGLE_FILES = {".npz": save_npz, ".parquet": save_parquet}
 Bad = list[tuple[int, str]]  # position and reason of each image that cannot be embedded
 Rows = tuple[NDArray[np.float32], Bad]  # of a shard: rows of the good images in order, and the bad ones
 Spread = Callable[[Images, list[range]], Iterator[Rows]]
@@ -133,7 +132,7 @@ def embed_images(
         DataError: there are bad images that are not to be skipped.
         StoreError: `out` cannot be written.
     """
-    rows_of = shards(IMAGES_ROLE, len(images), shard_rows)
+    rows_of = shard_ranges(IMAGES_ROLE, len(images), shard_rows)
     try:
         _begin_or_resume(out, _plan(model, images, shard_rows))
         missing = {name: rows for name, rows in rows_of.items() if not (out / name).is_file() or _bad_file(out, name).exists()}

@@ -75,7 +75,7 @@ def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:
     return rows_ND, labels_N
 
 
-def shards(role: str, num_rows: int, shard_rows: int) -> dict[str, range]:
+def shard_ranges(role: str, num_rows: int, shard_rows: int) -> dict[str, range]:
     """Return the file name and the rows of each shard of a role."""
     starts = range(0, num_rows, shard_rows)
     return {
@@ -217,7 +217,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise EvaluationError(f"{path}: cannot be read ({reason}); expected the complete output of `dml embed`") from None
 
 
-def save_npz(folder: Path, file: IO[bytes]) -> None:
+def _save_npz(folder: Path, file: IO[bytes]) -> None:
     """Write the rows of a folder of `dml embed` as one `.npz`."""
     identity, parts = open_embedded(folder)
     columns = {
@@ -230,7 +230,7 @@ def save_npz(folder: Path, file: IO[bytes]) -> None:
     np.savez(file, **columns)  # type: ignore[arg-type]
 
 
-def save_parquet(folder: Path, file: IO[bytes]) -> None:
+def _save_parquet(folder: Path, file: IO[bytes]) -> None:
     """Write the rows of a folder of `dml embed` as one Parquet file, with a row group per shard."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -245,3 +245,6 @@ def save_parquet(folder: Path, file: IO[bytes]) -> None:
                 embeddings = pa.FixedSizeListArray.from_arrays(pa.array(part.load().ravel()), num_dimensions)
                 columns = {"name": part.names, "label": part.labels, "embedding": embeddings}
                 writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema))
+
+
+SINGLE_FILES = {".npz": _save_npz, ".parquet": _save_parquet}  # suffix -> what makes one file of a folder

@@ -18,7 +18,7 @@ from dml_core.float32 import without_tf32
 from dml_core.models.embedder import Embedder
 from dml_core.training.parallel.workers import rank, world_size
 from dml_core.training.pulse import beat
-from tasks.runs.embeddings import RoleEntry, save_array, save_manifest, shards
+from tasks.runs.embeddings import RoleEntry, save_array, save_manifest, shard_ranges
 
 BATCH_SIZE = 128
 NUM_SHARDS = 16
@@ -71,7 +71,7 @@ def _extract_role(
     device: torch.device,
     num_loader_workers: int,
 ) -> RoleEntry:
-    rows_of = shards(role, len(dataset), shard_rows(len(dataset)))
+    rows_of = shard_ranges(role, len(dataset), shard_rows(len(dataset)))
     loader = Loader(dataset, num_loader_workers, device)
     for name, rows in [*rows_of.items()][rank() :: world_size()]:
         batches = np.split(np.arange(rows.start, rows.stop), range(BATCH_SIZE, len(rows), BATCH_SIZE))
