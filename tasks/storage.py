@@ -48,17 +48,14 @@ class Store:
     def __init__(self, address: str, cache: Path) -> None:
         self.address = address
         self.cache = cache
+        self.is_remote = address.startswith("s3://")  # files must be pushed for other machines to see them
+        self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
         self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
         self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 it was pushed with
 
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""
         return (self.cache if self.is_remote else Path(self.address)) / key
-
-    @property
-    def is_remote(self) -> bool:
-        """True if the store is a bucket, so that files must be pushed for other machines to see them."""
-        return self.address.startswith("s3://")
 
     def check_writable(self) -> None:
         """Write and remove a small file.
@@ -173,13 +170,8 @@ class Store:
 
         return boto3.client("s3")
 
-    @property
-    def _bucket(self) -> str:
-        return self.address.removeprefix("s3://").partition("/")[0]
-
     def _object_key(self, key: str) -> str:
-        prefix = self.address.removeprefix("s3://").partition("/")[2].strip("/")
-        return "/".join(part for part in (prefix, key) if part)
+        return "/".join(part for part in (self._prefix.strip("/"), key) if part)
 
     @contextmanager
     def _one_line(self, operation: str) -> Iterator[None]:

@@ -86,21 +86,13 @@ class IndexInfo(Config):
     version: str = Field(pattern=r"^[0-9a-f]+$")
     files_sha256: dict[str, str] | None = None
 
+    def path(self, folder: Path, file: str) -> Path:
+        """Return the path of its `VECTORS`, `ITEMS` or `APPROXIMATE`."""
+        return folder / file.format(self.version)
+
     def files(self, folder: Path) -> list[Path]:
-        """Return every file that `index.json` names."""
-        return [self.vectors(folder), self.items(folder), *([] if self.kind == "exact" else [self.approximate(folder)])]
-
-    def vectors(self, folder: Path) -> Path:
-        """Return the path of the vectors."""
-        return folder / VECTORS.format(self.version)
-
-    def items(self, folder: Path) -> Path:
-        """Return the path of the items."""
-        return folder / ITEMS.format(self.version)
-
-    def approximate(self, folder: Path) -> Path:
-        """Return the path of the approximate index, if it is used."""
-        return folder / APPROXIMATE.format(self.version)
+        """Return the path of every file that `index.json` names."""
+        return [self.path(folder, file) for file in FILES if file != APPROXIMATE or self.kind != "exact"]
 
 
 def read_info(folder: Path) -> IndexInfo:
@@ -146,6 +138,19 @@ def verify(folder: Path, info: IndexInfo) -> None:
             raise StoreError(f"{path}: damaged (SHA-256 differs); {REMEDY}")
 
 
+def check_place(folder: Path, replace: bool) -> None:
+    """Reject a folder that has an index, unless it is to be replaced, or any other file.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if (folder / INFO_FILE).exists() and not replace:
+        raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
+    strange = {path.name for path in folder.iterdir()} - {INFO_FILE, LOCK_FILE, *(path.name for path in _index_files(folder))}
+    if strange:
+        raise ConfigError(f"{folder}: not empty ({min(strange)}); name a separate folder for the index")
+
+
 @contextmanager
 def changing(folder: Path) -> Iterator[str]:
     """Let one process at a time change the index, and yield a version for its new files; they are removed if they do not become the index.
@@ -189,7 +194,7 @@ def commit(folder: Path, info: IndexInfo) -> IndexInfo:
     return info
 
 
-def index_files(folder: Path) -> list[Path]:
+def _index_files(folder: Path) -> list[Path]:
     """Return the files in a folder that an index consists of, of any version, except `index.json` and the lock."""
     return [path for pattern in (*(name.format("*") for name in FILES), *LEFTOVERS) for path in folder.glob(pattern)]
 
@@ -202,7 +207,7 @@ def _is_current(folder: Path, version: str) -> bool:
 
 
 def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
-    for path in index_files(folder):
+    for path in _index_files(folder):
         if unwanted(path.name):
             with suppress(OSError):  # the next change tries again
                 path.unlink()

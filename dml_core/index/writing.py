@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
-from dml_core.evaluation.retrieval.approximate import ApproximateConfig, build, index_recall, search_others
+from dml_core.evaluation.retrieval.approximate import build, index_recall, search_others
 from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
 from dml_core.index.items import SCHEMA, Item, as_table
-from dml_core.index.layout import INFO_FILE, ITEMS, LOCK_FILE, VECTORS, IndexInfo, MeasuredRecall, changing, commit, index_files, read_info
+from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, IndexInfo, MeasuredRecall, changing, check_place, commit, read_info
 
 RECALL_AT = (1, 10, 100)
 SEED = 0
@@ -69,7 +69,7 @@ def build_index(
         StoreError: the folder cannot be written.
     """
     with changing(folder) as version:
-        _check_place(folder, replace)
+        check_place(folder, replace)
         num_items, num_dimensions = _write(folder, version, _parts(folder, batches, metric, "nothing to index"))
         kind, approximation, reason = choose(approximate, num_items, num_dimensions)
         info = IndexInfo(
@@ -84,7 +84,10 @@ def build_index(
             version=version,
         )
         if approximation is not None:
-            _save(_build_approximate(_rows(info, folder), metric, approximation), info.approximate(folder))
+            if kind == "pq" and num_items < LEAST_COMPRESSED:
+                raise ConfigError(f"--approximate pq learns to compress from {LEAST_COMPRESSED} items at least, and there are {num_items}")
+            shards = _shards(_rows(info, folder))
+            _save(build(shards, num_items, np.zeros(num_dimensions), metric, approximation), info.path(folder, APPROXIMATE))
         return _finish(folder, info)
 
 
@@ -126,15 +129,6 @@ def remove_items(folder: Path, names: Sequence[str]) -> Index:
 
 
 # ---------------------------------------------------------------- the files
-
-
-def _check_place(folder: Path, replace: bool) -> None:
-    """Reject a folder that has an index, unless it is to be replaced, or any other file."""
-    if (folder / INFO_FILE).exists() and not replace:
-        raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
-    strange = {path.name for path in folder.iterdir()} - {INFO_FILE, LOCK_FILE, *(path.name for path in index_files(folder))}
-    if strange:
-        raise ConfigError(f"{folder}: not empty ({min(strange)}); name a separate folder for the index")
 
 
 def _parts(
@@ -196,18 +190,18 @@ def _replace(old: Index, version: str, parts: Iterable[Part], num_unchanged: int
     num_items, _ = _write(old.folder, version, parts)
     info = old.info.model_copy(update={"version": version, "num_items": num_items})
     if info.kind != "exact":
-        approximate = read_approximate(old.info.approximate(old.folder), mapped=False)
+        approximate = read_approximate(old.info.path(old.folder, APPROXIMATE), mapped=False)
         if num_unchanged == 0:
             approximate.reset()  # the lists' centres and the codebooks stay as trained
         new_rows_ND = _rows(info, old.folder)[num_unchanged:]
         for rows in blocks(len(new_rows_ND), NUM_ROWS_AT_ONCE):
             approximate.add(np.ascontiguousarray(new_rows_ND[rows]))
-        _save(approximate, info.approximate(old.folder))
+        _save(approximate, info.path(old.folder, APPROXIMATE))
     return _finish(old.folder, info)
 
 
 def _rows(info: IndexInfo, folder: Path) -> NDArray[np.float32]:
-    return np.memmap(info.vectors(folder), dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
+    return np.memmap(info.path(folder, VECTORS), dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
 
 
 def _finish(folder: Path, info: IndexInfo) -> Index:
@@ -226,12 +220,6 @@ def _shards(rows_ND: NDArray[np.float32]) -> list[EmbeddingShard]:
         EmbeddingShard(partial(rows_ND.__getitem__, rows), np.zeros(rows.stop - rows.start, dtype=np.int64))
         for rows in blocks(len(rows_ND), NUM_ROWS_AT_ONCE)
     ]
-
-
-def _build_approximate(rows_ND: NDArray[np.float32], metric: Metric, approximation: ApproximateConfig) -> Any:
-    if approximation.index == "ivf_pq" and len(rows_ND) < LEAST_COMPRESSED:
-        raise ConfigError(f"--approximate pq learns to compress from {LEAST_COMPRESSED} items at least, and there are {len(rows_ND)}")
-    return build(_shards(rows_ND), len(rows_ND), np.zeros(rows_ND.shape[1]), metric, approximation)
 
 
 def _save(index: Any, path: Path) -> None:

@@ -14,7 +14,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,15 +42,8 @@ Rows = tuple[NDArray[np.float32], Bad]  # of a shard: rows of the good images in
 Spread = Callable[[Images, list[range]], Iterator[Rows]]
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """Result of embedding.
-
-    Attributes:
-        num_rows: number of embedded images.
-        num_reused: number of those that an earlier run had embedded.
-        bad: name and reason of each skipped image.
-    """
+class Embedded(NamedTuple):
+    """Number of embedded images, number of those that an earlier run had embedded, and name and reason of each skipped image."""
 
     num_rows: int
     num_reused: int

@@ -22,7 +22,7 @@ from dml_core.index import layout, writing
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index
 from dml_core.index.items import Item, as_table
-from dml_core.index.layout import commit
+from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, commit
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from tests.conftest import ROOT
 
@@ -103,7 +103,7 @@ def test_what_is_missed_is_measured_and_not_assumed(tmp_path: Path, monkeypatch:
     assert found is not None
     sample = np.sort(np.random.default_rng(found.seed).permutation(1200)[:500])
     _, order = by_hand(rows(), rows()[sample], "cosine")
-    alone = faiss.read_index(str(index.info.approximate(index.folder)))
+    alone = faiss.read_index(str(index.info.path(index.folder, APPROXIMATE)))
     for k, recall in found.recalls.items():
         _, positions = alone.search(np.asarray(index.vectors_ND[sample]), k + 1)
         hits = [
@@ -372,10 +372,10 @@ def test_opening_holds_no_vectors_in_memory(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     info = build_index(folder, [Batch(rows(2, 512), [Item("a"), Item("b")])], MODEL).info
     count = 150_000
-    with info.vectors(folder).open("r+b") as file:
+    with info.path(folder, VECTORS).open("r+b") as file:
         file.truncate(4 * 512 * count)
     items = as_table([Item(f"{number}") for number in range(count)])
-    with pa.ipc.new_file(str(info.items(folder)), items.schema) as writer:
+    with pa.ipc.new_file(str(info.path(folder, ITEMS)), items.schema) as writer:
         writer.write_table(items)
     commit(folder, info.model_copy(update={"num_items": count}))
     before = anonymous_bytes()
