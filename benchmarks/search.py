@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dml_core.index.index import NUM_CANDIDATES, Index, read_approximate
 from dml_core.index.items import Item
-from dml_core.index.layout import INFO_FILE
+from dml_core.index.layout import APPROXIMATE, INFO_FILE
 from dml_core.index.writing import Batch, build_index
 
 NUM_ROWS_AT_ONCE = 50_000
@@ -140,7 +140,7 @@ def measure(folder: Path, num_queries: int) -> dict[str, Any]:
 def peer_of(index: Index) -> Any:
     """Return FAISS's index of the same items, in memory."""
     if index.kind != "exact":
-        return read_approximate(index.info.approximate(index.folder), mapped=False)
+        return read_approximate(index.info.path(index.folder, APPROXIMATE), mapped=False)
     peer = faiss.IndexFlatIP(index.num_dimensions)
     peer.add(np.asarray(index.vectors_ND))
     return peer

@@ -7,7 +7,6 @@ same task, and flows of several processes for its lock (`flows.step_lock`).
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -440,10 +439,8 @@ def _of_same_data(dataset: DatasetRecord, store: Store, key: str) -> Iterator[No
 
 
 def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed_key: str, services: Services) -> Job:
-    if services.store.is_remote:
-        services.store.push_folder(Path(dataset.folder), f"data/{dataset.digest}")
+    services.store.push_folder(Path(dataset.folder), f"data/{dataset.digest}")
     return Job(
-        id=str(uuid.uuid4()),
         step=step,
         spec=spec,
         dataset_key=f"data/{dataset.digest}",

@@ -7,7 +7,7 @@ does) it also works between machines.
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -35,33 +35,26 @@ class FileLock:
             StoreError: the lock's file cannot be written.
         """
         while True:
-            file = self._open()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                file = self._path.open("a")
+            except OSError as error:
+                raise StoreError(
+                    f"{self._path}: cannot be locked ({error.strerror or error}); make it a file that can be written"
+                ) from None
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:
                 file.close()
                 return False
-            if self._is_there(file):
-                break
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self._path.stat()):
+                    file.truncate(0)
+                    file.write(str(os.getpid()))
+                    file.flush()
+                    self._file = file
+                    return True
             file.close()  # its holder has removed it: another may have created a new one
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        self._file = file
-        return True
-
-    def _open(self) -> IO[str]:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("a")
-        except OSError as error:
-            raise StoreError(f"{self._path}: cannot be locked ({error.strerror or error}); make it a file that can be written") from None
-
-    def _is_there(self, file: IO[str]) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-        except FileNotFoundError:
-            return False
 
     def release(self, remove: bool = False) -> None:
         """Release the lock, if held; with `remove` also remove its file, for places where users would see it."""

@@ -49,7 +49,7 @@ def seal(record: str) -> str:
     return json.dumps({"format": FORMAT, "sha256": _sha256(f"{FORMAT} {record}"), "record": record})
 
 
-def unseal(kept: str | bytes) -> str:
+def unseal(data: str | bytes) -> str:
     """Return the record that was sealed.
 
     Raises:
@@ -57,15 +57,15 @@ def unseal(kept: str | bytes) -> str:
         NewerFormatError: it is intact, but of a format that this program does not read; the error names no file.
     """
     try:
-        found = from_json(kept)
-        record, written = found["record"], found.get("format")
-        if found["sha256"] == _sha256(record if written is None else f"{written} {record}") and written in (None, *range(1, FORMAT + 1)):
-            return str(record)
-        newer = found["sha256"] == _sha256(f"{written} {record}") and isinstance(written, int)
+        envelope = from_json(data)
+        record, version = envelope["record"], envelope.get("format")
+        is_intact = envelope["sha256"] == _sha256(record if version is None else f"{version} {record}")
     except (TypeError, KeyError, AttributeError):
-        newer = False  # JSON, but not the output of `seal`
-    if newer:
-        raise NewerFormatError(f"written by a newer version (format {written}, this program reads up to {FORMAT}); update dml-repro")
+        is_intact = False  # JSON, but not the output of `seal`
+    if is_intact and version in (None, *range(1, FORMAT + 1)):
+        return str(record)
+    if is_intact and isinstance(version, int):
+        raise NewerFormatError(f"written by a newer version (format {version}, this program reads up to {FORMAT}); update dml-repro")
     raise ValueError("the record does not fit its SHA-256")
 
 

@@ -8,11 +8,13 @@ A store hashes a file again only when its size, time or inode changed, and reads
 steps of all runs of a flow check the same packed dataset and networks.
 """
 
+import hashlib
 import logging
 import tempfile
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 
 from dml_core.data.readers.shared.archives import Progress, download
 from dml_core.errors import DataError, StoreError
-from dml_core.files import SET_ASIDE
+from dml_core.files import SET_ASIDE, writing
 from tasks.environment import Project, without_secrets
 from tasks.runs.records import FileRecord, StepRecord, changed_file, describe_file, visible_files
 
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedObjectError(StoreError):
-    """An object of a remote store whose bytes are not those that were pushed."""
+    """An object of a bucket whose bytes are not those that were pushed."""
 
 
 class Store:
@@ -46,17 +48,14 @@ class Store:
     def __init__(self, address: str, cache: Path) -> None:
         self.address = address
         self.cache = cache
-        self._file_hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}
+        self.is_remote = address.startswith("s3://")  # files must be pushed for other machines to see them
+        self._bucket, _, self._prefix = address.removeprefix("s3://").partition("/")
+        self._file_hashes: dict[tuple[Path, int, int, int], str] = {}  # (path, size, time, inode) -> SHA-256
         self._object_hashes: dict[tuple[str, str], str] = {}  # (object key, ETag) -> SHA-256 it was pushed with
 
     def folder(self, key: str) -> Path:
         """Return the folder of `key` on this machine, which need not exist yet."""
         return (self.cache if self.is_remote else Path(self.address)) / key
-
-    @property
-    def is_remote(self) -> bool:
-        """True if the store is a bucket, so that files must be pushed for other machines to see them."""
-        return self.address.startswith("s3://")
 
     def check_writable(self) -> None:
         """Write and remove a small file.
@@ -65,8 +64,8 @@ class Store:
             StoreError: the store is not writable; raised before any work is done.
         """
         if self.is_remote:
-            self._call("put_object", Key=self._object_key(".writable"), Body=b"")
-            self._call("delete_object", Key=self._object_key(".writable"))
+            self._call("put_object", ".writable", Body=b"")
+            self._call("delete_object", ".writable")
             return
         try:
             Path(self.address).mkdir(parents=True, exist_ok=True)
@@ -79,17 +78,18 @@ class Store:
 
     def push(self, key: str) -> None:
         """Make the files in `folder(key)` visible to all machines."""
-        if self.is_remote:
-            self.push_folder(self.folder(key), key)
+        self.push_folder(self.folder(key), key)
 
     def push_folder(self, folder: Path, key: str) -> None:
-        """Upload the files of any folder to a remote store, under `key`; files already there are skipped."""
+        """Upload the files of any folder to a bucket, under `key`; files already there are skipped."""
+        if not self.is_remote:
+            return
         there = self._remote_hashes(key)
         for path in visible_files(folder):
             name, sha256 = path.relative_to(folder).as_posix(), self._file_hash(path)
             if there.get(name) != sha256:
                 extra = {"Metadata": {"sha256": sha256}}
-                self._call("upload_file", Filename=str(path), Key=self._object_key(f"{key}/{name}"), ExtraArgs=extra, Config=_transfers())
+                self._call("upload_file", f"{key}/{name}", Filename=str(path), ExtraArgs=extra, Config=_transfers())
 
     def pull(self, key: str) -> Path:
         """Make `folder(key)` hold exactly what the store has under `key`, and return it.
@@ -145,8 +145,9 @@ class Store:
         except OSError as error:
             raise StoreError(f"{folder}: cannot be cleared ({error.strerror or error})") from None
         if self.is_remote:
-            for name in [name for name in self.list_objects(key) if name not in keep]:
-                self._call("delete_object", Key=self._object_key(f"{key}/{name}"))
+            for name in self.list_objects(key):
+                if name not in keep and SET_ASIDE not in name:
+                    self._call("delete_object", f"{key}/{name}")
 
     def _is_same(self, folder: Path, file: FileRecord) -> bool:
         path = folder / file.name
@@ -154,14 +155,11 @@ class Store:
 
     def _file_hash(self, path: Path) -> str:
         """Return the SHA-256 of a file's current content."""
-        at = path.stat()
-        seen = at.st_size, at.st_mtime_ns, at.st_ino
-        known = self._file_hashes.get(path)
-        if known is not None and known[0] == seen:
-            return known[1]
-        sha256 = describe_file(path, path.name).sha256
-        if time.time() - at.st_mtime > SETTLED_SECONDS:
-            self._file_hashes[path] = seen, sha256
+        status = path.stat()
+        version = path, status.st_size, status.st_mtime_ns, status.st_ino
+        sha256 = self._file_hashes.get(version) or describe_file(path, path.name).sha256
+        if time.time() - status.st_mtime > SETTLED_SECONDS:
+            self._file_hashes[version] = sha256
         return sha256
 
     # ------------------------------------------------------------ S3
@@ -172,41 +170,34 @@ class Store:
 
         return boto3.client("s3")
 
-    @property
-    def _bucket(self) -> str:
-        return self.address.removeprefix("s3://").partition("/")[0]
-
     def _object_key(self, key: str) -> str:
-        prefix = self.address.removeprefix("s3://").partition("/")[2].strip("/")
-        return "/".join(part for part in (prefix, key) if part)
+        return "/".join(part for part in (self._prefix.strip("/"), key) if part)
 
-    def _call(self, operation: str, **arguments: Any) -> Any:
+    @contextmanager
+    def _one_line(self, operation: str) -> Iterator[None]:
+        """Turn boto3's errors into one line each."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
-            return getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+            yield
         except (Boto3Error, BotoCoreError, ClientError) as error:
-            why = without_secrets(str(error))
+            reason = without_secrets(str(error))
             raise StoreError(
-                f"store {self.address}: {operation} failed ({why}); check the bucket, AWS_ENDPOINT_URL and credentials"
+                f"store {self.address}: {operation} failed ({reason}); check the bucket, AWS_ENDPOINT_URL and credentials"
             ) from None
 
-    def list_objects(self, key: str = "") -> Iterator[str]:
-        """Yield the name below `key` of every object there."""
-        return (name for name, _ in self._list(key))
+    def _call(self, operation: str, key: str, **arguments: Any) -> Any:
+        """Call a method of boto3's client for one object."""
+        with self._one_line(operation):
+            return getattr(self._client, operation)(Bucket=self._bucket, Key=self._object_key(key), **arguments)
 
-    def _list(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield the name below `key` and the ETag of every object there."""
+    def list_objects(self, key: str = "") -> dict[str, str]:
+        """Return name -> ETag of every object below `key`."""
         prefix = f"{self._object_key(key)}/".removeprefix("/")
-        token: dict[str, str] = {}
-        while True:
-            page = self._call("list_objects_v2", Prefix=prefix, **token)
-            for entry in page.get("Contents", []):
-                yield entry["Key"].removeprefix(prefix), entry["ETag"]
-            if not page.get("IsTruncated"):
-                return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+        with self._one_line("list_objects_v2"):
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+            return {entry["Key"].removeprefix(prefix): entry["ETag"] for page in pages for entry in page.get("Contents", [])}
 
     def fetch(self, key: str, path: Path, progress: Progress | None = None) -> None:
         """Fetch one large object by a signed link; an interrupted fetch resumes where it stopped.
@@ -227,23 +218,21 @@ class Store:
         Raises:
             StoreError: it cannot be read.
         """
-        data: bytes = self._call("get_object", Key=self._object_key(key))["Body"].read()
-        return data
+        return bytes(self._call("get_object", key)["Body"].read())
 
     def download(self, key: str, path: Path, sha256: str | None = None) -> None:
-        """Fetch one object into `path`: under a temporary name, renamed once it is complete and matches its hash, if that is known.
+        """Fetch one object into `path`, which is replaced once the object is complete and matches its hash, if that is known.
 
         Raises:
             DamagedObjectError: its bytes do not match the hash.
             StoreError: it cannot be read.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pull-") as folder:
-            arrived = Path(folder) / ".object"  # hidden, because another process's pull would remove a visible file
-            self._call("download_file", Key=self._object_key(key), Filename=str(arrived), Config=_transfers())
-            if sha256 not in (None, describe_file(arrived, key).sha256):
+        with writing(path) as file:
+            self._call("download_fileobj", key, Fileobj=file, Config=_transfers())
+            file.seek(0)
+            if sha256 not in (None, hashlib.file_digest(file, "sha256").hexdigest()):  # type: ignore[arg-type]
                 raise DamagedObjectError(f"store {self.address}: {key} arrived damaged (SHA-256 differs)")
-            arrived.replace(path)
 
     def _fetch_whole(self, key: str, path: Path, sha256: str) -> None:
         """Fetch one object; if it arrives damaged twice, it is damaged in the store and set aside there, so that a step makes it again."""
@@ -251,28 +240,30 @@ class Store:
             try:
                 return self.download(key, path, sha256)
             except DamagedObjectError as error:
-                found = error
+                damage = error
         folder, _, name = key.rpartition("/")
-        taken = set(self.list_objects(folder))
+        taken = self.list_objects(folder)
         aside = next(f"{folder}/{aside}" for number in count(1) if (aside := f".{name}{SET_ASIDE}{number}") not in taken)
         source = {"Bucket": self._bucket, "Key": self._object_key(key)}
-        self._call("copy", Key=self._object_key(aside), CopySource=source, Config=_transfers())
-        self._call("delete_object", Key=self._object_key(key))
+        self._call("copy", aside, CopySource=source, Config=_transfers())
+        self._call("delete_object", key)
         path.unlink(missing_ok=True)
-        logger.warning("%s; kept as %s", found, aside)
+        logger.warning("%s; kept as %s", damage, aside)
         return None
 
     def _remote_hashes(self, key: str) -> dict[str, str]:
         """Return the SHA-256 each file below `key` was pushed with, by name; files set aside are omitted."""
-        etags = {name: etag for name, etag in self._list(key) if SET_ASIDE not in name}
-        versions = [(self._object_key(f"{key}/{name}"), etag) for name, etag in etags.items()]
+        versions = {name: (f"{key}/{name}", etag) for name, etag in self.list_objects(key).items() if SET_ASIDE not in name}
         with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-            return dict(zip(etags, pool.map(self._object_hash, versions), strict=True))
+            return dict(zip(versions, pool.map(self._object_hash, versions.values()), strict=True))
 
     def _object_hash(self, version: tuple[str, str]) -> str:
-        """Return the SHA-256 an object was pushed with, by its key and ETag; empty if it has none."""
+        """Return the SHA-256 an object was pushed with, by its key and ETag; empty if it has none.
+
+        A list of objects does not have their metadata, so each version costs one request.
+        """
         if version not in self._object_hashes:
-            sha256 = self._call("head_object", Key=version[0])["Metadata"].get("sha256", "")
+            sha256 = self._call("head_object", version[0])["Metadata"].get("sha256", "")
             if not sha256:
                 return ""  # pushed by other software; a push of the same bytes adds the hash and keeps the ETag
             self._object_hashes[version] = sha256
@@ -350,7 +341,7 @@ def enable_s3_weights() -> None:
     from dml_core.models.backbones.weights import DOWNLOADERS
 
     def fetch(address: str, path: Path) -> None:
-        bucket, _, key = address.removeprefix("s3://").rpartition("/")[0].partition("/")
-        Store(f"s3://{bucket}/{key}", path.parent).download(address.rpartition("/")[2], path)
+        folder, _, name = address.rpartition("/")
+        Store(folder, path.parent).download(name, path)
 
     DOWNLOADERS["s3"] = fetch

@@ -5,7 +5,7 @@ share searched, and take the same space again; compressed vectors (pq) are for d
 least time, but is built slowly, and rebuilt after every removal: it is used only on request.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast
 
 from dml_core.errors import ConfigError
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
@@ -13,7 +13,7 @@ from dml_core.index.layout import Kind
 
 EXACT_BYTES = 2**28  # size of the vectors: about 25 ms a query
 WHOLE_BYTES = 2**33
-FAISS_NAMES: dict[str, Literal["ivf_flat", "ivf_pq", "hnsw"]] = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
+FAISS_NAMES: dict[Kind, Literal["ivf_flat", "ivf_pq", "hnsw"]] = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
 CHOICES = (*FAISS_NAMES, "auto")
 NUM_CODE_BYTES = 64  # maximum for a compressed vector
 
@@ -26,20 +26,31 @@ class Chosen(NamedTuple):
     reason: str | None
 
 
-def choose(asked: str | None, num_items: int, num_dimensions: int) -> Chosen:
+def choose(requested: str | None, num_items: int, num_dimensions: int) -> Chosen:
     """Return the requested kind: None is exact, "auto" chooses by size.
+
+    An approximate index gets about sqrt(N) lists, of which a sixteenth, and at least 8, are searched.
 
     Raises:
         ConfigError: no such kind.
     """
-    if asked is not None and asked not in CHOICES:
-        raise ConfigError(f"--approximate {asked}: expected one of {', '.join(CHOICES)}")
-    kind, reason = _by_size(num_items, num_dimensions) if asked == "auto" else (asked or "exact", None)
-    known = next(name for name in get_args(Kind) if name == kind)
-    return Chosen(known, None if kind == "exact" else settings(kind, num_items, num_dimensions), reason)
+    if requested is not None and requested not in CHOICES:
+        raise ConfigError(f"--approximate {requested}: expected one of {', '.join(CHOICES)}")
+    kind, reason = _by_size(num_items, num_dimensions) if requested == "auto" else (cast(Kind, requested or "exact"), None)
+    if kind == "exact":
+        return Chosen(kind, None, reason)
+    num_lists = 1 << num_items.bit_length() // 2
+    most = min(NUM_CODE_BYTES, max(1, num_dimensions // 2))
+    approximation = ApproximateConfig(
+        index=FAISS_NAMES[kind],
+        num_lists=num_lists,
+        num_probes=max(8, num_lists // 16),
+        num_code_bytes=next(number for number in range(most, 0, -1) if num_dimensions % number == 0),
+    )
+    return Chosen(kind, approximation, reason)
 
 
-def _by_size(num_items: int, num_dimensions: int) -> tuple[str, str]:
+def _by_size(num_items: int, num_dimensions: int) -> tuple[Kind, str]:
     num_bytes = 4 * num_items * num_dimensions
     size = f"{num_items:,} items of {num_dimensions} dimensions are {num_bytes / 2**20:,.0f} MiB"
     if num_bytes <= EXACT_BYTES:
@@ -48,15 +59,5 @@ def _by_size(num_items: int, num_dimensions: int) -> tuple[str, str]:
         return "ivf", f"{size}, too many to read for each query ({EXACT_BYTES >> 20} MiB) and few enough to be kept whole in lists"
     return (
         "pq",
-        f"{size}, too many to be kept whole in lists ({WHOLE_BYTES >> 20:,} MiB): compressed, and put in order by the whole vectors",
-    )
-
-
-def settings(kind: str, num_items: int, num_dimensions: int) -> ApproximateConfig:
-    """Return settings for the size: about sqrt(N) lists, of which a sixteenth, and at least 8, are searched."""
-    num_lists = 1 << num_items.bit_length() // 2
-    most = min(NUM_CODE_BYTES, max(1, num_dimensions // 2))
-    num_code_bytes = next(number for number in range(most, 0, -1) if num_dimensions % number == 0)
-    return ApproximateConfig(
-        index=FAISS_NAMES[kind], num_lists=num_lists, num_probes=max(8, num_lists // 16), num_code_bytes=num_code_bytes
+        f"{size}, too many to be kept whole in lists ({WHOLE_BYTES >> 20:,} MiB): compressed, and reordered by the whole vectors",
     )

@@ -19,8 +19,8 @@ from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import checked_embeddings
 from dml_core.evaluation.retrieval.geometry import as_points, as_similarities, centred
-from dml_core.index.items import Item, Items
-from dml_core.index.layout import REMEDY, IndexInfo, Kind, read_info, verify
+from dml_core.index.items import Item, open_items
+from dml_core.index.layout import APPROXIMATE, ITEMS, REMEDY, VECTORS, IndexInfo, Kind, read_info, verify
 
 NUM_CANDIDATES = 8  # candidates of compressed vectors per requested neighbour, reordered by the whole vectors
 NUM_ATTEMPTS = 5
@@ -40,11 +40,11 @@ class Index:
     def __init__(self, folder: Path, info: IndexInfo) -> None:
         self.folder = folder
         self.info = info
-        self.vectors_ND = _mapped(info.vectors(folder), info.num_items, info.num_dimensions)
-        self.items = Items(info.items(folder))
-        if len(self.items) != info.num_items:
-            raise StoreError(f"{info.items(folder)}: {len(self.items)} items where {info.num_items} are expected; {REMEDY}")
-        self._approximate: Any = None if info.kind == "exact" else read_approximate(info.approximate(folder), mapped=True)
+        self.vectors_ND = _mapped(info.path(folder, VECTORS), info.num_items, info.num_dimensions)
+        self.items = open_items(info.path(folder, ITEMS))
+        if self.items.num_rows != info.num_items:
+            raise StoreError(f"{info.path(folder, ITEMS)}: {self.items.num_rows} items where {info.num_items} are expected; {REMEDY}")
+        self._approximate: Any = None if info.kind == "exact" else read_approximate(info.path(folder, APPROXIMATE), mapped=True)
         if info.kind == "pq":
             self._approximate = _refined(self._approximate, self.vectors_ND)
 
@@ -138,8 +138,16 @@ class Index:
         return as_similarities(distances_Qk, self.metric), positions_Qk
 
     def item(self, position: int) -> Item:
-        """Return the item at a position."""
-        return self.items[int(position)]
+        """Return the item at a position, 0 to N - 1.
+
+        Raises:
+            IndexError: no such position.
+        """
+        return Item(**self.items.slice(int(position), 1).to_pylist()[0])
+
+    def names(self) -> list[str]:
+        """Return the name of every item, in order."""
+        return list(self.items["name"].to_pylist())
 
     @cached_property
     def nbytes(self) -> int:

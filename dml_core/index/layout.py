@@ -14,11 +14,12 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 from pydantic import Field, ValidationError
 
@@ -26,18 +27,19 @@ from dml_core.config import Config
 from dml_core.errors import ConfigError, StoreError
 from dml_core.evaluation.config import Metric, Positive
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig
-from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
+from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed, writing
 
 logger = logging.getLogger(__name__)
 
 FORMAT: Literal[2] = 2  # format 1 had no hashes
 REMEDY = "build the index again with --force"
 INFO_FILE, LOCK_FILE = "index.json", ".lock"
-FILE_PATTERNS = ("vectors-*.f32", "items-*.arrow", "approximate-*.faiss", "index.json.*")
+VECTORS, ITEMS, APPROXIMATE = FILES = ("vectors-{}.f32", "items-{}.arrow", "approximate-{}.faiss")  # names, with the version
+LEFTOVERS = (".index.json.*", "index.json.*")  # of changes that were killed; the second of earlier versions of this program
 Kind = Literal["exact", "ivf", "pq", "hnsw"]
 
 
-class Found(Config):
+class MeasuredRecall(Config):
     """Recall of an approximate index for the exact nearest neighbours; ties at the last one count as found.
 
     Attributes:
@@ -80,25 +82,17 @@ class IndexInfo(Config):
     kind: Kind = "exact"
     reason: str | None = None
     approximation: ApproximateConfig | None = None
-    found: Found | None = None
+    found: MeasuredRecall | None = None
     version: str = Field(pattern=r"^[0-9a-f]+$")
     files_sha256: dict[str, str] | None = None
 
+    def path(self, folder: Path, file: str) -> Path:
+        """Return the path of its `VECTORS`, `ITEMS` or `APPROXIMATE`."""
+        return folder / file.format(self.version)
+
     def files(self, folder: Path) -> list[Path]:
-        """Return every file that `index.json` names."""
-        return [self.vectors(folder), self.items(folder), *([] if self.kind == "exact" else [self.approximate(folder)])]
-
-    def vectors(self, folder: Path) -> Path:
-        """Return the path of the vectors."""
-        return folder / f"vectors-{self.version}.f32"
-
-    def items(self, folder: Path) -> Path:
-        """Return the path of the items."""
-        return folder / f"items-{self.version}.arrow"
-
-    def approximate(self, folder: Path) -> Path:
-        """Return the path of the approximate index, if it is used."""
-        return folder / f"approximate-{self.version}.faiss"
+        """Return the path of every file that `index.json` names."""
+        return [self.path(folder, file) for file in FILES if file != APPROXIMATE or self.kind != "exact"]
 
 
 def read_info(folder: Path) -> IndexInfo:
@@ -127,26 +121,60 @@ def verify(folder: Path, info: IndexInfo) -> None:
         FileNotFoundError: a file is missing.
         StoreError: a file is damaged or cannot be read.
     """
+    files = info.files(folder)
     try:
-        for path in info.files(folder):
+        for path in files:
             check_regular(path)
         if info.files_sha256 is None:
             logger.warning("%s: an index of format 1 has no hashes: damage goes unnoticed until the next change adds them", folder)
-        elif (damaged := _damaged(folder, info.files_sha256, info.files(folder))) is not None:
-            raise StoreError(f"{damaged}: damaged (SHA-256 differs); {REMEDY}")
+            return
+        hashes = _hashes(files)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StoreError(f"{error.filename or folder}: cannot be read ({error.strerror or error}); {REMEDY}") from None
+    for path in files:
+        if hashes[path.name] != info.files_sha256.get(path.name):
+            raise StoreError(f"{path}: damaged (SHA-256 differs); {REMEDY}")
 
 
-def _damaged(folder: Path, expected: dict[str, str], files: list[Path]) -> Path | None:
-    """Return the first file whose hash differs, or None; files are hashed in parallel."""
-    if {path.name for path in files} != expected.keys():
-        return folder / INFO_FILE
-    with ThreadPoolExecutor() as pool:
-        hashes = pool.map(file_sha256, files)
-        return next((path for path, found in zip(files, hashes, strict=True) if found != expected[path.name]), None)
+def check_place(folder: Path, replace: bool) -> None:
+    """Reject a folder that has an index, unless it is to be replaced, or any other file.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if (folder / INFO_FILE).exists() and not replace:
+        raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
+    strange = {path.name for path in folder.iterdir()} - {INFO_FILE, LOCK_FILE, *(path.name for path in _index_files(folder))}
+    if strange:
+        raise ConfigError(f"{folder}: not empty ({min(strange)}); name a separate folder for the index")
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[str]:
+    """Let one process at a time change the index, and yield a version for its new files; they are removed if they do not become the index.
+
+    Other processes wait. The system releases the lock of a process that dies.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    version = uuid4().hex[:12]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK_FILE).touch()
+        check_regular(folder / LOCK_FILE)
+        with (folder / LOCK_FILE).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                yield version
+            except BaseException:
+                if not _is_current(folder, version):
+                    _remove(folder, lambda name: version in name)
+                raise
+    except OSError as error:
+        raise StoreError(f"{folder}: the index cannot be written ({error.strerror or error}); free or change the place") from None
 
 
 def commit(folder: Path, info: IndexInfo) -> IndexInfo:
@@ -158,50 +186,37 @@ def commit(folder: Path, info: IndexInfo) -> IndexInfo:
     files = info.files(folder)
     for path in files:
         _to_disk(path)
-    with ThreadPoolExecutor() as pool:
-        hashes = dict(zip((path.name for path in files), pool.map(file_sha256, files), strict=True))
-    info = info.model_copy(update={"format": FORMAT, "files_sha256": hashes})
-    beside = folder / f"{INFO_FILE}.{info.version}"
-    beside.write_text(sealed(info.model_dump(mode="json")), encoding="utf-8")
-    _to_disk(beside)
-    beside.replace(folder / INFO_FILE)
+    info = info.model_copy(update={"format": FORMAT, "files_sha256": _hashes(files)})
+    with writing(folder / INFO_FILE) as file:
+        file.write(sealed(info.model_dump(mode="json")).encode())
     _to_disk(folder)
     _remove(folder, lambda name: info.version not in name)
     return info
 
 
-def discard(folder: Path, version: str) -> None:
-    """Remove the files of a version, unless it has become the index."""
-    with suppress(OSError):
-        if version.encode() in read_regular(folder / INFO_FILE):
-            return
-    _remove(folder, lambda name: version in name)
+def _index_files(folder: Path) -> list[Path]:
+    """Return the files in a folder that an index consists of, of any version, except `index.json` and the lock."""
+    return [path for pattern in (*(name.format("*") for name in FILES), *LEFTOVERS) for path in folder.glob(pattern)]
+
+
+def _is_current(folder: Path, version: str) -> bool:
+    try:
+        return version.encode() in read_regular(folder / INFO_FILE)
+    except OSError:
+        return False
 
 
 def _remove(folder: Path, unwanted: Callable[[str], bool]) -> None:
-    for pattern in FILE_PATTERNS:
-        for path in folder.glob(pattern):
-            if unwanted(path.name):
-                with suppress(OSError):  # the next change tries again
-                    path.unlink()
+    for path in _index_files(folder):
+        if unwanted(path.name):
+            with suppress(OSError):  # the next change tries again
+                path.unlink()
 
 
-@contextmanager
-def changing(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the index; others wait. The system releases the lock of a process that dies.
-
-    Raises:
-        StoreError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK_FILE).touch()
-        check_regular(folder / LOCK_FILE)
-        with (folder / LOCK_FILE).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise StoreError(f"{folder}: the index cannot be written ({error.strerror or error}); free or change the place") from None
+def _hashes(files: Sequence[Path]) -> dict[str, str]:
+    """Return name -> SHA-256 of files, hashed in parallel."""
+    with ThreadPoolExecutor() as pool:
+        return dict(zip((path.name for path in files), pool.map(file_sha256, files), strict=True))
 
 
 def _to_disk(path: Path) -> None:

@@ -6,32 +6,34 @@ them, because positions change, and for a graph this is as slow as building it.
 Shapes: N items, D dimensions, S sampled items, k neighbours.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import faiss
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dml_core.errors import ConfigError, EvaluationError
 from dml_core.evaluation.config import Metric
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings
-from dml_core.evaluation.retrieval.approximate import ApproximateConfig, build, index_recall, search_others
+from dml_core.evaluation.retrieval.approximate import build, index_recall, search_others
 from dml_core.evaluation.retrieval.geometry import as_points, blocks, centred
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index, read_approximate
-from dml_core.index.items import Item, ItemWriter, writing_items
-from dml_core.index.layout import FILE_PATTERNS, INFO_FILE, LOCK_FILE, Found, IndexInfo, changing, commit, discard, read_info
+from dml_core.index.items import SCHEMA, Item, as_table
+from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, IndexInfo, MeasuredRecall, changing, check_place, commit, read_info
 
 RECALL_AT = (1, 10, 100)
 SEED = 0
 NUM_ROWS_AT_ONCE = 65_536
+NUM_ROWS_COPIED = 8192  # with their thumbnails
 NUM_NAMES_SHOWN = 3
 LEAST_COMPRESSED = 256  # a byte encodes this many parts of vectors
+Part = tuple[NDArray[np.float32], Any]  # vectors as stored, (n, D), and the table of their items
 
 
 class Batch(NamedTuple):
@@ -66,30 +68,27 @@ def build_index(
         EvaluationError: embeddings cannot be compared, or are too few for the approximate index.
         StoreError: the folder cannot be written.
     """
-    with changing(folder):
-        _check_place(folder, replace)
-        with _new_version(folder) as version:
-            names = _Names(folder)
-            vectors, items_path = folder / f"vectors-{version}.f32", folder / f"items-{version}.arrow"
-            with vectors.open("wb") as file, writing_items(items_path) as items:
-                num_items, num_dimensions = _write(batches, metric, None, names, file.write, items)
-            if num_dimensions is None:
-                raise ConfigError(f"{folder}: nothing to index; name a folder, a list or embeddings with one image at least")
-            kind, approximation, reason = choose(approximate, num_items, num_dimensions)
-            info = IndexInfo(
-                model_identity=model_identity,
-                model_source=model_source,
-                metric=metric,
-                num_items=num_items,
-                num_dimensions=num_dimensions,
-                kind=kind,
-                reason=reason,
-                approximation=approximation,
-                version=version,
-            )
-            if approximation is not None:
-                _save(_build_approximate(_rows(info, folder), metric, approximation), info.approximate(folder))
-            return _finish(folder, info)
+    with changing(folder) as version:
+        check_place(folder, replace)
+        num_items, num_dimensions = _write(folder, version, _parts(folder, batches, metric, "nothing to index"))
+        kind, approximation, reason = choose(approximate, num_items, num_dimensions)
+        info = IndexInfo(
+            model_identity=model_identity,
+            model_source=model_source,
+            metric=metric,
+            num_items=num_items,
+            num_dimensions=num_dimensions,
+            kind=kind,
+            reason=reason,
+            approximation=approximation,
+            version=version,
+        )
+        if approximation is not None:
+            if kind == "pq" and num_items < LEAST_COMPRESSED:
+                raise ConfigError(f"--approximate pq learns to compress from {LEAST_COMPRESSED} items at least, and there are {num_items}")
+            shards = _shards(_rows(info, folder))
+            _save(build(shards, num_items, np.zeros(num_dimensions), metric, approximation), info.path(folder, APPROXIMATE))
+        return _finish(folder, info)
 
 
 def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> Index:
@@ -101,25 +100,11 @@ def add_items(folder: Path, batches: Iterable[Batch], model_identity: str) -> In
         StoreError: the folder cannot be read or written.
     """
     read_info(folder)
-    with changing(folder):
+    with changing(folder) as version:
         old = Index.open(folder)
         old.check_model(model_identity)
-        with _new_version(folder) as version:
-            names = _Names(folder, old.items.names())
-            info = old.info.model_copy(update={"version": version})
-            with info.vectors(folder).open("wb") as file, writing_items(info.items(folder)) as items:
-                for rows in blocks(old.num_items, NUM_ROWS_AT_ONCE):
-                    file.write(old.vectors_ND[rows].data)
-                items.copy(old.items.batches())
-                num_added, _ = _write(batches, old.metric, old.num_dimensions, names, file.write, items)
-            if num_added == 0:
-                raise ConfigError(f"{folder}: nothing to add; name a folder, a list or embeddings with one image at least")
-            info = info.model_copy(update={"num_items": old.num_items + num_added})
-            if info.kind != "exact":
-                index = read_approximate(old.info.approximate(folder), mapped=False)
-                _fill(index, _rows(info, folder)[old.num_items :])
-                _save(index, info.approximate(folder))
-            return _finish(folder, info)
+        added = _parts(folder, batches, old.metric, "nothing to add", old.num_dimensions, frozenset(old.names()))
+        return _replace(old, version, chain(_parts_of(old), added), num_unchanged=old.num_items)
 
 
 def remove_items(folder: Path, names: Sequence[str]) -> Index:
@@ -130,83 +115,32 @@ def remove_items(folder: Path, names: Sequence[str]) -> Index:
         StoreError: the folder cannot be read or written.
     """
     read_info(folder)
-    with changing(folder):
+    with changing(folder) as version:
         old = Index.open(folder)
-        found = old.items.names()
-        unwanted = set(names)
-        unknown = sorted(unwanted.difference(found))
+        present, unwanted = old.names(), set(names)
+        unknown = sorted(unwanted.difference(present))
         if unknown:
-            raise ConfigError(f"{folder}: has no item named {_shown(unknown)}; nothing was removed")
-        kept_N = np.array([name not in unwanted for name in found])
-        if not kept_N.any():
+            more = f" and {len(unknown) - NUM_NAMES_SHOWN} more" if len(unknown) > NUM_NAMES_SHOWN else ""
+            raise ConfigError(f"{folder}: has no item named {', '.join(unknown[:NUM_NAMES_SHOWN])}{more}; nothing was removed")
+        remaining_N = np.array([name not in unwanted for name in present])
+        if not remaining_N.any():
             raise ConfigError(f"{folder}: nothing would be left of the index; delete the folder instead")
-        with _new_version(folder) as version:
-            info = old.info.model_copy(update={"version": version, "num_items": int(kept_N.sum())})
-            with info.vectors(folder).open("wb") as file, writing_items(info.items(folder)) as items:
-                for rows in blocks(old.num_items, NUM_ROWS_AT_ONCE):
-                    file.write(old.vectors_ND[rows][kept_N[rows]].data)
-                items.copy(old.items.batches(kept_N))
-            if info.kind != "exact":
-                index = read_approximate(old.info.approximate(folder), mapped=False)
-                index.reset()
-                _fill(index, _rows(info, folder))
-                _save(index, info.approximate(folder))
-            return _finish(folder, info)
+        return _replace(old, version, _parts_of(old, remaining_N), num_unchanged=0)
 
 
 # ---------------------------------------------------------------- the files
 
 
-def _check_place(folder: Path, replace: bool) -> None:
-    """Reject a folder that has an index, unless it is to be replaced, or any other file."""
-    if (folder / INFO_FILE).exists() and not replace:
-        raise ConfigError(f"{folder}: has an index already; add to it with `dml index add`, or replace it with --force")
-    ours = {INFO_FILE, LOCK_FILE, *(path.name for pattern in FILE_PATTERNS for path in folder.glob(pattern))}
-    strange = next((path for path in sorted(folder.iterdir()) if path.name not in ours), None)
-    if strange is not None:
-        raise ConfigError(f"{folder}: not empty ({strange.name}); name a folder of its own for the index")
-
-
-@contextmanager
-def _new_version(folder: Path) -> Iterator[str]:
-    """Yield a version for new files, which are removed if they do not become the index."""
-    version = uuid4().hex[:12]
-    try:
-        yield version
-    except BaseException:
-        discard(folder, version)
-        raise
-
-
-class _Names:
-    """Ensures that names are unique."""
-
-    def __init__(self, folder: Path, known: Sequence[str] = ()) -> None:
-        self._folder = folder
-        self._known = set(known)
-        self._had = frozenset(self._known)
-
-    def add(self, items: Sequence[Item]) -> None:
-        for item in items:
-            if item.name in self._had:
-                raise ConfigError(
-                    f"{self._folder}: has an item named {item.name} already; remove it first with `dml index remove`, or leave it out"
-                )
-            if item.name in self._known:
-                raise ConfigError(f"two images are named {item.name}; an index finds each by a name of its own")
-            self._known.add(item.name)
-
-
-def _write(
+def _parts(
+    folder: Path,
     batches: Iterable[Batch],
     metric: Metric,
-    num_dimensions: int | None,
-    names: _Names,
-    write: Callable[[Any], Any],
-    items: ItemWriter,
-) -> tuple[int, int | None]:
-    """Write batches as they arrive; return the numbers of items and dimensions."""
-    num_items = 0
+    if_empty: str,
+    num_dimensions: int | None = None,
+    present: frozenset[str] = frozenset(),
+) -> Iterator[Part]:
+    """Yield batches in the form of the stored vectors and items, after checking them and that no name is twice or among `present`."""
+    names: set[str] = set()
     for batch in batches:
         if not len(batch.items):
             continue
@@ -216,15 +150,58 @@ def _write(
         if num_dimensions not in (None, points.raw.shape[1]):
             raise ConfigError(f"embeddings of {points.raw.shape[1]} dimensions beside some of {num_dimensions}, which do not compare")
         num_dimensions = points.raw.shape[1]
-        names.add(batch.items)
-        write(np.ascontiguousarray(centred(points, np.zeros(num_dimensions))).data)
-        items.add(batch.items)
-        num_items += len(batch.items)
+        for item in batch.items:
+            if item.name in present:
+                raise ConfigError(
+                    f"{folder}: has an item named {item.name} already; remove it first with `dml index remove`, or leave it out"
+                )
+            if item.name in names:
+                raise ConfigError(f"two images are named {item.name}; an index finds each by a unique name")
+            names.add(item.name)
+        yield centred(points, np.zeros(num_dimensions)), as_table(batch.items)
+    if not names:
+        raise ConfigError(f"{folder}: {if_empty}; name a folder, a list or embeddings with one image at least")
+
+
+def _parts_of(index: Index, remaining_N: NDArray[np.bool_] | None = None) -> Iterator[Part]:
+    """Yield the rows of an index in parts, only those in `remaining_N` if given."""
+    for rows in blocks(index.num_items, NUM_ROWS_COPIED):
+        vectors, items = index.vectors_ND[rows], index.items.slice(rows.start, NUM_ROWS_COPIED)
+        yield (vectors, items) if remaining_N is None else (vectors[remaining_N[rows]], items.filter(pa.array(remaining_N[rows])))
+
+
+def _write(folder: Path, version: str, parts: Iterable[Part]) -> tuple[int, int]:
+    """Write the vectors and items of a version as they arrive; return the numbers of items and dimensions."""
+    num_items = num_dimensions = 0
+    with (
+        (folder / VECTORS.format(version)).open("wb") as vectors_file,
+        pa.OSFile(str(folder / ITEMS.format(version)), "wb") as items_file,
+        pa.ipc.new_file(items_file, SCHEMA) as items_writer,
+    ):
+        for rows_ND, items in parts:
+            vectors_file.write(np.ascontiguousarray(rows_ND).data)
+            items_writer.write_table(items)
+            num_items, num_dimensions = num_items + len(rows_ND), rows_ND.shape[1]
     return num_items, num_dimensions
 
 
+def _replace(old: Index, version: str, parts: Iterable[Part], num_unchanged: int) -> Index:
+    """Replace an index by one of `parts`, of which the first `num_unchanged` rows are all of the old one's."""
+    num_items, _ = _write(old.folder, version, parts)
+    info = old.info.model_copy(update={"version": version, "num_items": num_items})
+    if info.kind != "exact":
+        approximate = read_approximate(old.info.path(old.folder, APPROXIMATE), mapped=False)
+        if num_unchanged == 0:
+            approximate.reset()  # the lists' centres and the codebooks stay as trained
+        new_rows_ND = _rows(info, old.folder)[num_unchanged:]
+        for rows in blocks(len(new_rows_ND), NUM_ROWS_AT_ONCE):
+            approximate.add(np.ascontiguousarray(new_rows_ND[rows]))
+        _save(approximate, info.path(old.folder, APPROXIMATE))
+    return _finish(old.folder, info)
+
+
 def _rows(info: IndexInfo, folder: Path) -> NDArray[np.float32]:
-    return np.memmap(info.vectors(folder), dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
+    return np.memmap(info.path(folder, VECTORS), dtype=np.float32, mode="r", shape=(info.num_items, info.num_dimensions))
 
 
 def _finish(folder: Path, info: IndexInfo) -> Index:
@@ -245,17 +222,6 @@ def _shards(rows_ND: NDArray[np.float32]) -> list[EmbeddingShard]:
     ]
 
 
-def _build_approximate(rows_ND: NDArray[np.float32], metric: Metric, approximation: ApproximateConfig) -> Any:
-    if approximation.index == "ivf_pq" and len(rows_ND) < LEAST_COMPRESSED:
-        raise ConfigError(f"--approximate pq learns to compress from {LEAST_COMPRESSED} items at least, and there are {len(rows_ND)}")
-    return build(_shards(rows_ND), len(rows_ND), np.zeros(rows_ND.shape[1]), metric, approximation)
-
-
-def _fill(index: Any, rows_ND: NDArray[np.float32]) -> None:
-    for rows in blocks(len(rows_ND), NUM_ROWS_AT_ONCE):
-        index.add(np.ascontiguousarray(rows_ND[rows]))
-
-
 def _save(index: Any, path: Path) -> None:
     try:
         faiss.write_index(index, str(path))
@@ -263,7 +229,7 @@ def _save(index: Any, path: Path) -> None:
         raise OSError(f"{path}: {str(error).splitlines()[0][-120:]}") from None
 
 
-def _measure(index: Index) -> Found:
+def _measure(index: Index) -> MeasuredRecall:
     """Search for a sample of the items, each excluded from its own neighbours, and compare with the exact search."""
     assert index.info.approximation is not None
     num_items = index.num_items
@@ -271,11 +237,6 @@ def _measure(index: Index) -> Found:
     sample = np.sort(generator.permutation(num_items)[: index.info.approximation.num_sampled_queries])
     rows_SD = index.vectors_ND[sample]
     # Each k by its own search: one for 100 examines more candidates than one for 10, and finds more of the first 10.
-    found = {k: search_others(index.approximately, rows_SD, sample, min(k, num_items - 1)) for k in RECALL_AT}
-    recalls = index_recall(_shards(index.vectors_ND), as_points(rows_SD, index.metric), sample, found)
-    return Found(recalls={k: recalls[f"index_recall@{k}"] for k in RECALL_AT}, num_queries=len(sample), seed=SEED)
-
-
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NUM_NAMES_SHOWN} more" if len(names) > NUM_NAMES_SHOWN else ""
-    return ", ".join(names[:NUM_NAMES_SHOWN]) + more
+    neighbours = {k: search_others(index.approximately, rows_SD, sample, min(k, num_items - 1)) for k in RECALL_AT}
+    recalls = index_recall(_shards(index.vectors_ND), as_points(rows_SD, index.metric), sample, neighbours)
+    return MeasuredRecall(recalls={k: recalls[f"index_recall@{k}"] for k in RECALL_AT}, num_queries=len(sample), seed=SEED)

@@ -123,18 +123,19 @@ def embed(
     (RAY_ADDRESS) its nodes read and embed the images.
     """
     import time
+    from functools import partial
 
     project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs no project
     from dml_core.trained import load_model
     from tasks.environment import ray_cluster
-    from tasks.models.embed import OnCluster, embed_to
+    from tasks.models.embed import embed_on_cluster, embed_to
     from tasks.models.lookup import resolve_model
     from tasks.models.sources import find_images
 
     images = find_images(source)
     folder = resolve_model(model, project)
     network = load_model(folder)
-    cluster = OnCluster(folder, batch_size) if ray_cluster() else None
+    cluster = partial(embed_on_cluster, folder, batch_size) if ray_cluster() else None
     began = time.monotonic()
 
     def tell(done: int, of: int) -> None:

@@ -150,12 +150,11 @@ def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
 ) -> "tuple[str, Iterator[Batch]]":
     """Return a source's batches with their model's identity; `model` is called only if the source holds images."""
-    from tasks.models.indexing import Embeddings, batches_of_images, is_embeddings
+    from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
     from tasks.models.sources import find_images
 
     if is_embeddings(Path(source)):
-        embeddings = Embeddings(Path(source), images, pixels)
-        return embeddings.model_identity, embeddings.batches()
+        return batches_of_embeddings(Path(source), images, pixels)
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
     found = find_images(source)

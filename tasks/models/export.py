@@ -3,13 +3,13 @@
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dml_core.data.store.info import read_info
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
 from dml_core.errors import ConfigError, EvaluationError
@@ -19,6 +19,7 @@ from dml_core.network_description import GraphFile
 from dml_core.trained import TrainedModel, load_model, load_network, read_description, write_description, write_folder
 from tasks.environment import Project
 from tasks.models.lookup import TrainedRun, resolve_model, run_of
+from tasks.workers.work import scored_datasets
 
 MEASURED_FILE = "measured.json"
 LARGEST_DIFFERENCE = 1e-4  # of an fp32 graph's embeddings from the network's
@@ -70,77 +71,78 @@ def export(project: Project, text: str, graph_format: str, precision: str, out: 
         raise ConfigError(f"--format {graph_format} --precision {precision}: expected onnx or torch-export, and fp32, fp16 or int8")
     if out.exists() and not (out / MEASURED_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: already exists and is not an exported network; name a new folder")
-    kept = resolve_model(text, project)
-    run = run_of(project, load_model(kept, "cpu").identity)
+    network = resolve_model(text, project)
+    own = load_model(network, "cpu")
+    run = run_of(project, own.identity)
     if run is None:
         raise ConfigError(f"{text}: its run or test images are missing on this machine, so the effect of the export cannot be measured")
-    description = read_description(kept)
+    description = read_description(network)
     graph = GraphFile(format=graph_format, name=FILES[graph_format], precision=precision)  # type: ignore[arg-type]
-    measured: list[Measured] = []
+    out = out.absolute()
 
     def write(folder: Path) -> None:
-        images = _calibration(run, load_model(kept, "cpu")) if precision == "int8" else None
-        write_graph(folder, load_network(kept, description), description.transform, graph, images)
+        images = _calibration(run, own) if precision == "int8" else None
+        write_graph(folder, load_network(network, description), description.transform, graph, images)
         write_description(folder, description.model_copy(update={"graph": graph}))
-        measured.append(_measure(run, load_model(kept, "cpu"), load_model(folder), folder / graph.name, kept / "network.pt", precision))
-        (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured[0]), indent=1) + "\n")
+        sizes = [(folder / graph.name).stat().st_size, (network / "network.pt").stat().st_size]
+        measured = _measure(run, own, load_model(folder), graph, *sizes)
+        (folder / MEASURED_FILE).write_text(json.dumps(asdict(measured), indent=1) + "\n")
 
-    write_folder(out.absolute(), write)
-    return measured[0]
+    write_folder(out, write)
+    return Measured(**json.loads((out / MEASURED_FILE).read_text()))
 
 
 def _calibration(run: TrainedRun, model: TrainedModel) -> list[torch.Tensor]:
     """Return test views of training images from the whole dataset; test images must not influence the graph."""
     dataset = open_role(Path(run.dataset.folder), "train", run.spec.training.validation)
-    chosen = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
-    return [model.view(dataset.image(index), dataset.box(index)) for index in chosen]
+    positions = np.linspace(0, len(dataset) - 1, min(NUM_CALIBRATION, len(dataset))).astype(int)
+    return [model.view(dataset.image(index), dataset.box(index)) for index in positions]
 
 
-def _measure(run: TrainedRun, own: TrainedModel, exported: TrainedModel, file: Path, weights: Path, precision: str) -> Measured:
-    folder, validation = Path(run.dataset.folder), run.spec.training.validation
-    role = run.spec.evaluation.role
-    roles: list[str] = [role] if role != "test" else [name for name in read_info(folder).roles if name != "train"]
-    datasets = [open_role(folder, name, validation) for name in roles]
-    found = [_embedded(exported, dataset) for dataset in datasets]
-    expected = [_embedded(own, dataset) for dataset in datasets]
-    difference = max(float(np.abs(rows - other).max()) for (rows, _), (other, _) in zip(found, expected, strict=True))
-    if precision == "fp32" and not difference <= LARGEST_DIFFERENCE:
+def _measure(
+    run: TrainedRun, own: TrainedModel, exported: TrainedModel, graph: GraphFile, num_bytes: int, num_bytes_of_run: int
+) -> Measured:
+    datasets = scored_datasets(Path(run.dataset.folder), run.spec)
+    num_images = sum(map(len, datasets.values()))
+    rows, seconds = _embedded(exported, datasets)
+    expected, expected_seconds = _embedded(own, datasets)
+    difference = max(float(np.abs(rows[role] - expected[role]).max()) for role in datasets)
+    if graph.precision == "fp32" and not difference <= LARGEST_DIFFERENCE:
         raise EvaluationError(f"the exported network's embeddings differ from the run's by up to {difference:.1e}; export discarded")
-    num_images = sum(len(dataset) for dataset in datasets)
-    kind = exported.description.graph
-    assert kind is not None
     return Measured(
-        run.spec.title,
-        kind.format,
-        precision,
-        num_images,
-        _recall(run, roles, datasets, [rows for rows, _ in found]),
-        _recall(run, roles, datasets, [rows for rows, _ in expected]),
-        difference,
-        file.stat().st_size,
-        weights.stat().st_size,
-        1000 * sum(seconds for _, seconds in found) / num_images,
-        1000 * sum(seconds for _, seconds in expected) / num_images,
+        run=run.spec.title,
+        format=graph.format,
+        precision=graph.precision,
+        num_images=num_images,
+        recall_at_1=_recall(run, datasets, rows),
+        recall_at_1_of_run=_recall(run, datasets, expected),
+        largest_difference=difference,
+        num_bytes=num_bytes,
+        num_bytes_of_run=num_bytes_of_run,
+        milliseconds=1000 * seconds / num_images,
+        milliseconds_of_run=1000 * expected_seconds / num_images,
     )
 
 
-def _embedded(model: TrainedModel, dataset: PackedDataset) -> tuple[NDArray[np.float32], float]:
-    """Return the embeddings of a role's images, and the seconds spent in the network."""
-    rows, seconds = [], 0.0
-    for start in range(0, len(dataset), BATCH_SIZE):
-        views = [model.view(dataset.image(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
-        if not start:
-            model.embed_views(views)  # warm-up
-        began = time.perf_counter()
-        rows.append(model.embed_views(views))
-        seconds += time.perf_counter() - began
-    return np.concatenate(rows), seconds
+def _embedded(model: TrainedModel, datasets: dict[str, PackedDataset]) -> tuple[dict[str, NDArray[np.float32]], float]:
+    """Return the embeddings of each role's images, and the seconds spent in the network."""
+    rows, seconds = {}, 0.0
+    for role, dataset in datasets.items():
+        batches = []
+        for start in range(0, len(dataset), BATCH_SIZE):
+            views = [model.view(dataset.image(index), dataset.box(index)) for index in range(start, min(start + BATCH_SIZE, len(dataset)))]
+            if not start:
+                model.embed_views(views)  # warm-up
+            began = time.perf_counter()
+            batches.append(model.embed_views(views))
+            seconds += time.perf_counter() - began
+        rows[role] = np.concatenate(batches)
+    return rows, seconds
 
 
-def _recall(run: TrainedRun, roles: list[str], datasets: list[PackedDataset], rows: list[NDArray[np.float32]]) -> float:
+def _recall(run: TrainedRun, datasets: dict[str, PackedDataset], rows: dict[str, NDArray[np.float32]]) -> float:
     """Return Recall@1 as the run's evaluation computes it."""
-    shards = {role: EmbeddingShard(lambda found=found: found, data.labels) for role, data, found in zip(roles, datasets, rows, strict=True)}  # type: ignore[misc]
+    shards = {role: EmbeddingShard(partial(rows.__getitem__, role), dataset.labels) for role, dataset in datasets.items()}
     config = run.spec.evaluation.model_copy(update={"recall_at": (1,), "intervals": None, "device": "cpu"})
-    if "query" in shards:
-        return float(evaluate_shards([shards["gallery"]], config, [shards["query"]])["recall@1"])
-    return float(evaluate_shards([shards[roles[0]]], config)["recall@1"])
+    gallery = shards.get("gallery") or next(iter(shards.values()))
+    return float(evaluate_shards([gallery], config, [shards["query"]] if "query" in shards else None)["recall@1"])

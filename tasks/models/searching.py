@@ -5,51 +5,37 @@ The page is one file that loads nothing: pictures, style and script are embedded
 
 import base64
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from dml_core.data.readers.shared.own import LIST_SUFFIXES
 from dml_core.data.store.rows import Box
-from dml_core.errors import DataError
 from dml_core.files import read_regular
 from dml_core.index.index import Index
 from dml_core.index.items import Item
-from dml_core.index.thumbnails import picture_size, thumbnail
+from dml_core.index.thumbnails import picture_size
 from dml_core.trained import TrainedModel
-from tasks.models.sources import find_images
+from tasks.models.indexing import batches_of_images
+from tasks.models.sources import Images, find_images
 
 QUERY_PIXELS = 320
 SHARP_PIXELS = 64  # smaller pictures are shown with sharp pixels, not smoothed
 
 
-@dataclass(frozen=True)
-class Hit:
-    """One image that was found.
-
-    Attributes:
-        rank: from 1.
-        score: cosine, or negative distance.
-        item: its entry in the index.
-    """
+class Hit(NamedTuple):
+    """An item that was found: its rank from 1, its score (cosine, or negative distance) and its entry in the index."""
 
     rank: int
     score: float
     item: Item
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The search results for one image.
-
-    Attributes:
-        name: name of the image, as given.
-        picture: a small WebP of it.
-        hits: nearest first.
-    """
+class Answer(NamedTuple):
+    """The results of one query image: its name as given, a small WebP of it, and the items nearest to it, nearest first."""
 
     name: str
     picture: bytes
@@ -57,8 +43,8 @@ class Answer:
 
     def as_values(self) -> dict[str, Any]:
         """Return the results as plain values for programs."""
-        found = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
-        return {"image": self.name, "found": found}
+        hits = [{"rank": hit.rank, "score": hit.score, "name": hit.item.name, "class": hit.item.class_name} for hit in self.hits]
+        return {"image": self.name, "found": hits}
 
 
 def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: int) -> list[Answer]:
@@ -69,53 +55,46 @@ def search_images(index: Index, model: TrainedModel, paths: Sequence[Path], k: i
         DataError: a file is missing or not an image.
     """
     index.check_model(model.identity)
-    images = [image for path in paths for image in _images_of(path)]
-    data = [_read(image) for image in images]
-    views = [model.view(content, image.box, image.name) for content, image in zip(data, images, strict=True)]
-    pictures = [thumbnail(content, image.name, QUERY_PIXELS) for content, image in zip(data, images, strict=True)]
-    scores_Qk, positions_Qk = index.search(model.embed_views(views), k)
+    batches = [*batches_of_images(model, _queries(paths), QUERY_PIXELS)]
+    queries = [item for batch in batches for item in batch.items]
+    scores_Qk, positions_Qk = index.search(np.concatenate([batch.embeddings for batch in batches]), k)
     return [
         Answer(
-            image.name,
-            picture,
+            query.name,
+            query.thumbnail or b"",
             [
                 Hit(rank, float(score), index.item(position))
                 for rank, (score, position) in enumerate(zip(scores, positions, strict=True), start=1)
             ],
         )
-        for image, picture, scores, positions in zip(images, pictures, scores_Qk, positions_Qk.tolist(), strict=True)
+        for query, scores, positions in zip(queries, scores_Qk, positions_Qk.tolist(), strict=True)
     ]
 
 
-class _Query(NamedTuple):
-    name: str
-    read: Callable[[], bytes]
-    box: Box | None = None
-
-
-def _images_of(path: Path) -> list[_Query]:
-    if not path.is_dir() and path.suffix not in LIST_SUFFIXES:
-        return [_Query(str(path), partial(read_regular, path))]
-    found = find_images(str(path))
-    inside = path if path.is_dir() else path.parent
-    boxes = found.boxes or [None] * len(found)
-    return [_Query(str(inside / name), partial(found.read, place), boxes[place]) for place, name in enumerate(found.names)]
-
-
-def _read(query: _Query) -> bytes:
-    try:
-        return query.read()
-    except OSError as error:
-        raise DataError(f"{query.name}: cannot be read ({error.strerror or error})") from None
+def _queries(paths: Sequence[Path]) -> Images:
+    names: list[str] = []
+    boxes: list[Box | None] = []
+    reads: list[Callable[[], bytes]] = []
+    for path in paths:
+        if path.is_dir() or path.suffix in LIST_SUFFIXES:
+            source, root = find_images(str(path)), path if path.is_dir() else path.parent
+            names += [str(root / name) for name in source.names]
+            boxes += source.boxes or [None] * len(source)
+            reads += [partial(source.read, position) for position in range(len(source))]
+        else:
+            names.append(str(path))
+            boxes.append(None)
+            reads.append(partial(read_regular, path))
+    return Images(names, None, boxes, None, lambda position: reads[position]())
 
 
 def describe(index: Index) -> list[str]:
     """Describe an index in a few lines."""
     info = index.info
-    called = f" ({info.model_source})" if info.model_source else ""
+    source = f" ({info.model_source})" if info.model_source else ""
     lines = [
         f"{info.num_items:,} item{'s' if info.num_items > 1 else ''} of {info.num_dimensions} dimensions, by {info.metric}",
-        f"model {info.model_identity}{called}",
+        f"model {info.model_identity}{source}",
     ]
     if info.reason:
         lines.append(f"chosen by size: {info.reason}")
@@ -146,25 +125,16 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"data_uri": _data_uri, "is_sharp": _is_sharp, "base": _base}
-    environment.globals |= {"said": _said, "share": _share}
+    environment.filters |= {
+        "data_uri": lambda picture: f"data:image/webp;base64,{base64.b64encode(picture).decode()}",
+        "is_sharp": lambda picture: max(picture_size(picture)) <= SHARP_PIXELS,
+        "base": lambda name: name.rpartition("/")[2],  # without its folders
+    }
+    environment.globals |= {"nearness": _nearness, "share": _share}
     return environment
 
 
-def _data_uri(picture: bytes) -> str:
-    return f"data:image/webp;base64,{base64.b64encode(picture).decode()}"
-
-
-def _is_sharp(picture: bytes) -> bool:
-    return max(picture_size(picture)) <= SHARP_PIXELS
-
-
-def _base(name: str) -> str:
-    """Return a name without its folders."""
-    return name.rpartition("/")[2]
-
-
-def _said(score: float, metric: str) -> str:
+def _nearness(score: float, metric: str) -> str:
     return f"cosine {score:.3f}" if metric == "cosine" else f"distance {-score:.3g}"
 
 

@@ -1,18 +1,33 @@
-"""Folder of a run's extracted embeddings, shards and a manifest: written by `tasks.workers.embedding`, read by `tasks.scores`."""
+"""Files of embeddings: a run's (`tasks.workers.embedding`) and those of `dml embed` (`tasks.models.embed`).
+
+A folder has shards (`ROLE-00000-of-00016.npy`, each (n, D) float32), `ROLE-labels.npy` and, written last, `manifest.json`. `dml embed` adds
+`plan.json` (the network) and `items.parquet` (path and label of each row), or makes one file of a folder: `.npz` or `.parquet`.
+"""
 
 import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import IO, Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from dml_core.errors import StoreError
+from dml_core.errors import EvaluationError, StoreError
+from dml_core.files import check_regular, read_regular, writing
 from tasks.files import write_whole
 from tasks.runs.records import Record, changed_file
 from tasks.sealed import read_bytes
 
 MANIFEST_FILE = "manifest.json"
+PLAN_FILE, ITEMS_FILE = "plan.json", "items.parquet"
+IMAGES_ROLE = "images"  # the only role of `dml embed`
 KEPT_EPOCH_FILE = "kept_epoch.json"
+NUM_ROWS_AT_ONCE = 8192
 KEPT_EPOCH = "kept_epoch"  # name of the score: number of epochs after which the weights were reached
 
 
@@ -37,12 +52,12 @@ def read_manifest(folder: Path) -> dict[str, RoleEntry]:
     """
     path = folder / MANIFEST_FILE
     try:
-        found = _MANIFEST.validate_json(read_bytes(path) or b"")
+        entries = _MANIFEST.validate_json(read_bytes(path) or b"")
     except ValidationError:
-        found = {}
-    if not found:
+        entries = {}
+    if not entries:
         raise changed_file(path)
-    return found
+    return entries
 
 
 def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +73,27 @@ def load_embeddings(folder: Path, role: str) -> tuple[np.ndarray, np.ndarray]:
     if rows_ND.shape != (entry.rows, entry.dimensions) or len(labels_N) != entry.rows:
         raise changed_file(folder / MANIFEST_FILE)
     return rows_ND, labels_N
+
+
+def shard_ranges(role: str, num_rows: int, shard_rows: int) -> dict[str, range]:
+    """Return the file name and the rows of each shard of a role."""
+    starts = range(0, num_rows, shard_rows)
+    return {
+        f"{role}-{number:05d}-of-{len(starts):05d}.npy": range(start, min(start + shard_rows, num_rows))
+        for number, start in enumerate(starts)
+    }
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write a shard or labels; the file is complete or absent."""
+    with writing(path) as file:
+        np.save(file, array)
+
+
+def save_manifest(folder: Path, entries: Mapping[str, RoleEntry]) -> None:
+    """Write the manifest, which makes the folder readable."""
+    roles = {role: entry.model_dump(mode="json", exclude_none=True) for role, entry in entries.items()}
+    write_whole(folder / MANIFEST_FILE, json.dumps(roles, indent=1))
 
 
 def query_and_gallery(embeddings: Path) -> tuple[str, str]:
@@ -97,3 +133,118 @@ def _load(path: Path) -> np.ndarray:
         return np.asarray(np.load(path, allow_pickle=False))
     except (OSError, ValueError, EOFError):
         raise changed_file(path) from None
+
+
+# ---------------------------------------------------------------- `dml embed`
+
+
+class Part(NamedTuple):
+    """Some thousand rows of embeddings: `load` reads them, (n, D) float32; names and labels are None if they are not stored."""
+
+    load: Callable[[], np.ndarray]
+    names: Sequence[str] | None
+    labels: Sequence[str | None] | None
+
+
+def open_embedded(path: Path) -> tuple[str, list[Part]]:
+    """Open what `dml embed` wrote: a folder, a `.npz` or a `.parquet`, of which a shard or row group at a time is read.
+
+    Returns:
+        The identity of the network, empty if it is not stored, and the rows.
+
+    Raises:
+        EvaluationError: a file is missing, damaged, or not written by `dml embed`; `Part.load` raises it too.
+    """
+    with _readable(path):
+        return (_open_folder if path.is_dir() else _open_npz if path.suffix == ".npz" else _open_parquet)(path)
+
+
+def _open_folder(folder: Path) -> tuple[str, list[Part]]:
+    from pyarrow import parquet
+
+    identity = json.loads(read_regular(folder / PLAN_FILE))["model"]
+    entry = json.loads(read_regular(folder / MANIFEST_FILE))[IMAGES_ROLE]
+    items = parquet.read_table(folder / ITEMS_FILE)
+    parts, start = [], 0
+    for name in entry["shards"]:
+        rows = np.load(folder / name, "r", allow_pickle=False)  # memory-mapped: read when it is used
+        columns = items.slice(start, len(rows)).to_pydict()
+        parts.append(Part(partial(np.asarray, rows), columns["path"], columns.get("label")))
+        start += len(rows)
+    if start != len(items):
+        raise ValueError(f"{start} embeddings and {len(items)} names")
+    return identity, parts
+
+
+def _open_npz(path: Path) -> tuple[str, list[Part]]:
+    check_regular(path)
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in ("embeddings", "names", "labels", "model_identity") if name in file}
+    identity, embeddings = str(arrays.pop("model_identity", "")), arrays.pop("embeddings")
+    columns = {name: array.tolist() for name, array in arrays.items()}
+    if any(len(column) != len(embeddings) for column in columns.values()):
+        raise ValueError(" and ".join(f"{len(column)} {name}" for name, column in {"embeddings": embeddings, **columns}.items()))
+    rows = [slice(start, start + NUM_ROWS_AT_ONCE) for start in range(0, len(embeddings), NUM_ROWS_AT_ONCE)]
+    names, labels = columns.get("names"), columns.get("labels")
+    return identity, [Part(partial(embeddings.__getitem__, part), names and names[part], labels and labels[part]) for part in rows]
+
+
+def _open_parquet(path: Path) -> tuple[str, list[Part]]:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    parts = []
+    for number in range(file.num_row_groups):
+        columns = file.read_row_group(number, [name for name in ("name", "label") if name in file.schema_arrow.names]).to_pydict()
+        parts.append(Part(partial(_load_row_group, path, file, number), columns.get("name"), columns.get("label")))
+    return (file.schema_arrow.metadata or {}).get(b"model_identity", b"").decode(), parts
+
+
+def _load_row_group(path: Path, file: Any, number: int) -> np.ndarray:
+    with _readable(path):
+        column = file.read_row_group(number, ["embedding"])["embedding"].combine_chunks()
+        return np.asarray(column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1))
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, BadZipFile, zlib.error, OSError, EOFError, ValueError, LookupError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise EvaluationError(f"{path}: cannot be read ({reason}); expected the complete output of `dml embed`") from None
+
+
+def _save_npz(folder: Path, file: IO[bytes]) -> None:
+    """Write the rows of a folder of `dml embed` as one `.npz`."""
+    identity, parts = open_embedded(folder)
+    columns = {
+        "embeddings": np.concatenate([part.load() for part in parts]),
+        "names": np.array([*chain.from_iterable(part.names or () for part in parts)]),
+        "model_identity": np.array(identity),
+    }
+    if parts[0].labels is not None:
+        columns["labels"] = np.array([*chain.from_iterable(part.labels or () for part in parts)])
+    np.savez(file, **columns)  # type: ignore[arg-type]
+
+
+def _save_parquet(folder: Path, file: IO[bytes]) -> None:
+    """Write the rows of a folder of `dml embed` as one Parquet file, with a row group per shard."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    identity, parts = open_embedded(folder)
+    num_dimensions = parts[0].load().shape[1]
+    fields = [("name", pa.string()), ("label", pa.string()), ("embedding", pa.list_(pa.float32(), num_dimensions))]
+    schema = pa.schema([field for field in fields if parts[0].labels is not None or field[0] != "label"], {"model_identity": identity})
+    with parquet.ParquetWriter(file, schema) as writer:
+        for part in parts:
+            if part.names:  # else all images of the shard were bad
+                embeddings = pa.FixedSizeListArray.from_arrays(pa.array(part.load().ravel()), num_dimensions)
+                columns = {"name": part.names, "label": part.labels, "embedding": embeddings}
+                writer.write_table(pa.table({name: columns[name] for name in schema.names}, schema))
+
+
+SINGLE_FILES = {".npz": _save_npz, ".parquet": _save_parquet}  # suffix -> what makes one file of a folder

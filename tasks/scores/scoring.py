@@ -17,7 +17,7 @@ from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
-from tasks.runs.embeddings import MANIFEST_FILE, query_and_gallery
+from tasks.runs.embeddings import MANIFEST_FILE, open_embedded, query_and_gallery
 from tasks.scores.evaluation import load_array
 
 INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
@@ -87,26 +87,10 @@ def _open_embedded(files: Files) -> list[EmbeddingShard]:
     path = files.embeddings
     if any(other is not None for other in files[1:]):
         raise EvaluationError(f"{path}: has its own labels and no queries; leave --labels and --query-... out")
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                rows, labels = arrays["embeddings"], arrays["labels"]
-            return [EmbeddingShard(lambda: rows, labels)]
-        import pyarrow.parquet as pq
-
-        file = pq.ParquetFile(path)
-
-        def load(number: int) -> np.ndarray:
-            column = file.read_row_group(number, columns=["embedding"])["embedding"].combine_chunks()
-            return np.asarray(column.flatten().to_numpy().reshape(len(column), -1))
-
-        groups = range(file.num_row_groups)
-        named = [file.read_row_group(number, columns=["label"])["label"].to_pylist() for number in groups]
-        return [EmbeddingShard(partial(load, number), np.array(labels)) for number, labels in zip(groups, named, strict=True)]
-    except (LookupError, ValueError, OSError) as error:
-        raise EvaluationError(
-            f"{path}: not embeddings with classes as `dml embed` writes them ({str(error).splitlines()[0]}); embed images with classes"
-        ) from None
+    _, parts = open_embedded(path)
+    if any(part.labels is None for part in parts):
+        raise EvaluationError(f"{path}: not embeddings with classes as `dml embed` writes them; embed images with classes")
+    return [EmbeddingShard(part.load, np.array(part.labels)) for part in parts]
 
 
 def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShard] | None]:

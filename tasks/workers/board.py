@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from dml_core.training.history import Progress
-from tasks.workers.jobs import Job, Outcome
+from tasks.workers.jobs import Job, JobState
 
 STOP = "stop"
 WAIT_SECONDS = 0.5
@@ -27,7 +27,7 @@ class Board:
 
     def __init__(self) -> None:
         self._job: Job | None = None
-        self._outcome = Outcome()
+        self._state = JobState()
         self._group: tuple[Any, Any] | None = None
         self._beats: dict[int, tuple[float, bool]] = {}
         self._is_to_make_way = self._is_closed = False
@@ -43,7 +43,7 @@ class Board:
 
     def submit(self, job: Job) -> None:
         """Set the next job; the previous one is over."""
-        self._job, self._outcome = job, Outcome()
+        self._job, self._state = job, JobState()
         self._beats.clear()
         self._for_workers.set()
 
@@ -52,7 +52,7 @@ class Board:
         await _news(self._for_workers)
         if self._job is None:
             return STOP if self._is_closed else None
-        job, self._job, self._outcome.is_taken = self._job, None, True
+        job, self._job, self._state.is_taken = self._job, None, True
         self._beats[0] = time.monotonic(), True
         return job
 
@@ -63,38 +63,27 @@ class Board:
 
     def progress(self, message: Progress) -> None:
         """Store a message for the driver's next query."""
-        self._outcome.progress.append(message)
+        self._state.progress.append(message)
 
-    def note_fault(self, fault: str) -> None:
-        """Record what ends the group; only the first report counts."""
-        self._outcome.fault = self._outcome.fault or fault
+    def end(
+        self, facts: dict[str, object] | None = None, error: str | None = None, fault: str | None = None, has_made_way: bool = False
+    ) -> None:
+        """Record how the job ended for a worker, in the terms of `JobState`; of several errors or faults the first counts."""
+        state = self._state
+        state.facts, state.error, state.fault = facts or state.facts, state.error or error, state.fault or fault
+        state.has_made_way |= has_made_way
         self._for_driver.set()
 
-    def note_way_made(self) -> None:
-        """Record that the job's workers have saved a checkpoint and end."""
-        self._outcome.has_made_way = True
-        self._for_driver.set()
-
-    def finish(self, facts: dict[str, object]) -> None:
-        """Record that the job is done."""
-        self._outcome.facts = facts
-        self._for_driver.set()
-
-    def fail(self, error: str) -> None:
-        """Record that the job cannot be done; only the first report counts."""
-        self._outcome.error = self._outcome.error or error
-        self._for_driver.set()
-
-    async def look(self) -> Outcome:
+    async def look(self) -> JobState:
         """Return the state of the job; each message is returned once."""
         await _news(self._for_driver)
         now = time.monotonic()
         # Workers wait for each other, so the group is alive if any of them is.
         quiet = min((now - at for at, _ in self._beats.values()), default=0.0)
         is_patient = any(patience for _, patience in self._beats.values())
-        seen = replace(self._outcome, quiet_seconds=quiet, is_patient=is_patient)
-        self._outcome.progress = []
-        return seen
+        state = replace(self._state, quiet_seconds=quiet, is_patient=is_patient)
+        self._state.progress = []
+        return state
 
     def make_way(self) -> None:
         """Ask the workers to save a checkpoint and end, so that a larger group can replace them."""

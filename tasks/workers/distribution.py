@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from dml_core.errors import DmlError, TrainingError
-from tasks.environment import ray_cluster
 from tasks.workers.group import connect, stop_ray
 
 ShareT = TypeVar("ShareT")
@@ -31,17 +30,16 @@ def spread(work: Callable[[ShareT, ItemT], ResultT], shared: ShareT, items: Iter
     """
     import ray
 
-    if not ray.is_initialized():
-        connect(ray_cluster() or "local")
+    connect()
     try:
-        have = ray.cluster_resources()
-        num_gpus = int(have.get("GPU", 0))
+        resources = ray.cluster_resources()
+        num_gpus = int(resources.get("GPU", 0))
         task = ray.remote(num_cpus=1, num_gpus=min(1, num_gpus), max_retries=3)(work)
-        held = ray.put(shared)
-        room = AHEAD * max(1, num_gpus or int(have.get("CPU", 1)))
+        shared_once = ray.put(shared)
+        room = AHEAD * max(1, num_gpus or int(resources.get("CPU", 1)))
         waiting: deque[Any] = deque()
         for item in items:
-            waiting.append(task.remote(held, item))
+            waiting.append(task.remote(shared_once, item))
             if len(waiting) >= room:
                 yield _result(waiting.popleft())
         while waiting:

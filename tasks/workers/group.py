@@ -19,7 +19,7 @@ from dml_core.training.history import Progress
 from tasks.environment import ray_cluster, shown, without_secrets
 from tasks.processes import GO_ON, watch_children
 from tasks.runs.specs import ScaleSpec
-from tasks.workers.jobs import Job, Outcome
+from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 
 POLL_SECONDS = 0.25
@@ -93,15 +93,11 @@ class Workers:
 
 
 class _GroupEndedError(Exception):
-    """Raised if a worker group ended before its job was done.
+    """Raised if a worker group ended before its job was done."""
 
-    Attributes:
-        has_made_way: the workers ended on request, and have saved a checkpoint.
-    """
 
-    def __init__(self, why: str, has_made_way: bool = False) -> None:
-        super().__init__(why)
-        self.has_made_way = has_made_way
+class _MadeWayError(_GroupEndedError):
+    """Raised if it ended on request, after it had saved a checkpoint."""
 
 
 class WorkerGroup:
@@ -138,7 +134,7 @@ class WorkerGroup:
                 facts = self._attempt(job, watch)
             except _GroupEndedError as ended:
                 self._end()
-                num_faults += not ended.has_made_way
+                num_faults += not isinstance(ended, _MadeWayError)
                 if self._closed:
                     raise TrainingError("the flow is ending; the job was stopped, and its checkpoint is kept") from None
                 if num_faults > self._scale.max_failures:
@@ -173,24 +169,24 @@ class WorkerGroup:
         submitted = looked_for_room = time.monotonic()
         while True:
             is_alive = self._thread is not None and self._thread.is_alive()
-            outcome: Outcome = self._ask("look")
-            for message in outcome.progress:
+            state: JobState = self._ask("look")
+            for message in state.progress:
                 watch(message)
-            if outcome.error is not None:
-                raise TrainingError(outcome.error)
-            if outcome.facts is not None:
-                return outcome.facts
+            if state.error is not None:
+                raise TrainingError(state.error)
+            if state.facts is not None:
+                return state.facts
             if not is_alive:
-                why = outcome.fault or f"Ray's workers ended: {_why(self._error)}"
-                raise _GroupEndedError(why, outcome.has_made_way)
-            if outcome.is_taken and self._held is None:
+                ended = _MadeWayError if state.has_made_way else _GroupEndedError
+                raise ended(state.fault or f"Ray's workers ended: {_why(self._error)}")
+            if state.is_taken and self._held is None:
                 self._held = self._ask("held")
             now = time.monotonic()
-            if not outcome.is_taken and now - submitted > START_SECONDS:
+            if not state.is_taken and now - submitted > START_SECONDS:
                 raise _GroupEndedError(f"the workers did not start within {START_SECONDS // 60} minutes")
-            if outcome.quiet_seconds > (PATIENT_SECONDS if outcome.is_patient else 60 * self._scale.hang_minutes):
-                raise _GroupEndedError(f"no worker has made progress for {outcome.quiet_seconds:.0f} s (scale.hang_minutes)")
-            if self._scale.is_elastic and outcome.is_taken and now - looked_for_room > ROOM_SECONDS:
+            if state.quiet_seconds > (PATIENT_SECONDS if state.is_patient else 60 * self._scale.hang_minutes):
+                raise _GroupEndedError(f"no worker has made progress for {state.quiet_seconds:.0f} s (scale.hang_minutes)")
+            if self._scale.is_elastic and state.is_taken and now - looked_for_room > ROOM_SECONDS:
                 looked_for_room = now
                 if job.step == "train" and self._num_free() >= (more := self._room() - self._num_workers) > 0:
                     self._say(f"{job.spec.title}: there is room for {more} more {'worker' if more == 1 else 'workers'}")
@@ -335,13 +331,12 @@ def start_ray(scale: ScaleSpec) -> Placement:
     """
     import ray
 
-    if not ray.is_initialized():
-        connect(ray_cluster() or "local")
+    connect()
     return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
 
-def connect(address: str, attempts: int = 2) -> None:
-    """Connect to Ray, or start it here if the address is "local".
+def connect(attempts: int = 2) -> None:
+    """Connect this process to the cluster of `RAY_ADDRESS`, or start Ray here; does nothing if it is connected.
 
     Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
 
@@ -350,11 +345,14 @@ def connect(address: str, attempts: int = 2) -> None:
     """
     import ray
 
+    if ray.is_initialized():
+        return None
+    address = ray_cluster() or "local"
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
     except Exception as error:  # Ray raises plain exceptions
         if attempts > 1:
-            return connect(address, attempts - 1)
+            return connect(attempts - 1)
         where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
         raise TrainingError(f"{where} did not start or does not answer: {without_secrets(_first_line(error))}") from error
     if address == "local":

@@ -11,7 +11,6 @@ class Job:
     """One step of one run, for a whole worker group.
 
     Attributes:
-        id: unique in a flow.
         step: "train" or "embed".
         dataset_key, dataset_folder: location of the packed data in a remote store, and on the driver's machine.
         train_key: folder of the run's checkpoint in the store.
@@ -21,7 +20,6 @@ class Job:
         checkpoint_every_steps, checkpoint_every_minutes: checkpoints within an epoch, as in `ScaleSpec`.
     """
 
-    id: str
     step: str
     spec: RunSpec
     dataset_key: str
@@ -36,7 +34,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class JobState:
     """State of a job in the group that does it.
 
     Attributes:

@@ -22,8 +22,7 @@ class Placement:
         device: "cuda" (one GPU per worker) or "cpu".
         num_workers: training processes of one run; for an elastic run, as many as there is room for now.
         num_groups: runs that train at the same time.
-        num_asked: the parameters' limits on workers per run and on concurrent runs.
-        num_devices: GPUs, or CPUs, that Ray has.
+        limits: the parameters' limits on workers per run and on concurrent runs.
         model: name of the GPUs; empty on CPUs, and if Ray does not know it.
         num_loaders: image-loading processes of each worker.
         num_cores: CPUs that Ray reserves for each worker, its loaders included.
@@ -32,8 +31,7 @@ class Placement:
     device: str
     num_workers: int
     num_groups: int
-    num_asked: tuple[int, int]
-    num_devices: int
+    limits: tuple[int, int]
     model: str = ""
     num_loaders: int = 0
     num_cores: int = 1
@@ -47,12 +45,12 @@ class Placement:
     def text(self) -> str:
         """The placement as one line: `training on 1 GPU (H100): 1 worker a run (2 allowed)`."""
         devices = _count(self.num_workers * self.num_groups, self.device) + (f" ({self.model})" if self.model else "")
-        fewer = f" ({self.num_asked[0]} allowed)" if self.num_workers < self.num_asked[0] else ""
+        fewer = f" ({self.limits[0]} allowed)" if self.num_workers < self.limits[0] else ""
         loaders = f", {_count(self.num_loaders, 'loader')} each" if self.num_loaders else ""
         line = f"training on {devices}: {_count(self.num_workers, 'worker')} a run{fewer}{loaders}"
-        if self.num_asked[1] == 1:
+        if self.limits[1] == 1:
             return line
-        fewer = f" ({self.num_asked[1]} allowed)" if self.num_groups < self.num_asked[1] else ""
+        fewer = f" ({self.limits[1]} allowed)" if self.num_groups < self.limits[1] else ""
         return f"{line}, {_count(self.num_groups, 'run')} at a time{fewer}"
 
 
@@ -77,10 +75,10 @@ def choose(scale: ScaleSpec, resources: Mapping[str, float], nodes: Sequence[Map
     num_groups = max(1, min(scale.concurrent_runs, num_devices // scale.fewest_workers))
     num_workers = max(min(scale.most_workers, num_devices // num_groups), scale.fewest_workers)
     models = sorted(name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")) if device == "cuda" else []
-    num_asked = (scale.most_workers, scale.concurrent_runs)
+    limits = (scale.most_workers, scale.concurrent_runs)
     num_placed = num_devices if scale.num_loader_workers == "auto" else num_workers * num_groups  # another flow may want the other GPUs
     num_loaders, num_cores = _loaders(scale, device, num_placed, [resources] if nodes is None else nodes)
-    return Placement(device, num_workers, num_groups, num_asked, num_devices, ", ".join(models), num_loaders, num_cores)
+    return Placement(device, num_workers, num_groups, limits, ", ".join(models), num_loaders, num_cores)
 
 
 def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Mapping[str, float]]) -> tuple[int, int]:
@@ -92,10 +90,10 @@ def _loaders(scale: ScaleSpec, device: str, num_workers: int, nodes: Sequence[Ma
         by_device = by_cores if device == "cpu" else [int(node.get("GPU", 0)) for node in nodes]
         return sum(map(min, by_cores, by_device))
 
-    asked = scale.num_loader_workers
-    wanted = asked if asked != "auto" else MOST_LOADERS if device == "cuda" else 0
+    requested = scale.num_loader_workers
+    wanted = requested if requested != "auto" else MOST_LOADERS if device == "cuda" else 0
     num_cores = next((number for number in range(1 + wanted, 0, -1) if places(number) >= num_workers), 0)
-    return (max(0, num_cores - 1) if asked == "auto" else asked), num_cores
+    return (max(0, num_cores - 1) if requested == "auto" else requested), num_cores
 
 
 def _count(number: int, thing: str) -> str:

@@ -50,7 +50,7 @@ class ProgressDisplay:
         )
         self._rows: dict[str, TaskID] = {}
         self._all: TaskID | None = None
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         self._num_runs = self._num_to_train = self._num_done = self._num_trained = 0
         self._first_started: float | None = None
 
@@ -82,8 +82,8 @@ class ProgressDisplay:
             parts = ", ".join(f"{name} {value:.4f}" for name, value in message.metrics.items())
             logger.info("%s: epoch %d of %d: %s (%.0f images/s)", title, message.epoch + 1, message.num_epochs, parts, rate)
         self._show(title, message.num_epochs * message.num_steps, message.epoch * message.num_steps + message.step, where)
-        if not self._console.is_terminal and time.monotonic() - self._told >= PLAIN_SECONDS:
-            self._told = time.monotonic()
+        if not self._console.is_terminal and time.monotonic() - self._printed >= PLAIN_SECONDS:
+            self._printed = time.monotonic()
             self._console.print(f"{title}: {where}", markup=False, soft_wrap=True)
 
     def finished(self, title: str, trained: bool, line: str | None) -> None:
@@ -99,7 +99,8 @@ class ProgressDisplay:
         if title in self._rows:
             self._bars.remove_task(self._rows.pop(title))
         if line is not None:
-            self.say(line if self._num_runs == 1 or self._all is not None else f"{line}  ({self._done()})")
+            is_counted = self._num_runs > 1 and self._all is None
+            self.say(f"{line}  ({self._num_done} of {self._num_runs} done{self._left()})" if is_counted else line)
         if self._all is not None:
             self._bars.update(self._all, description=self._overall())
 
@@ -121,9 +122,6 @@ class ProgressDisplay:
     def _overall(self) -> str:
         """Return the progress of all runs, with the time left if the remaining runs train as long as the finished ones."""
         return f"run {min(self._num_done + 1, self._num_runs)} of {self._num_runs}{self._left()}"
-
-    def _done(self) -> str:
-        return f"{self._num_done} of {self._num_runs} done{self._left()}"
 
     def _left(self) -> str:
         num_left = self._num_to_train - self._num_trained

@@ -7,13 +7,13 @@ starts from the beginning, and embedding needs one that is intact, of this run a
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dml_core.data.store.info import read_info
+from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role, save_split
 from dml_core.errors import StoreError
 from dml_core.models.embedder import Embedder
@@ -25,6 +25,7 @@ from dml_core.training.parallel.workers import from_rank_zero, rank, state_from_
 from dml_core.training.pulse import patient
 from dml_core.training.validation import scorers
 from tasks.runs.embeddings import save_kept_epoch
+from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.workers import stopping
 from tasks.workers.embedding import extract
@@ -85,9 +86,7 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     """
     store = _store(job.store, job.cache)
     folder, validation = _dataset_folder(job, store, local_rank), job.spec.training.validation
-    role = job.spec.evaluation.role
-    scored = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
-    roles = {role: open_role(folder, role, validation) for role in scored}
+    roles = scored_datasets(folder, job.spec)
     with patient():
         weights, num_epochs = _trained_weights(job, store, device)
         store.pull(job.embed_key)  # this machine's cache may hold files of an earlier attempt
@@ -101,6 +100,13 @@ def embed(job: Job, device: torch.device, tell: Report, local_rank: int = 0, sto
     with patient():
         store.push(job.embed_key)
     return {}
+
+
+def scored_datasets(folder: Path, spec: RunSpec) -> dict[str, PackedDataset]:
+    """Return the images that a run is scored on, by role, from the folder of its packed dataset."""
+    role = spec.evaluation.role
+    roles = [role] if role != "test" else [role for role in read_info(folder).roles if role != "train"] or ["test"]
+    return {role: open_role(folder, role, spec.training.validation) for role in roles}
 
 
 @cache
@@ -120,20 +126,16 @@ def _trained_weights(job: Job, store: Store, device: torch.device) -> tuple[dict
 
     def read() -> int:
         nonlocal weights
-        of_system, num_epochs = weights_of(_finished_checkpoint(job, store), job.spec.evaluation.epoch)
+        folder = store.pull(job.train_key)
+        checkpoint = load_checkpoint(folder, _identity(job))
+        if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
+            raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
+        of_system, num_epochs = weights_of(checkpoint, job.spec.evaluation.epoch)
         weights = {name.removeprefix("model."): value for name, value in of_system.items() if name.startswith("model.")}
         return num_epochs
 
     num_epochs = from_rank_zero(read)
     return state_from_rank_zero(weights, device, lambda _, whole: whole), num_epochs
-
-
-def _finished_checkpoint(job: Job, store: Store) -> dict[str, Any]:
-    folder = store.pull(job.train_key)
-    checkpoint = load_checkpoint(folder, _identity(job))
-    if checkpoint is None or checkpoint["num_epochs_done"] != job.spec.training.num_epochs:
-        raise StoreError(f"{folder}: the checkpoint of the trained network is missing; rerun the command to train it again")
-    return checkpoint
 
 
 def _dataset_folder(job: Job, store: Store, local_rank: int) -> Path:

@@ -22,7 +22,7 @@ from dml_core.training import pulse
 from dml_core.training.checkpoints.writing import InterruptedRunError
 from dml_core.training.parallel.workers import rank, world_size
 from tasks.locks import alone
-from tasks.storage import Store, enable_s3_weights
+from tasks.storage import LOCKS, Store, enable_s3_weights
 from tasks.workers import stopping
 from tasks.workers.board import STOP
 from tasks.workers.jobs import Job
@@ -53,16 +53,16 @@ class _Heart:
     def __init__(self, board: Any, on_a_cluster: bool) -> None:
         self._board = board
         self._on_a_cluster = on_a_cluster
-        self._told = -BEAT_SECONDS
+        self._sent = -BEAT_SECONDS
         self._patience = False
         self._answer: Any = None
         self.is_to_make_way = False
 
     def beat(self, patience: bool) -> None:
         now = time.monotonic()
-        if now - self._told < BEAT_SECONDS and patience == self._patience:
+        if now - self._sent < BEAT_SECONDS and patience == self._patience:
             return
-        self._told, self._patience = now, patience
+        self._sent, self._patience = now, patience
         if self._answer is not None and ray.wait([self._answer], timeout=0)[0]:
             self.is_to_make_way |= ray.get(self._answer)  # raises if the board is gone, and its group with it
         self._answer = self._board.beat.remote(rank(), patience)
@@ -79,19 +79,19 @@ def _do(job: Job, device: torch.device, board: Any, heart: _Heart) -> None:
     try:
         local_rank = ray.train.get_context().get_local_rank()
         with _folder_to_itself(job):
-            found = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
+            step_facts = WORK[job.step](job, device, board.progress.remote, local_rank, heart.stop_wanted)
     except InterruptedRunError:
-        ray.get(board.note_way_made.remote())
+        ray.get(board.end.remote(has_made_way=True))
         raise
     except DmlError as error:
-        ray.get(board.fail.remote(f"{job.spec.title}: {error}"))
+        ray.get(board.end.remote(error=f"{job.spec.title}: {error}"))
         raise
     except Exception as error:
-        ray.get(board.note_fault.remote(f"{type(error).__name__}: {error}"))
+        ray.get(board.end.remote(fault=f"{type(error).__name__}: {error}"))
         raise
     if rank() == 0:
-        facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3), **found}
-        ray.get(board.finish.remote(facts))
+        facts = {"device": device.type, "num_workers": world_size(), "seconds": round(time.monotonic() - started, 3), **step_facts}
+        ray.get(board.end.remote(facts=facts))
 
 
 def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
@@ -99,7 +99,7 @@ def _folder_to_itself(job: Job) -> AbstractContextManager[None]:
     if rank() != 0:
         return nullcontext()
     name = job.train_key if job.step == "train" else job.embed_key
-    return alone(Store(job.store, Path(job.cache)).folder(".locks") / f".worker-{name.replace('/', '-')}")
+    return alone(Store(job.store, Path(job.cache)).folder(LOCKS) / f".worker-{name.replace('/', '-')}")
 
 
 def _next_job(board: Any) -> Job | str | None:
@@ -107,9 +107,9 @@ def _next_job(board: Any) -> Job | str | None:
     answer: list[Job | str | None] = [None]
     if rank() == 0:
         until = time.monotonic() + IDLE_SECONDS
-        while (found := ray.get(board.next.remote())) is None and time.monotonic() < until:
+        while (job := ray.get(board.next.remote())) is None and time.monotonic() < until:
             pass  # the board answers when there is a job, or after a while
-        answer = [found]
+        answer = [job]
     if world_size() > 1:
         dist.broadcast_object_list(answer, src=0)
     return answer[0]

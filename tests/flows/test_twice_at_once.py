@@ -82,8 +82,7 @@ def items(*folders: str) -> View:
     def view(root: Path) -> dict[str, dict[str, bytes]]:
         opened = {folder: Index.open(root / folder) for folder in folders}
         return {
-            folder: dict(zip(index.items.names(), (row.tobytes() for row in index.vectors_ND), strict=True))
-            for folder, index in opened.items()
+            folder: dict(zip(index.names(), (row.tobytes() for row in index.vectors_ND), strict=True)) for folder, index in opened.items()
         }
 
     return view

@@ -18,7 +18,7 @@ import pytest
 from dml_core.errors import ConfigError, DmlError, StoreError
 from dml_core.files import sealed
 from dml_core.index.index import Index
-from dml_core.index.layout import INFO_FILE, LOCK_FILE, IndexInfo
+from dml_core.index.layout import INFO_FILE, LOCK_FILE, VECTORS, IndexInfo
 from dml_core.index.writing import add_items, build_index, remove_items
 from tests.index.test_index import MODEL, batches, built, rows
 
@@ -39,7 +39,7 @@ def answer(folder: Path) -> tuple[Any, ...]:
     """Return everything that an index reports."""
     index = Index.open(folder)
     scores, positions = index.search(QUERIES, 5)
-    return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.items.names()
+    return index.info, scores.tolist(), [index.item(position) for position in positions.ravel().tolist()], index.names()
 
 
 def kinds(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -202,7 +202,7 @@ def test_an_index_without_hashes_opens_with_a_line_and_a_change_adds_them(
     caplog.clear()
     remove_items(folder, ["0.png"])
     caplog.clear()
-    flipped(Index.open(folder).info.vectors(folder), 77, 4)
+    flipped(Index.open(folder).info.path(folder, VECTORS), 77, 4)
     with pytest.raises(StoreError, match=r"vectors-.*damaged \(SHA-256 differs\)"):
         Index.open(folder)
     assert not caplog.records

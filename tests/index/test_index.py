@@ -12,6 +12,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
@@ -20,8 +21,8 @@ from dml_core.evaluation.config import Metric
 from dml_core.index import layout, writing
 from dml_core.index.choosing import choose
 from dml_core.index.index import Index
-from dml_core.index.items import Item, writing_items
-from dml_core.index.layout import commit
+from dml_core.index.items import Item, as_table
+from dml_core.index.layout import APPROXIMATE, ITEMS, VECTORS, commit
 from dml_core.index.writing import Batch, add_items, build_index, remove_items
 from tests.conftest import ROOT
 
@@ -102,7 +103,7 @@ def test_what_is_missed_is_measured_and_not_assumed(tmp_path: Path, monkeypatch:
     assert found is not None
     sample = np.sort(np.random.default_rng(found.seed).permutation(1200)[:500])
     _, order = by_hand(rows(), rows()[sample], "cosine")
-    alone = faiss.read_index(str(index.info.approximate(index.folder)))
+    alone = faiss.read_index(str(index.info.path(index.folder, APPROXIMATE)))
     for k, recall in found.recalls.items():
         _, positions = alone.search(np.asarray(index.vectors_ND[sample]), k + 1)
         hits = [
@@ -147,7 +148,7 @@ def test_added_and_removed_is_as_built_at_once(tmp_path: Path, kind: str | None)
     gone = [f"{number}.png" for number in range(0, 1200, 3)]
     kept = np.arange(1200) % 3 != 0
     fewer = remove_items(tmp_path / "index", gone)
-    assert fewer.items.names() == [f"{number}.png" for number in range(1200) if number % 3]
+    assert fewer.names() == [f"{number}.png" for number in range(1200) if number % 3]
     rebuilt = build_index(
         tmp_path / "fewer", [Batch(embeddings[kept], [everything.item(p) for p in np.flatnonzero(kept)])], MODEL, "cosine", kind
     )
@@ -371,10 +372,11 @@ def test_opening_holds_no_vectors_in_memory(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     info = build_index(folder, [Batch(rows(2, 512), [Item("a"), Item("b")])], MODEL).info
     count = 150_000
-    with info.vectors(folder).open("r+b") as file:
+    with info.path(folder, VECTORS).open("r+b") as file:
         file.truncate(4 * 512 * count)
-    with writing_items(info.items(folder)) as items:
-        items.add([Item(f"{number}") for number in range(count)])
+    items = as_table([Item(f"{number}") for number in range(count)])
+    with pa.ipc.new_file(str(info.path(folder, ITEMS)), items.schema) as writer:
+        writer.write_table(items)
     commit(folder, info.model_copy(update={"num_items": count}))
     before = anonymous_bytes()
     index = Index.open(folder)

@@ -21,7 +21,7 @@ from dml_core.index.writing import build_index
 from dml_core.trained import TrainedModel
 from tasks.environment import Project
 from tasks.models.embed import embed_images, embed_to
-from tasks.models.indexing import Embeddings, batches_of_images
+from tasks.models.indexing import batches_of_embeddings, batches_of_images
 from tasks.models.lookup import find_run, resolve_model
 from tasks.models.searching import search_images
 from tasks.models.sources import find_images
@@ -313,7 +313,7 @@ def test_damaged_embeddings_are_one_line(model: TrainedModel, folder: Path, tmp_
             file.unlink() if changed is None else file.write_bytes(changed)
             if file.name != "images-labels.npy":  # items.parquet has the labels too
                 with pytest.raises((EvaluationError, DataError), match=r"^[^\n]+$"):
-                    list(Embeddings(whole).batches())
+                    list(batches_of_embeddings(whole)[1])
             file.write_bytes(data)
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "plan.json").write_text("{")

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dml_core import load_model
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DataError
 from tasks.environment import Project
-from tasks.models.embed import OnCluster, embed_images
+from tasks.models.embed import embed_images, embed_on_cluster
 from tasks.models.lookup import resolve_model
 from tasks.models.sources import Images, find_images
 from tasks.workers.distribution import spread
@@ -35,7 +36,7 @@ def folder(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def ray_here(ray_settings: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
     ray_settings.delenv("RAY_ADDRESS", raising=False)
-    connect("local")
+    connect()
     yield
     stop_ray()
 
@@ -48,13 +49,13 @@ def test_a_cluster_writes_the_bytes_of_this_process(project: Project, folder: Pa
     network = resolve_model("own/good/0", project)
     model, images = load_model(network, "cpu"), find_images(str(folder))
     embed_images(model, images, tmp_path / "here", shard_rows=16)
-    embed_images(model, images, tmp_path / "there", shard_rows=16, spread=OnCluster(network))
+    embed_images(model, images, tmp_path / "there", shard_rows=16, spread=partial(embed_on_cluster, network, 64))
     assert len(rows_in(tmp_path / "there")) == 5
     assert rows_in(tmp_path / "there") == rows_in(tmp_path / "here")
-    connect("local")
+    connect()
     gone = Images(images.names, None, None, tmp_path / "elsewhere", images.read)
     with pytest.raises(DataError, match=r"elsewhere is missing on .*; on a cluster the images must be in S3"):
-        embed_images(model, gone, tmp_path / "gone", spread=OnCluster(network))
+        embed_images(model, gone, tmp_path / "gone", spread=partial(embed_on_cluster, network, 64))
 
 
 def die_once(folder: Path, number: int) -> int:

@@ -22,7 +22,7 @@ from dml_core.trained import TrainedModel, load_model
 from flows.cli import app, main
 from tasks.environment import Project
 from tasks.models.embed import embed_to
-from tasks.models.indexing import Embeddings, batches_of_images, is_embeddings
+from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
 from tasks.models.lookup import resolve_model
 from tasks.models.searching import _share, search_images, search_page
 from tasks.models.sources import find_images
@@ -112,13 +112,13 @@ def test_embeddings_make_the_index_that_their_images_make(
     embed_to(model, find_images(str(images)), source, shard_rows=20)
     assert is_embeddings(source)
     assert not is_embeddings(images)
-    embeddings = Embeddings(source, images, 160)
-    made = build_index(tmp_path / "index", embeddings.batches(), embeddings.model_identity)
+    identity, batches = batches_of_embeddings(source, images, 160)
+    made = build_index(tmp_path / "index", batches, identity)
     assert made.model_identity == model.identity
     np.testing.assert_allclose(made.vectors_ND, index.vectors_ND, atol=1e-5)
     assert [*map(made.item, range(NUM_IMAGES))] == [*map(index.item, range(NUM_IMAGES))]
     with pytest.raises(ConfigError, match="do not compare"):
-        add_items(index.folder, embeddings.batches(), "f" * 32)
+        add_items(index.folder, batches, "f" * 32)
 
 
 def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_pat
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{path},=7\n" for path in sorted(one.iterdir())[:3]))
     for out in ("e.npz", "e.parquet", "e"):
         embed_to(model, find_images(str(tmp_path / "list.csv")), tmp_path / out)
-        [batch] = Embeddings(tmp_path / out).batches()
+        _, [batch] = batches_of_embeddings(tmp_path / out)
         assert [item.class_name for item in batch.items] == ["=7"] * 3
         assert batch.items[0].thumbnail is None
 
@@ -134,7 +134,7 @@ def test_classes_come_with_embeddings(model: TrainedModel, images: Path, tmp_pat
 def test_thumbnails_come_with_embeddings_where_there_are_images_and_pixels(model: TrainedModel, images: Path, tmp_path: Path) -> None:
     embed_to(model, find_images(str(images)), tmp_path / "e.npz")
     for options, size in (((images, 12), (12, 12)), ((images, 0), None), ((images,), None), ((None, 12), None)):
-        [batch] = Embeddings(tmp_path / "e.npz", *options).batches()
+        _, [batch] = batches_of_embeddings(tmp_path / "e.npz", *options)
         found = {None if item.thumbnail is None else picture_size(item.thumbnail) for item in batch.items}
         assert found == {size}, options
 
@@ -142,7 +142,7 @@ def test_thumbnails_come_with_embeddings_where_there_are_images_and_pixels(model
 def test_an_archive_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").symlink_to("/dev/null")
     with pytest.raises(EvaluationError, match=r"a\.npz: cannot be read \([^\n]*not a regular file"):
-        Embeddings(tmp_path / "a.npz")
+        batches_of_embeddings(tmp_path / "a.npz")
 
 
 def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
@@ -150,10 +150,13 @@ def test_embeddings_of_nobody_are_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"name": ["a"], "embedding": [[1.0, 2.0]]}), tmp_path / "a.parquet")
     for source in (tmp_path / "a.npz", tmp_path / "a.parquet"):
         with pytest.raises(EvaluationError, match="does not name the model that made it"):
-            Embeddings(source)
+            batches_of_embeddings(source)
+    np.savez(tmp_path / "c.npz", embeddings=np.ones((2, 4), np.float32), names=np.array(["a"]), model_identity=np.array("0" * 32))
+    with pytest.raises(EvaluationError, match=r"c\.npz: cannot be read \(2 embeddings and 1 names\)"):
+        batches_of_embeddings(tmp_path / "c.npz")
     (tmp_path / "b.npz").write_bytes(b"PK no archive")
     with pytest.raises(EvaluationError, match=r"b\.npz: cannot be read"):
-        Embeddings(tmp_path / "b.npz")
+        batches_of_embeddings(tmp_path / "b.npz")
 
 
 # ---------------------------------------------------------------- the command

@@ -12,7 +12,7 @@ from tasks.tables.runs import runs_of
 from tasks.workers.placement import Placement
 
 COUNTS = {"train": 5_864, "test": 5_924}
-TWO = Placement("cpu", 2, 1, (2, 1), 2)
+TWO = Placement("cpu", 2, 1, (2, 1))
 
 
 @pytest.fixture(scope="module")

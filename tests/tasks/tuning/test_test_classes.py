@@ -87,7 +87,6 @@ def searches(params: Params, packed: Path, row: str = "project/own/row", **optio
 def job(spec: RunSpec, dataset: DatasetRecord, store: Path) -> Job:
     keys = {"dataset_key": "data/x", "train_key": "train/x", "embed_key": "embed/x"}
     return Job(
-        id="x",
         step="embed",
         spec=spec,
         dataset_folder=dataset.folder,

@@ -68,7 +68,7 @@ def ray_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.Mo
 def job(packed: Path, state: Path, name: str, num_epochs: int = EPOCHS, **changes: object) -> Job:
     training = TRAINING.model_copy(update={"num_epochs": num_epochs})
     spec = RunSpec(dataset="d", variant=name, seed=0, training=training, evaluation=EvaluationConfig())
-    made = Job(name, "train", spec, "", str(packed), f"train/{name}", f"embed/{name}", str(state / "store"), str(state / "cache"), 0)
+    made = Job("train", spec, "", str(packed), f"train/{name}", f"embed/{name}", str(state / "store"), str(state / "cache"), 0)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 def job_for(packed: Path, state: Path, epoch: Epoch) -> Job:
     spec = RunSpec(dataset="d", variant="v", seed=0, training=BOTH, evaluation=EvaluationConfig(epoch=epoch))
-    return Job("1", "", spec, "", str(packed), "train/x", f"embed/{epoch}", str(state / "store"), str(state / "cache"), 0)
+    return Job("", spec, "", str(packed), "train/x", f"embed/{epoch}", str(state / "store"), str(state / "cache"), 0)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def test_a_stopped_run_is_gone_on_from_on_another_machine(
     monkeypatch.setattr(writing, "LOOK_SECONDS", 0.0)
     spec = RunSpec(dataset="d", variant="v", seed=0, training=small_training(), evaluation=EvaluationConfig())
     there = f"s3://{s3_bucket}/store"
-    job = Job("1", "train", spec, "data/x", str(packed), "train/x", "embed/x", there, str(tmp_path / "one"), 0)
+    job = Job("train", spec, "data/x", str(packed), "train/x", "embed/x", there, str(tmp_path / "one"), 0)
     Store(there, tmp_path / "driver").push_folder(packed, job.dataset_key)
     asked: list[int] = []
 

@@ -31,7 +31,7 @@ def job_for(packed: Path, state: Path, role: str) -> Job:
     spec = RunSpec.model_validate(
         {"dataset": "d", "variant": "v", "seed": 0, "training": training, "evaluation": EvaluationConfig.model_validate({"role": role})}
     )
-    return Job("1", "", spec, "", str(packed), "train/x", f"embed/{role}", str(state / "store"), str(state / "cache"), 0)
+    return Job("", spec, "", str(packed), "train/x", f"embed/{role}", str(state / "store"), str(state / "cache"), 0)
 
 
 @pytest.fixture(scope="module")
