@@ -47,26 +47,27 @@ def _run(
     """
     from dml_core.trained import read_description
     from tasks.serving.application import Served
-    from tasks.serving.service import Setting, run_service
+    from tasks.serving.service import run_service
 
     index = _open_index(Path(what))
     folder = _find_model(project, what, model, index)
     description = read_description(folder)
     num_items = index.num_items if index is not None else None
     identity = index.model_identity if index is not None else description.identity or ""
-    setting = Setting(
-        model=folder,
-        index=index.folder if index is not None else None,
-        served=Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items),
-        host=host,
-        port=port,
-        replicas=replicas,
-        max_batch=batch,
-        token=token,
-    )
+    served = Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items)
     about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
     print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
-    run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
+    run_service(
+        folder,
+        index.folder if index is not None else None,
+        served,
+        host=host,
+        port=port,
+        num_replicas=replicas,
+        max_batch=batch,
+        token=token,
+        report=lambda address: print(f"listening at {address}; end with Ctrl-C", flush=True),
+    )
 
 
 def _open_index(folder: Path) -> "Index | None":
