@@ -57,10 +57,11 @@ def add_images(
         DataError: the images cannot be trained on; the message names the first.
         StoreError: `params.yaml` cannot be written.
     """
-    check_new_name(name, load_params(project.params_file))
+    params = load_params(project.params_file)
+    check_new_name(name, params)
     reader, raw, options = guess_reader(path.resolve(), reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
-    check_place(project, name, spec)
+    check_raw_places(project.root, params.datasets | {name: spec})
     report = _check_images(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
@@ -88,15 +89,6 @@ def as_raw(project: Project, raw: Path) -> str:
     """Return `raw` as it is written in `params.yaml`: a path in the project, or an absolute one."""
     root = project.root.resolve()
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
-
-
-def check_place(project: Project, name: str, spec: DatasetSpec) -> None:
-    """Check that a raw folder can be used.
-
-    Raises:
-        ConfigError: another dataset has it, or the project writes to it.
-    """
-    check_raw_places(project.root, load_params(project.params_file).datasets | {name: spec})
 
 
 def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
@@ -132,8 +124,9 @@ def write_dataset(project: Project, name: str, spec: DatasetSpec, report: "Check
     """
     path = project.params_file
     with alone(project.state / "params.lock"):
-        check_new_name(name, load_params(path))
-        check_place(project, name, spec)
+        params = load_params(path)  # another dataset may have been added since the caller's own checks
+        check_new_name(name, params)
+        check_raw_places(project.root, params.datasets | {name: spec})
         before, expected = path.read_bytes().decode(), read_yaml(path)
         blocks: dict[tuple[str, ...], dict[str, Any]] = {("datasets",): spec.model_dump(exclude_defaults=True)}
         if report is not None:

@@ -9,8 +9,8 @@ from dml_core.data.registry import DATASETS, dataset_class, materialise, parse_d
 from dml_core.data.store.rows import role_counts
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
-from tasks.own_images.add import Added, as_raw, check_new_name, check_place, write_dataset
-from tasks.runs.specs import DatasetSpec, load_params
+from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
+from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
 
 
 def is_published(name: str) -> bool:
@@ -32,13 +32,14 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
         DataError: the file does not exist or is not the publisher's, or the files are not the published dataset.
         StoreError: the data or `params.yaml` cannot be written.
     """
-    check_new_name(name, load_params(project.params_file))
+    params = load_params(project.params_file)
+    check_new_name(name, params)
     raw, options = project.root / "data" / "raw" / name, {"published_counts": False} if is_part else {}
     place = path.resolve()
     if place.is_dir():
         raw = place
     spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
-    check_place(project, name, spec)
+    check_raw_places(project.root, params.datasets | {name: spec})
     try:
         if place.is_dir():
             materialise(name, options, raw)
