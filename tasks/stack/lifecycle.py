@@ -69,7 +69,10 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
             until = time.monotonic() + UP_SECONDS
             fresh = [name for name in level if supervisor.getProcessInfo(name)["statename"] not in RUNNING]
             for name in fresh:
-                supervisor.startProcess(name, False)
+                try:
+                    supervisor.startProcess(name, False)
+                except xmlrpc.client.Fault as fault:
+                    raise StackError(f"{name} cannot be started ({fault.faultString}); see infra/stack.yaml") from None
             for name in level:
                 _wait(supervisor, stack, name, until)
             for name in level:
@@ -269,10 +272,12 @@ def _make_bucket(stack: Stack) -> None:
 
 
 def _answers(stack: Stack, name: str) -> bool:
-    """Return whether a service answers at its port or, if it has one, its health page."""
+    """Return whether a service is healthy: its port answers ("tcp"), a command succeeds ("exec ..."), or a page answers ("/...")."""
     address, health = stack.address(name), stack.file.services[name].health
     if health == "tcp":
         return environment.answers(address)
+    if health.startswith("exec "):
+        return subprocess.run(shlex.split(health)[1:], capture_output=True, check=False).returncode == 0
     import requests
 
     try:
