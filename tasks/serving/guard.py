@@ -215,6 +215,6 @@ class PatientProtocol(H11Protocol):
         response.headers["connection"] = "close"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             start = h11.Response(status_code=response.status_code, headers=response.raw_headers)
-            for event in (start, h11.Data(data=response.body), h11.EndOfMessage()):
+            for event in (start, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
