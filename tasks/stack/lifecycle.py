@@ -67,12 +67,7 @@ def up(project: Project, report: Callable[[str], None], own_s3: str | None = Non
         supervisor = _connect(stack.run) or _start_supervisor(stack)
         for level in stack.levels:
             until = time.monotonic() + UP_SECONDS
-            fresh = [name for name in level if supervisor.getProcessInfo(name)["statename"] not in RUNNING]
-            for name in fresh:
-                try:
-                    supervisor.startProcess(name, False)
-                except xmlrpc.client.Fault as fault:
-                    raise StackError(f"{name} cannot be started ({fault.faultString}); see infra/stack.yaml") from None
+            fresh = [name for name in level if _start(supervisor, name)]
             for name in level:
                 _wait(supervisor, stack, name, until)
             for name in level:
@@ -228,6 +223,23 @@ def _config(stack: Stack) -> str:
             }
     lines = [line for name, values in sections.items() for line in (f"[{name}]", *(f"{key}={value}" for key, value in values.items()))]
     return "\n".join(lines).replace("%", "%%") + "\n"
+
+
+def _start(supervisor: Any, name: str) -> bool:
+    """Start a service unless it runs; return whether it was started.
+
+    Raises:
+        StackError: its program cannot be run.
+    """
+    from supervisor.xmlrpc import Faults
+
+    try:
+        supervisor.startProcess(name, False)
+    except xmlrpc.client.Fault as fault:
+        if fault.faultCode not in (Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
+            raise StackError(f"{name} cannot be started ({fault.faultString}); see infra/stack.yaml") from None
+        return bool(fault.faultCode == Faults.SPAWN_ERROR)  # it ended at once, and supervisor tries again
+    return True
 
 
 def _wait(supervisor: Any, stack: Stack, name: str, until: float) -> None:
