@@ -111,8 +111,6 @@ def load_stack(project: Project, own_s3: str | None = None) -> Stack:
         ConfigError: the file is wrong, PostgreSQL is not installed, or another S3 server was chosen before.
     """
     path = project.root / "infra" / "stack.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; it describes the project's stack")
     file = parse(StackFile, read_yaml(path), str(path))
     folder, run = project.state / "stack", run_folder(project.state)
     folder.mkdir(parents=True, exist_ok=True)
