@@ -71,7 +71,7 @@ def data_add(
     with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress)
     print(added.diff)
-    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.report.counts.items())
+    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.counts.items())
     print(f"\n{name}: {counts}; added to params.yaml (to undo it, delete these lines)")
     print(f"next: dml reproduce --dataset {name}")
 

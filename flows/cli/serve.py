@@ -34,39 +34,30 @@ def serve(
 
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
-    _run(open_project(), what, model, host, port, replicas, batch, os.environ.get(token_env) or None)
-
-
-def _run(
-    project: "Project", what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None
-) -> None:
-    """Find the index or model, and serve it.
-
-    Raises:
-        DmlError: it is missing, or cannot be served with these settings.
-    """
+    project = open_project()  # sets the environment that Ray reads when it is imported
     from dml_core.trained import read_description
     from tasks.serving.application import Served
-    from tasks.serving.service import Setting, run_service
+    from tasks.serving.service import run_service
 
     index = _open_index(Path(what))
     folder = _find_model(project, what, model, index)
     description = read_description(folder)
     num_items = index.num_items if index is not None else None
     identity = index.model_identity if index is not None else description.identity or ""
-    setting = Setting(
-        model=folder,
-        index=index.folder if index is not None else None,
-        served=Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items),
-        host=host,
-        port=port,
-        replicas=replicas,
-        max_batch=batch,
-        token=token,
-    )
+    served = Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items)
     about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
     print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
-    run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
+    run_service(
+        folder,
+        index.folder if index is not None else None,
+        served,
+        host=host,
+        port=port,
+        num_replicas=replicas,
+        max_batch=batch,
+        token=os.environ.get(token_env) or None,
+        report=lambda address: print(f"listening at {address}; end with Ctrl-C", flush=True),
+    )
 
 
 def _open_index(folder: Path) -> "Index | None":
@@ -83,20 +74,17 @@ def _find_model(project: "Project", what: str, model: str | None, index: "Index 
     Raises:
         ConfigError: it is missing, or not the index's.
     """
-    from contextlib import suppress
-
     from dml_core.errors import ConfigError
     from dml_core.trained import load_model
     from tasks.models.lookup import resolve_model
 
     if index is None:
         return resolve_model(model or what, project)
-    named = [model] if model is not None else [text for text in (index.model_identity, index.info.model_source) if text]
-    folder = None
-    for text in named[:-1]:
-        with suppress(ConfigError):
-            folder = resolve_model(text, project)
-            break
-    folder = folder or resolve_model(named[-1], project)
+    try:
+        folder = resolve_model(model or index.model_identity, project)
+    except ConfigError:
+        if model is not None or not index.info.model_source:
+            raise
+        folder = resolve_model(index.info.model_source, project)
     index.check_model(load_model(folder, "cpu").identity)
     return folder

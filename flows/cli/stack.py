@@ -83,8 +83,8 @@ def up(
     stack = start(find_project(), lambda line: print(line, flush=True), s3)
     print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
-        print(f"{what}: {stack.clients[name].removesuffix('/api')}")
-    print(f"Ray: {stack.clients['RAY_ADDRESS']}")
+        print(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
+    print(f"Ray: {stack.file.clients['RAY_ADDRESS']}")
 
 
 @stack_app.command()
@@ -94,20 +94,16 @@ def status() -> None:
 
     from dml_core.errors import ConfigError
     from tasks.environment import find_project
-    from tasks.stack.lifecycle import is_up
-    from tasks.stack.lifecycle import status as look
+    from tasks.stack.lifecycle import status as read_states
 
-    project = find_project()
-    if not is_up(project):
-        raise ConfigError("no stack of this project is up; start it: dml stack up")
+    states = read_states(find_project())
     table = Table(title="dml stack")
     for name in ("server", "", "process", "at", "log"):
         table.add_column(name, overflow="fold")
-    found = look(project)
-    for entry in found:
-        table.add_row(entry.name, entry.how, str(entry.pid or ""), entry.address, str(entry.log))
+    for server in states:
+        table.add_row(server.name, server.state, str(server.pid or ""), server.address, str(server.log))
     print_table(table)
-    if any(entry.how != "up" for entry in found):
+    if any(server.state != "up" for server in states):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 
 

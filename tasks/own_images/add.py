@@ -6,7 +6,7 @@ moves nor deletes them (the `fetch` stage's output is persistent and uncached).
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import yaml
 
 from dml_core.config import check_name, merge, parse, read_value, read_yaml
 from dml_core.data.readers.shared.own import guess_reader
+from dml_core.data.store.rows import Counts
 from dml_core.errors import ConfigError, DataError, StoreError
 from dml_core.files import writing
 from tasks.environment import Project
@@ -32,10 +33,10 @@ _LARGE_PIXELS, _STORED_PIXELS = 512, 256  # photographs are packed smaller, so t
 
 @dataclass(frozen=True)
 class Added:
-    """The added dataset: its parameters, the report on its images, and the change of `params.yaml` as a unified diff."""
+    """The added dataset: its parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
 
     spec: DatasetSpec
-    report: "CheckReport"
+    counts: dict[str, Counts]
     diff: str
 
 
@@ -56,17 +57,15 @@ def add_images(
         DataError: the images cannot be trained on; the message names the first.
         StoreError: `params.yaml` cannot be written.
     """
-    check_new_name(name, load_params(project.params_file))
+    params = load_params(project.params_file)
+    check_new_name(name, params)
     reader, raw, options = guess_reader(path.resolve(), reader)
     spec = parse(DatasetSpec, {"reader": reader, "raw": as_raw(project, raw), "options": options}, str(raw))
-    check_place(project, name, spec)
-    report = _looked_at(spec, raw, progress)
+    check_raw_places(project.root, params.datasets | {name: spec})
+    report = _check_images(spec, raw, progress)
     if report.short_sides[1] > _LARGE_PIXELS and not report.num_boxes:
         spec = spec.model_copy(update={"options": spec.options | {"stored_size": _STORED_PIXELS}})
-    with alone(project.state / "params.lock"):  # another dataset may have been added during the check
-        check_new_name(name, load_params(project.params_file))
-        check_place(project, name, spec)
-        return Added(spec, report, _write(project.params_file, name, spec, report))
+    return Added(spec, report.counts, write_dataset(project, name, spec, report))
 
 
 def check_new_name(name: str, params: Params) -> None:
@@ -92,17 +91,12 @@ def as_raw(project: Project, raw: Path) -> str:
     return raw.relative_to(root).as_posix() if raw.is_relative_to(root) else str(raw)
 
 
-def check_place(project: Project, name: str, spec: DatasetSpec) -> None:
-    """Check that a raw folder can be used.
+def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
+    """Return the report on images that can be trained on.
 
     Raises:
-        ConfigError: another dataset has it, or the project writes to it.
+        DataError: they cannot; the message names the first.
     """
-    datasets = load_params(project.params_file).datasets
-    check_raw_places(project.root, {**datasets, name: spec})
-
-
-def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None] | None) -> "CheckReport":
     from dml_core.data.check import check_dataset
 
     report = check_dataset(spec.reader, raw, spec.options, progress)
@@ -118,49 +112,43 @@ def _looked_at(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], None
     return report
 
 
-def _write(path: Path, name: str, spec: DatasetSpec, report: "CheckReport") -> str:
-    """Add the blocks, all or nothing, and return the diff."""
-    values = read_yaml(path)
-    block = spec.model_dump(exclude_defaults=True)
-    settings = fitted_settings(values["comparison"]["protocol"], report)
-    return write_entries(path, {("datasets",): {name: block}, ("comparison", "datasets"): {name: settings}})
-
-
-def write_entries(path: Path, entries: Mapping[tuple[str, ...], Mapping[str, dict[str, Any]]]) -> str:
-    """Add entries to mappings of `params.yaml`, all or nothing; no other byte changes.
-
-    Args:
-        path: the file; its lock is held.
-        entries: keys that lead from the top to the mapping -> name -> block.
+def write_dataset(project: Project, name: str, spec: DatasetSpec, report: "CheckReport | None" = None) -> str:
+    """Write a dataset's block, and with a report its settings in the comparison, into `params.yaml`, all or nothing; no other byte changes.
 
     Returns:
         The change as a unified diff.
 
     Raises:
-        ConfigError: a mapping is written in braces, or the result would not be a valid `params.yaml`.
+        ConfigError: name or place was taken meanwhile, a mapping is written in braces, or the result would not be a valid `params.yaml`.
         StoreError: `params.yaml` cannot be written.
     """
-    before, expected = path.read_bytes().decode(), read_yaml(path)
-    after = before
-    for keys, blocks in entries.items():
-        for name, block in blocks.items():
+    path = project.params_file
+    with alone(project.state / "params.lock"):
+        params = load_params(path)  # another dataset may have been added since the caller's own checks
+        check_new_name(name, params)
+        check_raw_places(project.root, params.datasets | {name: spec})
+        before, expected = path.read_bytes().decode(), read_yaml(path)
+        blocks: dict[tuple[str, ...], dict[str, Any]] = {("datasets",): spec.model_dump(exclude_defaults=True)}
+        if report is not None:
+            blocks["comparison", "datasets"] = fitted_settings(expected["comparison"]["protocol"], report)
+        after = before
+        for keys, block in blocks.items():
             after = with_entry(after, keys, [f"{name}:{'' if block else ' {}'}", *_lines(block)])
             added: dict[str, Any] = {name: block}
             for key in reversed(keys):
                 added = {key: added}
             expected = merge(expected, added)
-    try:
-        with writing(path) as file:
-            file.write(after.encode())
-            file.flush()
-            os.fchmod(file.fileno(), path.stat().st_mode)
-            beside = Path(file.name)
-            load_params(beside)
-            assert read_yaml(beside) == expected
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm="")
-    return "\n".join(lines)
+        try:
+            with writing(path) as file:
+                file.write(after.encode())
+                file.flush()
+                os.fchmod(file.fileno(), path.stat().st_mode)
+                beside = Path(file.name)
+                load_params(beside)
+                assert read_yaml(beside) == expected
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror}); nothing was changed") from None
+    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), path.name, path.name, n=1, lineterm=""))
 
 
 def _lines(block: dict[str, Any]) -> list[str]:

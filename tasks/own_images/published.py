@@ -1,27 +1,16 @@
 """Add a published dataset to the project: unpack its archive or use its folder, check it, and write its block into `params.yaml`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from dml_core.config import parse
 from dml_core.data.readers.shared.archives import check_md5, unpack
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.registry import DATASETS, dataset_class, materialise, parse_dataset
-from dml_core.data.store.rows import Counts, role_counts
+from dml_core.data.store.rows import role_counts
 from dml_core.errors import DataError, StoreError
 from tasks.environment import Project
-from tasks.locks import alone
-from tasks.own_images.add import as_raw, check_new_name, check_place, write_entries
-from tasks.runs.specs import DatasetSpec, load_params
-
-
-@dataclass(frozen=True)
-class AddedPublished:
-    """The added dataset: its parameters, its images and classes per role, and the change of `params.yaml` as a unified diff."""
-
-    spec: DatasetSpec
-    counts: dict[str, Counts]
-    diff: str
+from tasks.own_images.add import Added, as_raw, check_new_name, write_dataset
+from tasks.runs.specs import DatasetSpec, check_raw_places, load_params
 
 
 def is_published(name: str) -> bool:
@@ -29,7 +18,7 @@ def is_published(name: str) -> bool:
     return name in DATASETS and issubclass(dataset_class(name), OfficialDataset)
 
 
-def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> AddedPublished:
+def add_published(project: Project, name: str, path: Path, is_part: bool = False) -> Added:
     """Add a published dataset to the project and write its block into `params.yaml`; the archive is not moved.
 
     Args:
@@ -43,13 +32,14 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
         DataError: the file does not exist or is not the publisher's, or the files are not the published dataset.
         StoreError: the data or `params.yaml` cannot be written.
     """
-    check_new_name(name, load_params(project.params_file))
+    params = load_params(project.params_file)
+    check_new_name(name, params)
     raw, options = project.root / "data" / "raw" / name, {"published_counts": False} if is_part else {}
     place = path.resolve()
     if place.is_dir():
         raw = place
     spec = parse(DatasetSpec, {"reader": name, "raw": as_raw(project, raw.resolve()), "options": options}, str(raw))
-    check_place(project, name, spec)
+    check_raw_places(project.root, params.datasets | {name: spec})
     try:
         if place.is_dir():
             materialise(name, options, raw)
@@ -58,10 +48,7 @@ def add_published(project: Project, name: str, path: Path, is_part: bool = False
     except OSError as error:
         raise StoreError(f"{raw}: cannot be written ({error.strerror or error}); free space or choose another folder") from None
     rows = parse_dataset(name, options).read(raw).rows
-    with alone(project.state / "params.lock"):
-        check_new_name(name, load_params(project.params_file))
-        block = spec.model_dump(exclude_defaults=True)
-        return AddedPublished(spec, role_counts(rows), write_entries(project.params_file, {("datasets",): {name: block}}))
+    return Added(spec, role_counts(rows), write_dataset(project, name, spec))
 
 
 def _unpack(name: str, path: Path, raw: Path, is_part: bool) -> None:

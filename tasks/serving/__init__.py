@@ -1,1 +1,1 @@
-"""HTTP service for a trained network and an optional index: `front` answers, `replica` computes, `service` starts and ends both."""
+"""HTTP service for a trained network and an optional index: `application` answers behind a `guard`, each `replica` computes."""

@@ -1,15 +1,12 @@
 """The HTTP interface of the service: its paths, requests and responses, and the page at `/`."""
 
 import base64
-import binascii
 import hashlib
-import re
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,35 +14,26 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
-from tasks.serving.guard import Measures
-from tasks.serving.limits import Limits, RefusedError, check_image
+from tasks.serving import limits, metrics
+from tasks.serving.replica import Hit
+from tasks.serving.replicas import Replicas
 
 PAGE = Path(__file__).parent / "page"
-LONGEST_LINE = 300
+RequestT = TypeVar("RequestT", bound="EmbedRequest")
+STATUS = {"json_invalid": 400, "bytes_invalid_encoding": 400, "too_long": 413}  # of pydantic's errors; 422 for all others
 
 
-class Backend(Protocol):
-    """The replicas' interface: `embed` returns float32 rows, `search` each image's hits; both raise `RefusedError`."""
-
-    async def embed(self, images: list[bytes]) -> Any: ...  # noqa: D102
-    async def search(self, images: list[bytes], k: int, with_thumbnails: bool) -> Any: ...  # noqa: D102
-    async def check(self) -> bool: ...  # noqa: D102
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class EmbedRequest(_Strict):
+class EmbedRequest(BaseModel):
     """Images to embed."""
 
-    images: list[str] = Field(min_length=1, description="Base64-encoded image files.")
+    model_config = ConfigDict(extra="forbid", strict=True, val_json_bytes="base64", ser_json_bytes="base64")
+    images: list[bytes] = Field(min_length=1, max_length=limits.IMAGES, description="Base64-encoded image files.")
 
 
 class SearchRequest(EmbedRequest):
     """Images to search with."""
 
-    k: int = Field(10, ge=1, description="Number of neighbours per image.")
+    k: int = Field(10, ge=1, le=limits.NEIGHBOURS, description="Number of neighbours per image.")
     thumbnails: bool = Field(False, description="Whether to return thumbnails of the hits.")
 
 
@@ -57,32 +45,27 @@ class EmbedResponse(BaseModel):
     model: str = Field(description="Identity of the network; embeddings of different networks cannot be compared.")
 
 
-class Hit(BaseModel):
-    """An item that was found."""
-
-    position: int = Field(description="Position in the index, from 0.")
-    score: float = Field(description="Larger is nearer: the cosine, or minus the distance.")
-    name: str
-    class_name: str | None
-    thumbnail: str | None = Field(None, description="A data: URL, if requested and available.")
-
-
 class SearchResponse(BaseModel):
     """The hits of each image, nearest first."""
 
-    results: list[list[Hit]]
+    results: tuple[tuple[Hit, ...], ...]
     model: str
 
 
-class Health(BaseModel):
-    """Status of the service, and what it serves."""
+class Served(BaseModel):
+    """Facts about what is served."""
 
-    status: str = "ok"
     model: str
     title: str
     num_dimensions: int
     num_items: int | None = Field(description="Number of items in the index; null if the service has no index.")
-    images: int = Field(description="Maximum number of images in one request.")
+
+
+class Health(Served):
+    """Status of the service, and what it serves."""
+
+    status: str = "ok"
+    images: int = Field(limits.IMAGES, description="Maximum number of images in one request.")
 
 
 class Problem(BaseModel):
@@ -91,16 +74,7 @@ class Problem(BaseModel):
     error: str
 
 
-class Served(BaseModel):
-    """Facts about the network, and the number of the index's items, or None without an index."""
-
-    model: str
-    title: str
-    num_dimensions: int
-    num_items: int | None
-
-
-def make_app(served: Served, backend: Backend, limits: Limits, measures: Measures) -> FastAPI:
+def make_app(served: Served, replicas: Replicas) -> FastAPI:
     """Return the application, which must be put behind a `Guard`."""
     app = FastAPI(
         title="dml serve",
@@ -119,171 +93,103 @@ def make_app(served: Served, backend: Backend, limits: Limits, measures: Measure
     @app.get("/v1/health")
     async def health() -> Health:
         """Check that a replica answers."""
-        if not await backend.check():
-            raise RefusedError(503, "no replica answers")
-        return Health(**served.model_dump(), images=limits.images)
+        if not await replicas.check():
+            raise HTTPException(503, "no replica answers")
+        return Health(**served.model_dump())
 
-    @app.post("/v1/embed", openapi_extra=_takes(EmbedRequest, ()))
+    @app.post("/v1/embed", openapi_extra=_body_schema(EmbedRequest))
     async def embed(request: Request) -> EmbedResponse:
         """Embed images."""
-        images, _ = await _images(request, EmbedRequest, limits)
-        rows = await backend.embed(images)
-        return EmbedResponse(embeddings=rows.tolist(), num_dimensions=served.num_dimensions, model=served.model)
+        wanted = await _read_request(request, EmbedRequest)
+        answer = await replicas.answer(wanted.images)
+        assert answer.embeddings is not None
+        return EmbedResponse(embeddings=answer.embeddings.tolist(), num_dimensions=served.num_dimensions, model=served.model)
 
-    @app.post("/v1/search", openapi_extra=_takes(SearchRequest, ("k", "thumbnails")))
+    @app.post("/v1/search", openapi_extra=_body_schema(SearchRequest))
     async def search(request: Request) -> SearchResponse:
         """Find the items of the index that are nearest to the images."""
         if served.num_items is None:
-            raise RefusedError(404, "the service has no index to search, only a model; start it with an index")
-        images, asked = await _images(request, SearchRequest, limits)
-        assert isinstance(asked, SearchRequest)
-        if asked.k > limits.neighbours:
-            raise RefusedError(422, f"k: {asked.k} neighbours; the limit is {limits.neighbours}")
-        found = await backend.search(images, asked.k, asked.thumbnails)
-        return SearchResponse(results=[[_shown(hit) for hit in hits] for hits in found], model=served.model)
+            raise HTTPException(404, "the service has no index to search, only a model; start it with an index")
+        wanted = await _read_request(request, SearchRequest)
+        answer = await replicas.answer(wanted.images, wanted.k, wanted.thumbnails)
+        return SearchResponse(results=answer.hits, model=served.model)
 
     @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
+    async def read_metrics() -> Response:
         """Metrics for Prometheus."""
-        return Response(generate_latest(measures.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(HTTPException)
-    async def refuse(request: Request, error: HTTPException) -> JSONResponse:
-        line = _safe(f"{error.detail}: {request.method} {request.url.path}")
-        return JSONResponse({"error": line}, error.status_code, error.headers)
+    async def refuse(_: Request, error: HTTPException) -> JSONResponse:
+        return limits.refusal(error)
 
-    @app.exception_handler(RequestValidationError)
-    async def refuse_values(_: Request, error: RequestValidationError) -> JSONResponse:
-        return JSONResponse({"error": _safe(str(error.errors()[0]["msg"]))}, 422)
+    @app.exception_handler(ValidationError)
+    async def refuse_values(_: Request, error: ValidationError) -> JSONResponse:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        return limits.refusal(HTTPException(STATUS.get(problem["type"], 422), f"{where}: {problem['msg']}" if where else problem["msg"]))
 
-    @app.exception_handler(RefusedError)
-    async def refuse_more(_: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse({"error": error.why}, error.status, {"retry-after": "1"} if error.status == 503 else None)
+    @app.exception_handler(Exception)
+    async def admit(_: Request, __: Exception) -> JSONResponse:
+        return limits.refusal(HTTPException(500, "internal error; see the service's log"))
 
     return app
 
 
-# ------------------------------------------------------------ what comes in
-
-
-async def _images(request: Request, kind: type[EmbedRequest], limits: Limits) -> tuple[list[bytes], EmbedRequest]:
-    """Return the encoded images of a request, each checked against the limits, and its other fields.
+async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
+    """Return a request's encoded images, each checked against the limits, and its other fields.
 
     Raises:
-        RefusedError: 400, 413, 415 or 422.
+        HTTPException: 400, 413, 415 or 422.
+        ValidationError: a field is wrong.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == "application/json":
-        body = await request.body()
-        asked = await run_in_threadpool(_parsed, kind, body)
-        _check_number(len(asked.images), limits)
-        images = await run_in_threadpool(lambda: [_from_base64(text, f"image {number}") for number, text in enumerate(asked.images, 1)])
+        wanted = await run_in_threadpool(kind.model_validate_json, await request.body())
     elif content_type == "multipart/form-data":
-        images, values = await _form(request, limits)
-        asked = _parsed_form(kind, values)
+        wanted = kind.model_validate(await _read_form(request), strict=False)  # the fields of a form are text
     else:
-        raise RefusedError(415, "send application/json with the images in base64, or multipart/form-data with files named image")
-    for number, data in enumerate(images, 1):
-        check_image(data, limits, f"image {number}")
-    return images, asked
+        raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
+    for number, data in enumerate(wanted.images, 1):
+        limits.check_image(data, f"image {number}")
+    return wanted
 
 
-async def _form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
-    """Return the files called `image` of a form, and its other fields.
+async def _read_form(request: Request) -> dict[str, Any]:
+    """Return the files named `image` of a form as `images`, and its other fields.
 
     Raises:
-        RefusedError: the form is invalid.
+        HTTPException: the form is invalid.
     """
     images: list[bytes] = []
-    values: dict[str, str] = {}
+    fields: dict[str, Any] = {"images": images}
     try:
-        async with request.form(max_files=limits.images, max_fields=8, max_part_size=1000) as form:
+        async with request.form(max_files=limits.IMAGES, max_fields=8, max_part_size=1000) as form:
             for name, value in form.multi_items():
-                if isinstance(value, UploadFile) and name == "image":
+                if isinstance(value, UploadFile) != (name == "image"):
+                    raise HTTPException(400, "send images, and nothing else, as files named image")
+                if isinstance(value, UploadFile):
                     images.append(await value.read())
-                elif isinstance(value, UploadFile):
-                    raise RefusedError(400, "files in a form must be named image")
-                elif name == "image":
-                    raise RefusedError(400, "image: send a file, not text")
-                elif name in values:
-                    raise RefusedError(400, f"{_safe(name)}: given twice")
+                elif name in fields:
+                    raise HTTPException(400, f"{name}: given twice")
                 else:
-                    values[name] = value
+                    fields[name] = value
     except HTTPException as error:
-        too_many = "Too many files" in str(error.detail)
-        raise RefusedError(413 if too_many else 400, _safe(str(error.detail))) from None
-    except RefusedError:
-        raise
+        raise HTTPException(413 if "Too many files" in error.detail else error.status_code, error.detail) from None
     except Exception:  # noqa: BLE001 - the form parser raises anything on invalid bytes
-        raise RefusedError(400, "the form cannot be parsed") from None
-    _check_number(len(images), limits)
-    return images, values
+        raise HTTPException(400, "the form cannot be parsed") from None
+    if not images:
+        raise HTTPException(400, "no image was sent")
+    return fields
 
 
-def _check_number(number: int, limits: Limits) -> None:
-    if number == 0:
-        raise RefusedError(400, "no image was sent")
-    if number > limits.images:
-        raise RefusedError(413, f"{number} images; the limit is {limits.images} per request")
-
-
-def _parsed(kind: type[EmbedRequest], body: bytes) -> EmbedRequest:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        what = f"{where}: {problem['msg']}" if where else problem["msg"]
-        raise RefusedError(400 if problem["type"] == "json_invalid" else 422, _safe(what)) from None
-
-
-def _parsed_form(kind: type[EmbedRequest], values: dict[str, str]) -> EmbedRequest:
-    """Parse the fields of a form, which are text, by the same rules as those of JSON."""
-    given: dict[str, Any] = {"images": ["in the form's files"]}
-    for name, text in values.items():
-        if name == "k" and re.fullmatch(r"-?[0-9]{1,9}", text):
-            given[name] = int(text)
-        elif name == "thumbnails" and text in ("true", "false"):
-            given[name] = text == "true"
-        else:
-            given[name] = text
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        raise RefusedError(422, _safe(f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}")) from None
-
-
-def _from_base64(text: str, name: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise RefusedError(400, f"{name}: not valid base64") from None
-
-
-def _safe(text: str) -> str:
-    """Return the text as one line of printable characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:LONGEST_LINE]
-
-
-def _takes(kind: type[EmbedRequest], fields: tuple[str, ...]) -> dict[str, Any]:
+def _body_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """Return a request's body for OpenAPI: JSON, or a form with the same fields."""
     schema = kind.model_json_schema()
     files = {"type": "array", "items": {"type": "string", "format": "binary"}, "description": "One or more image files."}
-    form = {
-        "type": "object",
-        "required": ["image"],
-        "properties": {"image": files, **{name: schema["properties"][name] for name in fields}},
-    }
+    fields = {name: field for name, field in schema["properties"].items() if name != "images"}
+    form = {"type": "object", "required": ["image"], "properties": {"image": files, **fields}}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}, "multipart/form-data": {"schema": form}}}}
-
-
-# ------------------------------------------------------------ what goes out
-
-
-def _shown(hit: Any) -> Hit:
-    picture = None if hit.thumbnail is None else "data:image/webp;base64," + base64.b64encode(hit.thumbnail).decode()
-    return Hit(position=hit.position, score=hit.score, name=hit.name, class_name=hit.class_name, thumbnail=picture)
 
 
 @cache

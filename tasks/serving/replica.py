@@ -8,13 +8,16 @@ Shapes: N images, D embedding dimensions, k neighbours.
 """
 
 import asyncio
+import base64
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor
 
 from dml_core.errors import DataError
@@ -24,13 +27,13 @@ from dml_core.trained import load_model
 
 @dataclass(frozen=True)
 class Hit:
-    """An item that was found; a larger `score` is nearer."""
+    """An item of the index, as a neighbour of an image."""
 
-    position: int
-    score: float
+    position: Annotated[int, Field(description="Position in the index, from 0.")]
+    score: Annotated[float, Field(description="Larger is nearer: the cosine, or minus the distance.")]
     name: str
     class_name: str | None
-    thumbnail: bytes | None
+    thumbnail: Annotated[str | None, Field(description="A data: URL, if requested and available.")]
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,19 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """One image in a batch; k is 0 if only its embedding is requested."""
+class _Query:
+    """One image of a batch; k is 0 if only its embedding is requested."""
 
     view: Tensor
     k: int
 
 
-@dataclass(frozen=True)
-class _Found:
+@dataclass
+class _Result:
     row: NDArray[np.float32]
+    refused: str | None
     scores: NDArray[np.float32] | None = None
     positions: NDArray[np.int64] | None = None
-    refused: str | None = None
     batch_size: int | None = None  # set for the first image of a batch
 
 
@@ -88,9 +91,9 @@ class Replica:
         self._decoders = ThreadPoolExecutor(num_threads, thread_name_prefix="decode")
         self._computer = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._max_batch = max_batch
-        self._waiting: list[tuple[_Asked, asyncio.Future[_Found]]] = []
+        self._waiting: list[tuple[_Query, asyncio.Future[_Result]]] = []
         self._working: asyncio.Task[None] | None = None
-        self._compute([_Asked(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
+        self._compute([_Query(self._model.view(np.zeros((64, 64, 3), np.uint8)), 1)])  # warm-up
 
     async def check(self) -> bool:
         """Return True, as a sign of life."""
@@ -108,31 +111,27 @@ class Replica:
         decoding = [
             loop.run_in_executor(self._decoders, self._model.view, data, None, f"image {number}") for number, data in enumerate(images, 1)
         ]
-        views = await asyncio.gather(*decoding, return_exceptions=True)
-        asked = []
-        for view in views:
-            if isinstance(view, DataError):
-                return Answer(refused=str(view))
-            if isinstance(view, BaseException):
-                raise view
-            asked.append(_Asked(view, k))
-        found: list[_Found] = await asyncio.gather(*(self._in_a_batch(one) for one in asked))
-        for number, one in enumerate(found, 1):
-            if one.refused is not None:
-                return Answer(refused=f"image {number}: {one.refused}")
-        batch_sizes = tuple(one.batch_size for one in found if one.batch_size is not None)
+        try:
+            views = await asyncio.gather(*decoding)
+        except DataError as error:
+            return Answer(refused=str(error))
+        results = await asyncio.gather(*(self._in_a_batch(_Query(view, k)) for view in views))
+        for number, result in enumerate(results, 1):
+            if result.refused is not None:
+                return Answer(refused=f"image {number}: {result.refused}")
+        batch_sizes = tuple(result.batch_size for result in results if result.batch_size is not None)
         if k == 0:
-            return Answer(embeddings=np.stack([one.row for one in found]), batch_sizes=batch_sizes)
-        return Answer(hits=tuple(self._hits(one, with_thumbnails) for one in found), batch_sizes=batch_sizes)
+            return Answer(embeddings=np.stack([result.row for result in results]), batch_sizes=batch_sizes)
+        return Answer(hits=tuple(self._hits(result, with_thumbnails) for result in results), batch_sizes=batch_sizes)
 
-    async def _in_a_batch(self, asked: _Asked) -> _Found:
+    async def _in_a_batch(self, query: _Query) -> _Result:
         """Compute one image with all others waiting. Serve's own `batch` closes a batch on arrival, before the network is free."""
         loop = asyncio.get_running_loop()
-        found: asyncio.Future[_Found] = loop.create_future()
-        self._waiting.append((asked, found))
+        result: asyncio.Future[_Result] = loop.create_future()
+        self._waiting.append((query, result))
         if self._working is None:
             self._working = loop.create_task(self._work())
-        return await found
+        return await result
 
     async def _work(self) -> None:
         """Compute batches until no image waits."""
@@ -140,39 +139,42 @@ class Replica:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
             try:
-                results = await loop.run_in_executor(self._computer, self._compute, [asked for asked, _ in batch])
+                results = await loop.run_in_executor(self._computer, self._compute, [query for query, _ in batch])
             except Exception as error:  # noqa: BLE001 - the waiting requests get the error; the next batch has other images
-                for _, found in batch:
-                    if not found.done():
-                        found.set_exception(error)
+                for _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
                 continue
-            for (_, found), result in zip(batch, results, strict=True):
-                if not found.done():  # its request may have been abandoned
-                    found.set_result(result)
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():  # its request may have been abandoned
+                    future.set_result(result)
         self._working = None
 
-    def _compute(self, asked: list[_Asked]) -> list[_Found]:
+    def _compute(self, queries: list[_Query]) -> list[_Result]:
         """Embed a whole batch at once, and search for those images that want neighbours."""
-        rows_ND = self._model.embed_views([one.view for one in asked])
+        rows_ND = self._model.embed_views([query.view for query in queries])
         has_angles = self._model.metric == "cosine"
-        found = [_Found(row_D, refused=_why_not(row_D, has_angles and one.k > 0)) for one, row_D in zip(asked, rows_ND, strict=True)]
-        found[0] = replace(found[0], batch_size=len(asked))
-        searching = [place for place, one in enumerate(asked) if one.k > 0 and found[place].refused is None]
+        results = [_Result(row_D, _why_not(row_D, has_angles and query.k > 0)) for query, row_D in zip(queries, rows_ND, strict=True)]
+        results[0].batch_size = len(queries)
+        searching = [number for number, query in enumerate(queries) if query.k > 0 and results[number].refused is None]
         if self._index is not None and searching:
-            scores, positions = self._index.search(rows_ND[searching], max(asked[place].k for place in searching))
-            for row, place in enumerate(searching):
-                k = asked[place].k
-                found[place] = replace(found[place], scores=scores[row, :k], positions=positions[row, :k])
-        return found
+            scores, positions = self._index.search(rows_ND[searching], max(queries[number].k for number in searching))
+            for row, number in enumerate(searching):
+                k = queries[number].k
+                results[number].scores, results[number].positions = scores[row, :k], positions[row, :k]
+        return results
 
-    def _hits(self, found: _Found, with_thumbnails: bool) -> tuple[Hit, ...]:
+    def _hits(self, result: _Result, with_thumbnails: bool) -> tuple[Hit, ...]:
         assert self._index is not None
-        assert found.scores is not None
-        assert found.positions is not None
+        assert result.scores is not None
+        assert result.positions is not None
         hits = []
-        for score, position in zip(found.scores.tolist(), found.positions.tolist(), strict=True):
+        for score, position in zip(result.scores.tolist(), result.positions.tolist(), strict=True):
             item = self._index.item(position)
-            hits.append(Hit(position, score, item.name, item.class_name, item.thumbnail if with_thumbnails else None))
+            picture = None
+            if with_thumbnails and item.thumbnail is not None:
+                picture = "data:image/webp;base64," + base64.b64encode(item.thumbnail).decode()
+            hits.append(Hit(position, score, item.name, item.class_name, picture))
         return tuple(hits)
 
 

@@ -21,14 +21,15 @@ def replace_automations(url: str, path: Path) -> None:
     Raises:
         ConfigError: the server rejects one.
     """
-    for wanted in read_yaml(path)["automations"]:
-        found = requests.post(f"{url}/automations/filter", json={"automations": {"name": {"any_": [wanted["name"]]}}}, timeout=SECONDS)
-        found.raise_for_status()
-        for old in found.json():
+    for automation in read_yaml(path)["automations"]:
+        same_name = {"automations": {"name": {"any_": [automation["name"]]}}}
+        response = requests.post(f"{url}/automations/filter", json=same_name, timeout=SECONDS)
+        response.raise_for_status()
+        for old in response.json():
             requests.delete(f"{url}/automations/{old['id']}", timeout=SECONDS).raise_for_status()
-        made = requests.post(f"{url}/automations/", json=wanted, timeout=SECONDS)
-        if not made.ok:
-            raise ConfigError(f"{path}: Prefect rejected '{wanted['name']}' ({made.status_code}: {made.text[:300]})")
+        response = requests.post(f"{url}/automations/", json=automation, timeout=SECONDS)
+        if not response.ok:
+            raise ConfigError(f"{path}: Prefect rejected '{automation['name']}' ({response.status_code}: {response.text[:300]})")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ EXCEPTIONS = {
     "flows/run.py": "the chain of a run is defined only there",
     "flows/table.py:table": "the parameters are those of Prefect's form, each documented",
     "tasks/runs/specs.py": "all of params.yaml as types",
-    "tasks/serving/application.py:make_app": "routes are functions inside of it",
-    "tasks/stack/settings.py:load_stack": "one service after the other",
     "tasks/tables/view.py": "the types of a page's JSON and their computation",
     "tasks/tracking/tracker.py": "everything that is written to MLflow",
     "dml_core": "a file for each part of the library that users import",

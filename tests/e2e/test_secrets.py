@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof]
 PLANTED = {"MLflow": "planted4mlflow4password", "Prefect": "planted4prefect4key"}
 OWN_S3 = {"AWS_ACCESS_KEY_ID": "team", "AWS_SECRET_ACCESS_KEY": "planted4s3s4secret"}
 # Files with the stack's secrets, readable only by their owner, until `dml stack down`.
-KEPT = {"chosen.json", "env", "ray-token", "supervisor.conf", "postgres-password"}
+KEPT = {"chosen.json", "env", "supervisor.conf"}
 RUN = ("dml", "run", "synthetic", "softtriple")
 
 

@@ -11,7 +11,7 @@ import torch
 from dml_core.index.index import Index
 from dml_core.network_description import WEIGHTS_FILE
 from dml_core.trained import read_description, write_description
-from tasks.serving.replica import Answer, Replica, _Asked
+from tasks.serving.replica import Answer, Replica, _Query
 from tests.tasks.serving.conftest import Made
 
 
@@ -19,14 +19,14 @@ def test_a_batch_of_several_requests_gives_each_its_own(made: Made) -> None:
     """The requests are embeddings, and searches with different k."""
     model, wanted = made.load(), (0, 3, 30, 0, 1)
     replica = Replica(str(made.model), str(made.index), 1, 32)
-    found = replica._compute([_Asked(model.view(path), k) for path, k in zip(made.files, wanted, strict=False)])
+    results = replica._compute([_Query(model.view(path), k) for path, k in zip(made.files, wanted, strict=False)])
     expected = model.embed(made.files[:5])
     positions = Index.open(made.index).search(expected, 30)[1]
-    np.testing.assert_allclose([one.row for one in found], expected, rtol=0, atol=1e-5)
-    assert [None if one.positions is None else one.positions.tolist() for one in found] == [
+    np.testing.assert_allclose([result.row for result in results], expected, rtol=0, atol=1e-5)
+    assert [None if result.positions is None else result.positions.tolist() for result in results] == [
         positions[place, :k].tolist() if k else None for place, k in enumerate(wanted)
     ]
-    assert [one.batch_size for one in found] == [5, None, None, None, None]
+    assert [result.batch_size for result in results] == [5, None, None, None, None]
 
 
 def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> None:
@@ -49,7 +49,7 @@ def test_what_comes_while_the_network_works_is_the_next_batch(made: Made) -> Non
 
     replica._model = None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
-        asyncio.run(replica._in_a_batch(_Asked(made.load().view(data[0]), 0)))
+        asyncio.run(replica._in_a_batch(_Query(made.load().view(data[0]), 0)))
 
 
 def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made: Made, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_image_without_a_direction_is_refused_where_it_is_searched_with(made:
     write_description(weights.parent, read_description(weights.parent))
     replica = Replica(str(tmp_path / "model"), str(made.index), 1, 32)
     view = made.load().view(made.files[0])
-    embedded, searched = replica._compute([_Asked(view, 0), _Asked(view, 3)])
+    embedded, searched = replica._compute([_Query(view, 0), _Query(view, 3)])
     assert embedded.refused is None
     assert not embedded.row.any()
     assert searched.refused == "its embedding is zero and has no cosine similarity"

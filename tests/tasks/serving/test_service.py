@@ -1,7 +1,6 @@
 """Start of the service, its reachable addresses, the effect of a killed replica, and an end that leaves no process."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import socket
@@ -15,9 +14,10 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from fastapi import FastAPI
 
-from tasks.serving.application import Served
-from tasks.serving.service import Replicas, ServiceError, Setting, _answer, listen
+from tasks.serving.replicas import ServiceError
+from tasks.serving.service import listen, serve_http
 from tests.conftest import ROOT
 from tests.tasks.serving.conftest import Made, Service, wait_until
 
@@ -53,18 +53,17 @@ def test_what_it_refuses_to_start_with(made: Made) -> None:
     assert "does not name a trained network" in refused(made, "nothing-there")
 
 
-def test_an_http_server_that_does_not_start_is_told_and_not_waited_for(made: Made) -> None:
+def test_an_http_server_that_does_not_start_is_told_and_not_waited_for() -> None:
     """Its socket is closed before it listens, and no address is printed."""
-    setting = Setting(made.model, None, Served(model="0", title="", num_dimensions=1, num_items=None))
-    listener = listen(dataclasses.replace(setting, port=0))
+    listener = listen("127.0.0.1", 0, None)
     listener.close()
     said: list[str] = []
     with pytest.raises(ServiceError, match=r"cannot listen \(Bad file descriptor\); start it again"):
-        asyncio.run(asyncio.wait_for(_answer(setting, Replicas(None, setting.limits), listener, said.append), 10))
+        asyncio.run(asyncio.wait_for(serve_http(FastAPI(), listener, said.append), 10))
     assert said == []
 
 
-def test_answers_are_sent_without_delay(made: Made) -> None:
+def test_answers_are_sent_without_delay() -> None:
     """Headers and body are sent separately: without TCP_NODELAY the body waits some 40 ms for the client's acknowledgement."""
     found: list[int] = []
 
@@ -76,8 +75,7 @@ def test_answers_are_sent_without_delay(made: Made) -> None:
             writer.close()
             done.set()
 
-        setting = Setting(made.model, None, Served(model="0", title="", num_dimensions=1, num_items=None), port=0)
-        listener = listen(setting)
+        listener = listen("127.0.0.1", 0, None)
         async with await asyncio.start_server(note, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             await done.wait()

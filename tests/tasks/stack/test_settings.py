@@ -32,32 +32,32 @@ def test_ports_and_secrets_are_chosen_once_and_no_two_services_share_a_port(proj
     assert (load_stack(project).ports, load_stack(project).secrets) == (stack.ports, stack.secrets)
     assert len(set(stack.ports.values())) == len(stack.ports)
     assert (project.state / "stack" / "chosen.json").stat().st_mode & 0o777 == 0o600
-    assert stack.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
-    assert stack.clients["AWS_SECRET_ACCESS_KEY"] == stack.secrets["s3"]
+    assert stack.file.clients["AWS_ENDPOINT_URL"] == f"http://127.0.0.1:{stack.ports['s3']}"
+    assert stack.file.clients["AWS_SECRET_ACCESS_KEY"] == stack.secrets["s3"]
 
 
 def test_every_service_starts_after_those_that_it_names_and_all_start(project: Project) -> None:
     stack = load_stack(project)
-    order = [service.name for level in stack.levels for service in level]
-    assert sorted(order) == sorted(stack.services)
-    for service in stack.services.values():
-        assert all(order.index(other) < order.index(service.name) for other in service.after)
+    order = [name for level in stack.levels for name in level]
+    assert sorted(order) == sorted(stack.file.services)
+    for name, service in stack.file.services.items():
+        assert all(order.index(other) < order.index(name) for other in service.after)
 
 
 def test_an_s3_server_of_one_s_own_takes_the_place_of_the_stack_s(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     logged_in(monkeypatch)
     stack = load_stack(project, OWN)
-    assert "s3" not in stack.services
-    assert stack.services["mlflow"].after == ("postgres",)
-    for environment in (stack.clients, stack.services["mlflow"].environment, stack.services["prefect-worker"].environment):
+    assert "s3" not in stack.file.services
+    assert stack.file.services["mlflow"].after == ("postgres",)
+    for environment in (stack.file.clients, stack.environment):
         assert environment["AWS_ENDPOINT_URL"] == OWN
         assert environment["AWS_ACCESS_KEY_ID"] == "somebody"
         assert environment["AWS_SECRET_ACCESS_KEY"] == "a secret of theirs"
-    assert all("a secret of theirs" not in word for service in stack.services.values() for word in service.command)
+    assert all("a secret of theirs" not in service.command for service in stack.file.services.values())
     # A later `up` or `status` keeps this server, even if the environment has changed.
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    assert load_stack(project).clients == stack.clients
-    assert load_stack(project, OWN).clients == stack.clients
+    assert load_stack(project).file.clients == stack.file.clients
+    assert load_stack(project, OWN).file.clients == stack.file.clients
 
 
 def test_records_of_steps_whose_files_are_in_one_server_are_not_taken_for_those_of_another(
@@ -66,7 +66,7 @@ def test_records_of_steps_whose_files_are_in_one_server_are_not_taken_for_those_
     logged_in(monkeypatch)
     kept = []
     for own in (None, OWN, f"{OWN}1"):
-        kept.append(load_stack(project, own).clients["PREFECT_LOCAL_STORAGE_PATH"])
+        kept.append(load_stack(project, own).file.clients["PREFECT_LOCAL_STORAGE_PATH"])
         (project.state / "stack" / "chosen.json").unlink()  # as `down` does
     assert len(set(kept)) == 3
 
