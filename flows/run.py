@@ -49,7 +49,7 @@ from tasks.runs.records import (
 )
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking.live import LiveCurves
+from tasks.tracking.tracker import LiveCurves
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 

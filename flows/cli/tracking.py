@@ -24,8 +24,7 @@ def compare(
     from dml_core.errors import ConfigError, TrackingError
     from tasks.runs.comparable import present_digest, standing_today
     from tasks.runs.specs import comparison_title, load_params
-    from tasks.tracking.published import published_runs
-    from tasks.tracking.summaries import comparable_runs, compare_published, comparison_table
+    from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
 
     params = load_params(project.params_file, override or ())
     chosen = dataset or params.comparison.default_datasets[0]
@@ -54,7 +53,7 @@ def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
     from tasks.environment import shown
-    from tasks.tracking.names import OUTBOX
+    from tasks.tracking.outbox import OUTBOX
 
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
@@ -77,7 +76,7 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
     project = open_project()
     from dml_core.errors import TrackingError
     from tasks.environment import shown
-    from tasks.tracking.availability import check_available
+    from tasks.tracking.connection import check_available
 
     if project.tracking_uri.startswith("http"):
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
