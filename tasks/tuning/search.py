@@ -30,7 +30,7 @@ from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, named_dataset, not_in_params
 from tasks.tuning.halving import METHOD, SearchResult
-from tasks.tuning.space import Params, Space, lay_over, nested, own_values, published_options, row_space
+from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
 
 METRICS = ("map@r", "r_precision")  # in addition to every recall@K
 ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials
@@ -78,7 +78,7 @@ class Search:
     @property
     def own(self) -> Params:
         """The row's own values of the searched settings (trial 0)."""
-        return own_values(self.training, self.space)
+        return {path: own_value(self.training, path) for path in self.space}
 
     @property
     def guesses(self) -> list[Params]:
