@@ -27,25 +27,25 @@ def compare(
     from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
 
     params = load_params(project.params_file, override or ())
-    chosen = dataset or params.comparison.default_datasets[0]
+    name = dataset or params.comparison.default_datasets[0]
     try:
-        check_name(chosen)
+        check_name(name)
     except ValueError as error:
         raise ConfigError(f"dataset {error}") from None
-    title = comparison_title(chosen, params.evaluation.role, override or ())
-    today = standing_today(params, chosen, present_digest(project, chosen), override or ())
-    selected = comparable_runs(chosen, published_runs(project.tracking_uri, chosen, title), today)
-    for line in selected.left_out:
+    title = comparison_title(name, params.evaluation.role, override or ())
+    today = standing_today(params, name, present_digest(project, name), override or ())
+    selection = comparable_runs(name, published_runs(project.tracking_uri, name, title), today)
+    for line in selection.left_out:
         print(line)
-    runs = selected.runs
+    runs = selection.runs
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {chosen}")
-    found = compare_published(chosen, runs, params.comparison.reference)
-    if found is not None:
-        print(found.sentence)
-    print_table(comparison_table(title, runs, found))
-    if found is not None and found.limits is not None:
-        print(f"{found.bold_says} {found.limits}")
+        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {name}")
+    comparison = compare_published(name, runs, params.comparison.reference)
+    if comparison is not None:
+        print(comparison.sentence)
+    print_table(comparison_table(title, runs, comparison))
+    if comparison is not None and comparison.limits is not None:
+        print(f"{comparison.bold_says} {comparison.limits}")
 
 
 @app.command()

@@ -59,7 +59,8 @@ def evaluate_run(
     gallery_ND, labels_N = load_embeddings(embeddings, gallery_role)
     separate = None if query_role == gallery_role else load_embeddings(embeddings, query_role)
     by_class: dict[int, ClassRecall] = {}
-    metrics = evaluate(gallery_ND, labels_N, config, *(separate or (None, None)), seed=seed, by_class=by_class)
+    queries_QD, query_labels_Q = separate or (None, None)
+    metrics = evaluate(gallery_ND, labels_N, config, queries_QD, query_labels_Q, seed, by_class)
     epoch = kept_epoch(embeddings)
     metrics |= epoch | held_out_recall(history, epoch.get(KEPT_EPOCH)) | dict(measured or {})
     try:

@@ -106,9 +106,9 @@ def plain_name(name: str) -> str:
     return name.replace("_at_", "@")
 
 
-def current_runs_filter(comparison: str) -> str:
-    """Return MLflow's filter for the comparison's complete runs; superseded runs are deleted there and not found."""
-    return f"tags.`{PART_TAG}` = '{comparison}' and tags.`{PUBLISHED_TAG}` = 'true'"
+def current_tags(comparison: str) -> dict[str, str]:
+    """Return the tags of the comparison's complete runs; superseded runs are deleted in MLflow and not found."""
+    return {PART_TAG: comparison, PUBLISHED_TAG: "true"}
 
 
 # ---------------------------------------------------------------- tags and parameters

@@ -12,6 +12,7 @@ from dml_core.evaluation.statistics.confidence import Summary
 from tasks.runs.best import best_seed
 from tasks.runs.records import ComparisonReport
 from tasks.tracking.child_run import PublishedRun, metric_name, run_link
+from tasks.tracking.connection import tag_filter
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
@@ -102,7 +103,7 @@ def experiment_tags(comparison: str) -> dict[str, str]:
     chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
     state = {
         "selectedColumns": [f"metrics.`{name}`" for name in (*VIEW_METRICS, NUM_SEEDS)],
-        "searchFilter": f"tags.`{SUMMARY_TAG}` = '{comparison}'",
+        "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
         "orderByKey": "metrics.`recall_at_1`",
         "orderByAsc": False,
         "isAccordionReordered": True,

@@ -6,7 +6,7 @@ upgrades an older database without asking, and prints pages of traces for one of
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
@@ -97,11 +97,16 @@ def one_line_errors(uri: str) -> Iterator[None]:
         raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {reason}") from None
 
 
-def project_runs(client: Any, filter_string: str = "", **options: Any) -> list[Any]:
-    """Return the runs of this project's experiments that match MLflow's filter, newest first; `options` are those of `search_runs`."""
+def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:
+    """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
     experiments = all_pages(partial(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
     ids = [experiment.experiment_id for experiment in experiments]
-    return all_pages(partial(client.search_runs, ids, filter_string, **options)) if ids else []
+    return all_pages(partial(client.search_runs, ids, tag_filter(tags), **options)) if ids else []
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return MLflow's filter for runs with these tags."""
+    return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
 
 
 def all_pages(search: Callable[..., Any]) -> list[Any]:

@@ -26,12 +26,12 @@ from tasks.tracking.child_run import (
     PART_TAG,
     PUBLISHED_TAG,
     PublishedRun,
-    current_runs_filter,
+    current_tags,
     experiment_name,
     metric_name,
     plain_name,
 )
-from tasks.tracking.connection import SQLITE, check_available, one_line_errors, open_database, project_runs
+from tasks.tracking.connection import SQLITE, check_available, one_line_errors, open_database, project_runs, tag_filter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -74,7 +74,7 @@ def search_published(uri: str, comparison: str) -> list[PublishedRun]:
     with one_line_errors(uri):
         from mlflow import MlflowClient
 
-        return [PublishedRun.of_mlflow(run) for run in project_runs(MlflowClient(uri), current_runs_filter(comparison))]
+        return [PublishedRun.of_mlflow(run) for run in project_runs(MlflowClient(uri), current_tags(comparison))]
 
 
 def published_as(uri: str) -> tuple[set[str], set[str]]:
@@ -86,7 +86,7 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
     with one_line_errors(uri):
         from mlflow import MlflowClient
 
-        tags = [run.data.tags for run in project_runs(MlflowClient(uri))]
+        tags = [run.data.tags for run in project_runs(MlflowClient(uri), {})]
     return {run[IDENTITY_TAG] for run in tags if IDENTITY_TAG in run}, {run[PART_TAG] for run in tags if PART_TAG in run}
 
 
@@ -118,7 +118,7 @@ def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]
     experiments = _post(uri, "experiments/search", filter=f"name = '{experiment_name(dataset)}'", max_results=1).get("experiments", [])
     query: dict[str, Any] = {
         "experiment_ids": [experiment["experiment_id"] for experiment in experiments],
-        "filter": current_runs_filter(comparison),
+        "filter": tag_filter(current_tags(comparison)),
         "max_results": PAGE_SIZE,
     }
     runs: list[PublishedRun] = []

@@ -107,8 +107,9 @@ class Registry:
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
         """Return the folder of the network of a training, from any comparison or table; None if MLflow has no such run."""
         with one_line_errors(self.uri):
-            models = [found for run in self._runs(TRAINED_TAG, identity) if (found := find_model(self._client, run))]
-            return self._fetch(models[0], cache, identity) if models else None
+            models = (find_model(self._client, run) for run in self._runs(TRAINED_TAG, identity))
+            model_id = next(filter(None, models), None)
+            return self._fetch(model_id, cache, identity) if model_id is not None else None
 
     def _model_id(self, address: str) -> str:
         name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
@@ -131,15 +132,14 @@ class Registry:
         with alone(cache / ".lock"):
             if not folder.exists():
                 model = self._client.get_logged_model(model_id)
-                with tempfile.TemporaryDirectory() as there:
-                    found = self._download(
-                        f"{model.artifact_location}/{NETWORK}", there, f"model {model_id} has no network of this project"
-                    )
-                    files = {name: (found / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
+                with tempfile.TemporaryDirectory() as temporary:
+                    problem = f"model {model_id} has no network of this project"
+                    network = self._download(f"{model.artifact_location}/{NETWORK}", temporary, problem)
+                    files = {name: (network / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
                 run_id = model.source_run_id
-                known = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
-                if known is not None:  # earlier versions of this package did not write it
-                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": known}, json.loads(files[DESCRIPTION_FILE]))).encode()
+                identity = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
+                if identity is not None:  # earlier versions of this package did not write it
+                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": identity}, json.loads(files[DESCRIPTION_FILE]))).encode()
 
                 def write(beside: Path) -> None:
                     for name, data in files.items():
@@ -148,12 +148,12 @@ class Registry:
                 write_folder(folder, write)
         return folder
 
-    def _download(self, address: str, to: str, otherwise: str) -> Path:
+    def _download(self, address: str, folder: str, problem: str) -> Path:
         mlflow.set_tracking_uri(self.uri)
         try:
-            return Path(mlflow.artifacts.download_artifacts(address, dst_path=to))
+            return Path(mlflow.artifacts.download_artifacts(address, dst_path=folder))
         except (MlflowException, OSError) as error:
-            raise TrackingError(f"MLflow at {shown(self.uri)}: {otherwise} ({str(error).splitlines()[0]})") from None
+            raise TrackingError(f"MLflow at {shown(self.uri)}: {problem} ({str(error).splitlines()[0]})") from None
 
     # ------------------------------------------------------------ runs
 
@@ -190,13 +190,13 @@ class Registry:
     def _logged(self, run: Any, model_id: str) -> LoggedNetwork:
         mlflow.set_tracking_uri(self.uri)
         text = mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/config.yaml")
-        inputs = [found.dataset for found in run.inputs.dataset_inputs] if run.inputs else []
+        inputs = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
         data = {"name": inputs[0].name, "digest": inputs[0].digest, "counts": json.loads(inputs[0].profile or "{}")} if inputs else {}
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
-        return project_runs(self._client, f"tags.`{tag}` = '{value}' and tags.`{PUBLISHED_TAG}` = 'true'")
+        return project_runs(self._client, {tag: value, PUBLISHED_TAG: "true"})
 
     # ------------------------------------------------------------ versions
 
@@ -204,12 +204,13 @@ class Registry:
         """Return all versions of registered models whose name has this prefix, by name and number."""
         with one_line_errors(self.uri):
             models = all_pages(partial(self._client.search_registered_models, filter_string=f"name LIKE '{prefix}%'"))
-            found = []
-            for model in (model for model in models if not model.name.endswith(LOCK_SUFFIX)):
-                versions = all_pages(partial(self._client.search_model_versions, filter_string=f"name = '{model.name}'"))
-                aliases = {alias: str(number) for alias, number in model.aliases.items()}
-                found += [_version(version, aliases) for version in versions]
-            return sorted(found, key=lambda version: (version.name, int(version.number)))
+            versions = [
+                _version(version, model.aliases)
+                for model in models
+                if not model.name.endswith(LOCK_SUFFIX)
+                for version in _versions_of(self._client, model.name)
+            ]
+            return sorted(versions, key=lambda version: (version.name, int(version.number)))
 
     def holder(self, name: str, alias: str) -> Version | None:
         """Return the version that an alias points to."""
@@ -274,9 +275,13 @@ class Registry:
             pass  # its holder has just released it
 
 
-def _version(version: Any, aliases: dict[str, str]) -> Version:
-    leading = tuple(sorted(alias for alias, number in aliases.items() if number == str(version.version)))
-    return Version(version.name, str(version.version), leading, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
+def _versions_of(client: MlflowClient, name: str) -> list[Any]:
+    return all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
+
+
+def _version(version: Any, aliases: dict[str, Any]) -> Version:
+    pointing = tuple(sorted(alias for alias, number in aliases.items() if str(number) == str(version.version)))
+    return Version(version.name, str(version.version), pointing, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
 
 
 def _model_of(version: Any) -> str:
@@ -295,8 +300,7 @@ def register(
     if not client.search_registered_models(f"name = '{name}'"):
         client.create_registered_model(name, description=about)
     source = f"{REGISTRY_PREFIX}{model_id}"
-    versions = all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
-    numbers = {version.source: version.version for version in versions}  # the search omits model_id
+    numbers = {version.source: version.version for version in _versions_of(client, name)}  # the search omits model_id
     if source not in numbers:
         numbers[source] = client.create_model_version(name, source, run_id=run_id, model_id=model_id, description=description).version
     return str(numbers[source])

@@ -50,7 +50,7 @@ from tasks.tracking.child_run import (
     SEED_TAG,
     VARIANT_TAG,
     PublishedRun,
-    current_runs_filter,
+    current_tags,
     experiment_name,
 )
 from tasks.tracking.comparison_run import SUMMARY_TAG
@@ -97,7 +97,7 @@ class Tracker:
         """
         report = report.model_copy(update={"tags": report.tags | child_run.source_tags()})
         with alone(self._locks / report.outbox_name):
-            kept = keep_report(self.outbox, report)
+            waiting = keep_report(self.outbox, report)
             if isinstance(report, ComparisonReport) and self._runs_wait():
                 return None
             try:
@@ -105,7 +105,7 @@ class Tracker:
             except TrackingError as error:
                 logger.warning("%s; the record is kept, deliver it later with `dml sync`", error)
                 return None
-            kept.unlink()
+            waiting.unlink()
             return run_id
 
     def sync(self) -> int:
@@ -154,7 +154,7 @@ class Tracker:
         """Return identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
         try:
             with alone(self._lock), one_line_errors(self.uri):
-                runs = project_runs(self._client, current_runs_filter(comparison))
+                runs = project_runs(self._client, current_tags(comparison))
         except TrackingError:
             return frozenset()  # publishing tries again and reports it
         return frozenset(run.data.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.data.tags)
@@ -267,8 +267,8 @@ class Tracker:
 
     def _supersede_others(self, run_id: str, report: RunReport) -> None:
         """Keep the last published run of one variant and seed in a comparison; delete the others."""
-        same = f"tags.`{PART_TAG}` = '{report.comparison}' and tags.`{VARIANT_TAG}` = '{report.variant}'"
-        for run in project_runs(self._client, f"{same} and tags.`{SEED_TAG}` = '{report.seed}'"):
+        place = {PART_TAG: report.comparison, VARIANT_TAG: report.variant, SEED_TAG: str(report.seed)}
+        for run in project_runs(self._client, place):
             if run.info.run_id == run_id:
                 continue
             if run.info.status == "RUNNING":
@@ -288,7 +288,7 @@ class Tracker:
             return parent
         digests = {} if report.digest is None else {report.dataset: report.digest}
         settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
-        published = in_order(map(PublishedRun.of_mlflow, project_runs(self._client, current_runs_filter(report.comparison))))
+        published = in_order(map(PublishedRun.of_mlflow, project_runs(self._client, current_tags(report.comparison))))
         selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
         runs, experiment = selection.runs, self._client.get_run(parent).info.experiment_id
         summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
@@ -309,26 +309,21 @@ class Tracker:
 
     def _log_means(self, run_id: str, means: dict[str, float]) -> None:
         """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
-        there, now = self._client.get_run(run_id).data.metrics, int(time.time() * 1000)
-        gone = {name: math.nan for name, value in there.items() if name not in means and not math.isnan(value)}
-        changed = {name: mean for name, mean in means.items() if there.get(name) != mean}
+        logged, now = self._client.get_run(run_id).data.metrics, int(time.time() * 1000)
+        gone = {name: math.nan for name, value in logged.items() if name not in means and not math.isnan(value)}
+        changed = {name: mean for name, mean in means.items() if logged.get(name) != mean}
         self._log_metrics(run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
 
     def _publish_variants(self, report: ComparisonReport, summaries: dict[str, dict[str, Summary]]) -> None:
         """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-        there = {
-            run.data.tags[VARIANT_TAG]: run.info.run_id
-            for run in project_runs(self._client, f"tags.`{SUMMARY_TAG}` = '{report.comparison}'")
-        }
-        for variant in there.keys() - summaries.keys():
-            self._client.delete_run(there[variant])
+        shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in project_runs(self._client, {SUMMARY_TAG: report.comparison})}
+        for variant in shown.keys() - summaries.keys():
+            self._client.delete_run(shown[variant])
         for variant, metrics in summaries.items():
-            run_id = there.get(variant)
+            run_id = shown.get(variant)
             if run_id is None:
-                tags = {SUMMARY_TAG: report.comparison, VARIANT_TAG: variant}
-                run_id = self._client.create_run(
-                    self._experiment(report.dataset), run_name=f"{variant}, mean over seeds", tags=tags
-                ).info.run_id
+                tags, experiment = {SUMMARY_TAG: report.comparison, VARIANT_TAG: variant}, self._experiment(report.dataset)
+                run_id = self._client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
                 self._client.set_terminated(run_id, "FINISHED")
             num_seeds = max(summary.num_seeds for summary in metrics.values())
             self._log_means(
@@ -365,8 +360,8 @@ class Tracker:
 
     def _mark_killed(self, comparison: str) -> None:
         """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
-        for run in project_runs(self._client, f"tags.`{PART_TAG}` = '{comparison}' and attributes.status = 'RUNNING'"):
-            if child_run.has_ended(run.data.tags.get(PROCESS_TAG, "")):
+        for run in project_runs(self._client, {PART_TAG: comparison}):
+            if run.info.status == "RUNNING" and child_run.has_ended(run.data.tags.get(PROCESS_TAG, "")):
                 self._client.set_terminated(run.info.run_id, "KILLED")
 
     # ------------------------------------------------------------ finding and creating
@@ -378,7 +373,7 @@ class Tracker:
         """
         changed, defaults = child_run.split_parameters(parameters)
         settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
-        runs = project_runs(self._client, f"tags.`{IDENTITY_TAG}` = '{identity}'", run_view_type=ViewType.ALL)
+        runs = project_runs(self._client, {IDENTITY_TAG: identity}, run_view_type=ViewType.ALL)
         if runs:
             run, run_id = runs[0], str(runs[0].info.run_id)
             if run.info.lifecycle_stage == "deleted":
@@ -398,7 +393,7 @@ class Tracker:
         self._client.log_batch(run_id, params=[Param(name, value) for name, value in settings.items()])
 
     def _find_or_create_parent(self, comparison: str, dataset: str) -> str:
-        run = next(iter(project_runs(self._client, f"tags.`{COMPARISON_TAG}` = '{comparison}'")), None)
+        run = next(iter(project_runs(self._client, {COMPARISON_TAG: comparison})), None)
         if run is None:
             run = self._client.create_run(self._experiment(dataset), run_name=comparison, tags={COMPARISON_TAG: comparison})
         if run.info.status == "RUNNING":  # new, or MLflow died just after it was created
