@@ -1,23 +1,125 @@
-"""What MLflow shows of a comparison: its parent run, and its dataset's experiment with a saved view.
-
-Plain values and Markdown, which `tasks.tracking.tracker` sends. Imports no MLflow.
-"""
+"""What MLflow shows of a comparison: its parent run, its registered model, and its dataset's experiment with a saved view."""
 
 import json
+import math
+import time
 from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 
 from dml_core.evaluation.columns import SHOWN
 from dml_core.evaluation.statistics.comparing import Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
-from tasks.runs.best import best_seed
+from tasks.runs.best import best_run, best_seed, said_best
+from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
-from tasks.tracking.child_run import PublishedRun, metric_name, run_link
-from tasks.tracking.connection import tag_filter
+from tasks.runs.specs import comparison_title
+from tasks.tracking.child_run import (
+    NOTE_TAG,
+    PART_TAG,
+    PROCESS_TAG,
+    VARIANT_TAG,
+    PublishedRun,
+    current_tags,
+    has_ended,
+    metric_name,
+    mlflow_tags,
+    run_link,
+)
+from tasks.tracking.connection import log_metrics, project_runs, set_tags, tag_filter
+from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
 
 SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
 NUM_SEEDS = "num_seeds"
 VIEW = "variants"
 VIEW_METRICS = tuple(map(metric_name, ("recall@1", *SHOWN)))
+
+
+def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
+    """Update a parent run from its current runs: means, description, report, registered model. Adds what has changed."""
+    _mark_killed(client, report.comparison)
+    if report.is_search:
+        _describe_parent(client, parent, report, report.about or "")
+        return
+    digests = {} if report.digest is None else {report.dataset: report.digest}
+    settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
+    published = in_order(map(PublishedRun.of_mlflow, project_runs(client, current_tags(report.comparison))))
+    selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
+    runs, experiment = selection.runs, client.get_run(parent).info.experiment_id
+    summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
+    validation = validation_scores(runs)
+    _log_means(client, parent, summary_metrics(summaries))
+    model = _register(client, report, runs, validation)
+    note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, selection.left_out)
+    _describe_parent(client, parent, report, note)
+    if report.comparison == comparison_title(report.dataset, "test"):
+        _publish_variants(client, experiment, report.comparison, summaries)
+        links = run_link(experiment, parent), view_link(experiment)
+        note = describe_experiment(*links, summaries, said_best(validation), comparison)
+        for tag, value in {NOTE_TAG: note, **experiment_tags(report.comparison)}.items():
+            client.set_experiment_tag(experiment, tag, value)
+
+
+def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:
+    """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
+    logged, now = client.get_run(run_id).data.metrics, int(time.time() * 1000)
+    gone = {name: math.nan for name, value in logged.items() if name not in means and not math.isnan(value)}
+    changed = {name: mean for name, mean in means.items() if logged.get(name) != mean}
+    log_metrics(client, run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
+
+
+def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
+    """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
+    shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in project_runs(client, {SUMMARY_TAG: comparison})}
+    for variant in shown.keys() - summaries.keys():
+        client.delete_run(shown[variant])
+    for variant, metrics in summaries.items():
+        run_id = shown.get(variant)
+        if run_id is None:
+            tags = {SUMMARY_TAG: comparison, VARIANT_TAG: variant}
+            run_id = client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
+            client.set_terminated(run_id, "FINISHED")
+        num_seeds = max(summary.num_seeds for summary in metrics.values())
+        _log_means(client, run_id, {name: summary.mean for name, summary in metrics.items()} | {NUM_SEEDS: float(num_seeds)})
+
+
+def _describe_parent(client: MlflowClient, parent: str, report: ComparisonReport, note: str) -> None:
+    """Set description, tags and files of a parent run."""
+    run = client.get_run(parent)
+    named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
+    if run.data.tags.get(NOTE_TAG) != note or not named.items() <= run.data.tags.items():
+        set_tags(client, parent, mlflow_tags(report.tags) | named | {NOTE_TAG: note})
+    if report.folder is not None and Path(report.folder).is_dir():
+        client.log_artifacts(parent, report.folder)
+    for path in report.files:
+        if Path(path).is_file():
+            client.log_artifact(parent, path)
+
+
+def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[PublishedRun], validation: Scores) -> str:
+    """Register the model of the best run by validation scores; return the line about it.
+
+    Only the standing comparison registers a model (one with other settings is a trial), and only if classes are held out.
+    """
+    best = best_run(validation)
+    if best is None or report.comparison != comparison_title(report.dataset, report.role):
+        why = "" if best is None else " (only the standing comparison registers its model)"
+        return f"Model: {said_best(validation)}{why}"
+    from tasks.tracking.registered import register_best, registered_name  # imports torch, which a flow that reuses everything does not need
+
+    run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
+    name = registered_name(report.dataset, report.role)
+    version = register_best(client, name, client.get_run(run_id), str(best))
+    return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
+
+
+def _mark_killed(client: MlflowClient, comparison: str) -> None:
+    """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
+    for run in project_runs(client, {PART_TAG: comparison}):
+        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(PROCESS_TAG, "")):
+            client.set_terminated(run.info.run_id, "KILLED")
 
 
 def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ upgrades an older database without asking, and prints pages of traces for one of
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from tasks.environment import answers, shown, without_secrets
 
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
 SQLITE = "sqlite:///"
+MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
 _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
 
@@ -119,6 +120,19 @@ def all_pages(search: Callable[..., Any]) -> list[Any]:
         token = page.token
         if not token:
             return results
+
+
+def log_metrics(client: Any, run_id: str, metrics: Sequence[Any]) -> None:
+    """Log any number of MLflow's `Metric`."""
+    for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH])
+
+
+def set_tags(client: Any, run_id: str, tags: Mapping[str, str]) -> None:
+    """Set all tags of a run in one call."""
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
 
 class OneCallAtATime:

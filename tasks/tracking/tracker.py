@@ -12,7 +12,6 @@ allows one writer at a time: each call holds `mlflow.locks/database`, and so doe
 
 import hashlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
@@ -23,25 +22,20 @@ from typing import Any, cast
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, ViewType
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 from dml_core.errors import StoreError, TrackingError
-from dml_core.evaluation.statistics.comparing import Scores
-from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.training.history import Progress, read_history
 from tasks.locks import alone
-from tasks.runs.best import best_run, said_best
-from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport, RunReport, read_scores
 from tasks.runs.specs import RunSpec, comparison_title
 from tasks.storage import Store
-from tasks.tracking import child_run, comparison_run
+from tasks.tracking import child_run
 from tasks.tracking.child_run import (
     COMPARISON_TAG,
     IDENTITY_TAG,
-    NOTE_TAG,
     OLDER_CODE_TAG,
     PARENT_TAG,
     PART_TAG,
@@ -49,17 +43,14 @@ from tasks.tracking.child_run import (
     PUBLISHED_TAG,
     SEED_TAG,
     VARIANT_TAG,
-    PublishedRun,
     current_tags,
     experiment_name,
 )
-from tasks.tracking.comparison_run import SUMMARY_TAG
-from tasks.tracking.connection import OneCallAtATime, one_line_errors, project_runs
+from tasks.tracking.comparison_run import experiment_tags, publish_comparison
+from tasks.tracking.connection import OneCallAtATime, log_metrics, one_line_errors, project_runs, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
-from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
-MAX_METRICS_PER_BATCH = 1000
 logger = logging.getLogger(__name__)
 _model_lock = threading.Lock()  # logging a model changes `sys.path` and the process's tracking address
 
@@ -171,7 +162,12 @@ class Tracker:
 
     def _deliver(self, report: RunReport | ComparisonReport) -> str:
         with one_line_errors(self.uri):
-            return self._deliver_comparison(report) if isinstance(report, ComparisonReport) else self._deliver_run(report)
+            if isinstance(report, RunReport):
+                return self._deliver_run(report)
+            with alone(self._lock):
+                parent = self._find_or_create_parent(report.comparison, report.dataset)
+            publish_comparison(self._client, parent, report)
+            return parent
 
     def _deliver_run(self, report: RunReport) -> str:
         place = hashlib.sha256(f"{report.comparison}\n{report.variant}\n{report.seed}".encode()).hexdigest()[:16]
@@ -218,7 +214,8 @@ class Tracker:
     def _log_facts(self, run_id: str, report: RunReport) -> None:
         """Log tags, description and dataset."""
         run = self._client.get_run(run_id)
-        self._set_tags(run_id, child_run.published_tags(report, child_run.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])))
+        parent_link = child_run.run_link(run.info.experiment_id, run.data.tags[PARENT_TAG])
+        set_tags(self._client, run_id, child_run.published_tags(report, parent_link))
         dataset = Dataset(**child_run.dataset_input(report))
         self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
@@ -226,7 +223,7 @@ class Tracker:
         """Log metrics at their steps; skip points that MLflow has already, streamed or from an interrupted publication."""
         now, names = int(time.time() * 1000), {name for name, _, _ in points} & self._client.get_run(run_id).data.metrics.keys()
         logged = {(name, metric.step) for name in names for metric in self._client.get_metric_history(run_id, name)}
-        self._log_metrics(run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in logged])
+        log_metrics(self._client, run_id, [Metric(name, value, now, step) for name, value, step in points if (name, step) not in logged])
 
     def _log_scores(self, run_id: str, report: RunReport, model_id: str | None) -> None:
         """Log the final scores; those that compare losses are linked to the model and the dataset."""
@@ -236,11 +233,7 @@ class Tracker:
         now, logged = int(time.time() * 1000), self._client.get_run(run_id).data.metrics
         metrics = [Metric(name, value, now, 0, **linked) for name, value in main.items() if name not in logged]
         metrics += [Metric(name, value, now, 0) for name, value in detail.items() if name not in logged]
-        self._log_metrics(run_id, metrics)
-
-    def _log_metrics(self, run_id: str, metrics: list[Metric]) -> None:
-        for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
-            self._client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH])
+        log_metrics(self._client, run_id, metrics)
 
     def _log_files(self, run_id: str, report: RunReport) -> None:
         """Log settings, scores and figures, then the other steps' files, as on the page.
@@ -275,94 +268,6 @@ class Tracker:
                 self._client.set_terminated(run.info.run_id, "KILLED")
             self._client.set_tag(run.info.run_id, PUBLISHED_TAG, "superseded")  # so that a restored run is completed and made current
             self._client.delete_run(run.info.run_id)
-
-    # ------------------------------------------------------------ delivery of a comparison
-
-    def _deliver_comparison(self, report: ComparisonReport) -> str:
-        """Update the parent run from its current runs: means, description, report, registered model. Adds what has changed."""
-        with alone(self._lock):
-            parent = self._find_or_create_parent(report.comparison, report.dataset)
-        self._mark_killed(report.comparison)
-        if report.is_search:
-            self._describe_parent(parent, report, report.about or "")
-            return parent
-        digests = {} if report.digest is None else {report.dataset: report.digest}
-        settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
-        published = in_order(map(PublishedRun.of_mlflow, project_runs(self._client, current_tags(report.comparison))))
-        selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
-        runs, experiment = selection.runs, self._client.get_run(parent).info.experiment_id
-        summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
-        validation = validation_scores(runs)
-        self._log_means(parent, comparison_run.summary_metrics(summaries))
-        model = self._register(report, runs, validation)
-        note = comparison_run.describe_comparison(
-            report, experiment, parent, runs, summaries, comparison, validation, model, selection.left_out
-        )
-        self._describe_parent(parent, report, note)
-        if report.comparison == comparison_title(report.dataset, "test"):
-            self._publish_variants(report, summaries)
-            links = child_run.run_link(experiment, parent), comparison_run.view_link(experiment)
-            note = comparison_run.describe_experiment(*links, summaries, said_best(validation), comparison)
-            for tag, value in {NOTE_TAG: note, **comparison_run.experiment_tags(report.comparison)}.items():
-                self._client.set_experiment_tag(experiment, tag, value)
-        return parent
-
-    def _log_means(self, run_id: str, means: dict[str, float]) -> None:
-        """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
-        logged, now = self._client.get_run(run_id).data.metrics, int(time.time() * 1000)
-        gone = {name: math.nan for name, value in logged.items() if name not in means and not math.isnan(value)}
-        changed = {name: mean for name, mean in means.items() if logged.get(name) != mean}
-        self._log_metrics(run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
-
-    def _publish_variants(self, report: ComparisonReport, summaries: dict[str, dict[str, Summary]]) -> None:
-        """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
-        shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in project_runs(self._client, {SUMMARY_TAG: report.comparison})}
-        for variant in shown.keys() - summaries.keys():
-            self._client.delete_run(shown[variant])
-        for variant, metrics in summaries.items():
-            run_id = shown.get(variant)
-            if run_id is None:
-                tags, experiment = {SUMMARY_TAG: report.comparison, VARIANT_TAG: variant}, self._experiment(report.dataset)
-                run_id = self._client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
-                self._client.set_terminated(run_id, "FINISHED")
-            num_seeds = max(summary.num_seeds for summary in metrics.values())
-            self._log_means(
-                run_id, {name: summary.mean for name, summary in metrics.items()} | {comparison_run.NUM_SEEDS: float(num_seeds)}
-            )
-
-    def _describe_parent(self, parent: str, report: ComparisonReport, note: str) -> None:
-        """Set description, tags and files of a parent run."""
-        run = self._client.get_run(parent)
-        named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
-        if run.data.tags.get(NOTE_TAG) != note or not named.items() <= run.data.tags.items():
-            self._set_tags(parent, child_run.mlflow_tags(report.tags) | named | {NOTE_TAG: note})
-        if report.folder is not None and Path(report.folder).is_dir():
-            self._client.log_artifacts(parent, report.folder)
-        for path in report.files:
-            if Path(path).is_file():
-                self._client.log_artifact(parent, path)
-
-    def _register(self, report: ComparisonReport, runs: Sequence[PublishedRun], validation: Scores) -> str:
-        """Register the model of the best run by validation scores; return the line about it.
-
-        Only the standing comparison registers a model (one with other settings is a trial), and only if classes are held out.
-        """
-        best = best_run(validation)
-        if best is None or report.comparison != comparison_title(report.dataset, report.role):
-            why = "" if best is None else " (only the standing comparison registers its model)"
-            return f"Model: {said_best(validation)}{why}"
-        from tasks.tracking.registered import register_best, registered_name
-
-        run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
-        name = registered_name(report.dataset, report.role)
-        version = register_best(self._client, name, self._client.get_run(run_id), str(best))
-        return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
-
-    def _mark_killed(self, comparison: str) -> None:
-        """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
-        for run in project_runs(self._client, {PART_TAG: comparison}):
-            if run.info.status == "RUNNING" and child_run.has_ended(run.data.tags.get(PROCESS_TAG, "")):
-                self._client.set_terminated(run.info.run_id, "KILLED")
 
     # ------------------------------------------------------------ finding and creating
 
@@ -400,9 +305,6 @@ class Tracker:
             self._client.set_terminated(run.info.run_id, "FINISHED")
         return str(run.info.run_id)
 
-    def _set_tags(self, run_id: str, tags: dict[str, str]) -> None:
-        self._client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-
     def _experiment(self, dataset: str) -> str:
         """Return the experiment's id. With a local database the artifacts go to the state folder; a server has its own location."""
         name = experiment_name(dataset)
@@ -410,7 +312,7 @@ class Tracker:
         if experiment is not None:
             return str(experiment.experiment_id)
         location = (self._artifacts / dataset).absolute().as_uri() if self.uri.startswith("sqlite:") else None
-        tags = comparison_run.experiment_tags(comparison_title(dataset, "test"))
+        tags = experiment_tags(comparison_title(dataset, "test"))
         return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
 
 
