@@ -5,7 +5,7 @@ Everything is plain values: `tasks.tracking.tracker` sends them, `tasks.tracking
 | shown | from |
 |---|---|
 | tags when the training begins | `first_tags` |
-| parameters; the settings with their default value as the tag `dml.defaults` | `split_parameters` |
+| parameters; the settings with their default value as the tag `dml.defaults` | `split_settings` |
 | tags and description when the run is published | `published_tags` |
 | curves | `curve_points` |
 | final scores | `score_metrics` |
@@ -124,14 +124,15 @@ def first_tags(parent: str, comparison: str, identity: str, variant: str, seed: 
     return places | {DEFAULTS_TAG: one_line, PROCESS_TAG: process_tag()} | mlflow_tags(source_tags())
 
 
-def split_parameters(parameters: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a run's settings as (those that differ from the defaults, those that do not), each flat, by dotted name.
+def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a run's parameters, which are its settings that differ from the defaults, and its other settings, flat, by dotted name.
 
     Args:
-        parameters: training and evaluation as plain values; training's names get no prefix.
+        dataset, variant, seed: parameters too.
+        settings: training and evaluation as plain values; training's names get no prefix.
     """
-    training = parse(TrainingConfig, parameters["training"], "training")
-    evaluation = parse(EvaluationConfig, parameters["evaluation"], "evaluation")
+    training = parse(TrainingConfig, settings["training"], "training")
+    evaluation = parse(EvaluationConfig, settings["evaluation"], "evaluation")
 
     def flat(exclude_defaults: bool) -> dict[str, str]:
         of_training, of_evaluation = (
@@ -140,7 +141,8 @@ def split_parameters(parameters: dict[str, Any]) -> tuple[dict[str, str], dict[s
         return {name: str(value) for name, value in flatten(of_training | {"evaluation": of_evaluation}).items()}
 
     changed = flat(exclude_defaults=True)
-    return changed, {name: value for name, value in flat(exclude_defaults=False).items() if name not in changed}
+    defaults = {name: value for name, value in flat(exclude_defaults=False).items() if name not in changed}
+    return {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed, defaults
 
 
 def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:

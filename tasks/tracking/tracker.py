@@ -128,9 +128,9 @@ class Tracker:
         Raises:
             TrackingError: MLflow does not accept it.
         """
-        parameters = spec.model_dump(mode="json", include={"training", "evaluation"})
+        settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
-            return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
+            return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, settings)
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
         """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.
@@ -271,13 +271,12 @@ class Tracker:
 
     # ------------------------------------------------------------ finding and creating
 
-    def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, parameters: dict[str, Any]) -> str:
+    def _find_or_create_run(self, comparison: str, identity: str, dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> str:
         """Return the run with this identity: restored if superseded, running again if killed, created if missing.
 
-        If MLflow died between a run's creation and its settings, they are added now.
+        If MLflow died between a run's creation and its parameters, they are added now.
         """
-        changed, defaults = child_run.split_parameters(parameters)
-        settings = {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed
+        parameters, defaults = child_run.split_settings(dataset, variant, seed, settings)
         runs = project_runs(self._client, {IDENTITY_TAG: identity}, run_view_type=ViewType.ALL)
         if runs:
             run, run_id = runs[0], str(runs[0].info.run_id)
@@ -286,16 +285,16 @@ class Tracker:
             if run.data.tags.get(PUBLISHED_TAG) != "true":
                 self._client.update_run(run_id, "RUNNING")
                 self._client.set_tag(run_id, PROCESS_TAG, child_run.process_tag())
-                self._log_settings(run_id, {name: value for name, value in settings.items() if name not in run.data.params})
+                self._log_parameters(run_id, {name: value for name, value in parameters.items() if name not in run.data.params})
             return run_id
         parent = self._find_or_create_parent(comparison, dataset)
         tags = child_run.first_tags(parent, comparison, identity, variant, seed, defaults)
         run = self._client.create_run(self._experiment(dataset), run_name=child_run.run_title(dataset, variant, seed), tags=tags)
-        self._log_settings(run.info.run_id, settings)
+        self._log_parameters(run.info.run_id, parameters)
         return str(run.info.run_id)
 
-    def _log_settings(self, run_id: str, settings: dict[str, str]) -> None:
-        self._client.log_batch(run_id, params=[Param(name, value) for name, value in settings.items()])
+    def _log_parameters(self, run_id: str, parameters: dict[str, str]) -> None:
+        self._client.log_batch(run_id, params=[Param(name, value) for name, value in parameters.items()])
 
     def _find_or_create_parent(self, comparison: str, dataset: str) -> str:
         run = next(iter(project_runs(self._client, {COMPARISON_TAG: comparison})), None)

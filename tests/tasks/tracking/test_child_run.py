@@ -33,7 +33,8 @@ def test_scores_are_parted_into_answers_and_what_explains_them() -> None:
 
 def test_settings_are_parted_into_changed_ones_and_defaults() -> None:
     training = small_training().model_dump(mode="json")
-    changed, defaults = child_run.split_parameters({"training": training, "evaluation": {"recall_at": [1, 3]}})
+    changed, defaults = child_run.split_settings("d", "v", 2, {"training": training, "evaluation": {"recall_at": [1, 3]}})
+    assert (changed["dataset"], changed["variant"], changed["seed"]) == ("d", "v", "2")
     assert changed["num_epochs"] == "3"
     assert changed["evaluation.recall_at"] == "[1, 3]"
     assert defaults["evaluation.role"] == "test"

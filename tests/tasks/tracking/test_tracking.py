@@ -249,6 +249,7 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
     run_id = tracker.publish(report)
     (model,) = client_of(tracker).search_logged_models([client_of(tracker).get_run(run_id).info.experiment_id])
     assert (model.name, model.source_run_id) == ("d-softtriple-seed-0", run_id)
+    assert model.tags["mlflow.source.name"] == client_of(tracker).get_run(run_id).data.tags["mlflow.source.name"]
     assert {metric.key: metric.value for metric in model.metrics} == {
         name.replace("@", "_at_"): value
         for name, value in report.scores.metrics.items()
