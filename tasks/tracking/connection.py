@@ -18,6 +18,7 @@ from tasks.environment import answers, shown, without_secrets
 
 EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
 SQLITE = "sqlite:///"
+Lock = Callable[[], AbstractContextManager[None]]
 MAX_METRICS_PER_BATCH = 1000  # of MLflow
 OPEN_SECONDS = 10.0  # wait for another process that is writing
 _REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
@@ -135,15 +136,15 @@ def set_tags(client: Any, run_id: str, tags: Mapping[str, str]) -> None:
     client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
 
-class OneCallAtATime:
-    """MLflow's client of a local database with a lock around each call: of 16 writing threads SQLite refuses some ("database is locked").
+class LockingClient:
+    """MLflow's client with a lock around each call: SQLite refuses some of 16 writing threads ("database is locked").
 
     Uploads do not take the lock: their bytes do not go to the database.
     """
 
     UPLOADS = frozenset({"log_artifact", "log_artifacts", "log_text"})
 
-    def __init__(self, client: Any, lock: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, client: Any, lock: Lock) -> None:
         self._client, self._lock = client, lock
 
     def __getattr__(self, name: str) -> Any:

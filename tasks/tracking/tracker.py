@@ -15,8 +15,8 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -47,7 +47,7 @@ from tasks.tracking.child_run import (
     experiment_name,
 )
 from tasks.tracking.comparison_run import experiment_tags, publish_comparison
-from tasks.tracking.connection import OneCallAtATime, log_metrics, one_line_errors, project_runs, set_tags
+from tasks.tracking.connection import SQLITE, Lock, LockingClient, log_metrics, one_line_errors, project_runs, set_tags
 from tasks.tracking.outbox import OUTBOX, keep_report, read_report
 
 SECONDS_BETWEEN = 10.0  # between two transmissions of a run's curves
@@ -70,16 +70,13 @@ class Tracker:
         self._artifacts = state / "mlartifacts"
         self._store = store
         self._lock, self._locks = state / "mlflow.lock", state / "mlflow.locks"
+        self._is_local = uri.startswith(SQLITE)
+        self._database: Lock = partial(alone, self._locks / "database") if self._is_local else nullcontext
 
     @cached_property
     def _client(self) -> MlflowClient:
         """MLflow's client, created on first use: it opens a local database, and a damaged one is reported as unusable."""
-        client = MlflowClient(self.uri)
-        return cast(MlflowClient, OneCallAtATime(client, self._database)) if self.uri.startswith("sqlite:") else client
-
-    def _database(self) -> AbstractContextManager[None]:
-        """Return the lock that a writer to a local database holds."""
-        return alone(self._locks / "database") if self.uri.startswith("sqlite:") else nullcontext()
+        return cast(MlflowClient, LockingClient(MlflowClient(self.uri), self._database))
 
     def publish(self, report: RunReport | ComparisonReport) -> str | None:
         """Deliver a report, or keep it in the outbox; return the MLflow run's id, or None if it was kept.
@@ -310,7 +307,7 @@ class Tracker:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None:
             return str(experiment.experiment_id)
-        location = (self._artifacts / dataset).absolute().as_uri() if self.uri.startswith("sqlite:") else None
+        location = (self._artifacts / dataset).absolute().as_uri() if self._is_local else None
         tags = experiment_tags(comparison_title(dataset, "test"))
         return str(self._client.create_experiment(name, artifact_location=location, tags=tags))
 
