@@ -48,7 +48,7 @@ from tasks.runs.records import (
 )
 from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking.live import LiveCurves
+from tasks.tracking.tracker import LiveCurves
 from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
@@ -374,9 +374,8 @@ def evaluate(
 def _evaluate(
     key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
 ) -> ScoreRecord:
-    from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+    from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: not needed if a flow reuses everything
     from tasks.scores.measuring import measure_run
-    from tasks.scores.threads import limit_threads
 
     trained, extracted = store.checked(checkpoint), store.checked(embeddings)
     store.clear(key)

@@ -29,9 +29,9 @@ from tasks.runs.records import ComparisonReport, DatasetRecord, ScoreRecord, rea
 from tasks.runs.specs import Params, RunSpec
 from tasks.runs.tuned import TunedFile, write_tuned
 from tasks.tuning import halving
-from tasks.tuning.halving import Found
+from tasks.tuning.halving import SearchResult
 from tasks.tuning.proposals import Trial
-from tasks.tuning.search import Search, check_on, found_file, planned
+from tasks.tuning.search import Search, check_on, planned, tuned_file
 from tasks.tuning.training_rows import training_rows
 
 SHOWN = 5  # number of best trials, plus the row's own settings
@@ -42,7 +42,7 @@ class Tuned:
     """A search, its result, and the file it wrote."""
 
     search: Search
-    found: Found
+    found: SearchResult
     file: TunedFile
     path: Path
 
@@ -98,7 +98,7 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     scores = Scores(search, dataset, services)
     with alone(project.state / "tuning" / "locks" / name):  # a second shell waits, and then finds every score finished
         found = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    file = found_file(search, name, dataset, found, services.tags)
+    file = tuned_file(search, name, dataset, found, services.tags)
     tuned = Tuned(search, found, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)

@@ -21,8 +21,8 @@ from tasks.environment import STACK_ENV, Project, answers, ray_cluster, shown, s
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store, open_store
-from tasks.tracking.availability import check_database
-from tasks.tracking.names import OUTBOX
+from tasks.tracking.connection import check_database
+from tasks.tracking.outbox import OUTBOX
 
 SECONDS = 5.0
 RAY_SECONDS = 60

@@ -35,8 +35,7 @@ from tasks.storage import LOCKS, open_store
 from tasks.tables.choice import Choice
 from tasks.tables.file import table_names
 from tasks.tables.result import RESULT
-from tasks.tracking.names import OUTBOX
-from tasks.tracking.outbox import REPORT
+from tasks.tracking.outbox import OUTBOX, REPORT
 
 STEP_BEFORE = {"embed": "train", "evaluate": "embed"}
 DAY_SECONDS = 86400.0
@@ -193,7 +192,7 @@ def _in_mlflow(project: Project, stored: list[StoredStep]) -> set[str]:
     """Return the scores MLflow shows. A run has their identity or, outside the standing comparison, a hash of it and its comparison."""
     if not project.is_tracked:
         return set()
-    from tasks.tracking.reading import published_as
+    from tasks.tracking.published import published_as
 
     shown, comparisons = published_as(project.tracking_uri)
     scored = [step.identity for step in stored if step.step == "evaluate"]

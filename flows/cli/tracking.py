@@ -24,29 +24,28 @@ def compare(
     from dml_core.errors import ConfigError, TrackingError
     from tasks.runs.comparable import present_digest, standing_today
     from tasks.runs.specs import comparison_title, load_params
-    from tasks.tracking.published import published_runs
-    from tasks.tracking.summaries import comparable_runs, compare_published, comparison_table
+    from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
 
     params = load_params(project.params_file, override or ())
-    chosen = dataset or params.comparison.default_datasets[0]
+    name = dataset or params.comparison.default_datasets[0]
     try:
-        check_name(chosen)
+        check_name(name)
     except ValueError as error:
         raise ConfigError(f"dataset {error}") from None
-    title = comparison_title(chosen, params.evaluation.role, override or ())
-    today = standing_today(params, chosen, present_digest(project, chosen), override or ())
-    selected = comparable_runs(chosen, published_runs(project.tracking_uri, chosen, title), today)
-    for line in selected.left_out:
+    title = comparison_title(name, params.evaluation.role, override or ())
+    today = standing_today(params, name, present_digest(project, name), override or ())
+    selection = comparable_runs(name, published_runs(project.tracking_uri, name, title), today)
+    for line in selection.left_out:
         print(line)
-    runs = selected.runs
+    runs = selection.runs
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {chosen}")
-    found = compare_published(chosen, runs, params.comparison.reference)
-    if found is not None:
-        print(found.sentence)
-    print_table(comparison_table(title, runs, found))
-    if found is not None and found.limits is not None:
-        print(f"{found.bold_says} {found.limits}")
+        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {name}")
+    comparison = compare_published(name, runs, params.comparison.reference)
+    if comparison is not None:
+        print(comparison.sentence)
+    print_table(comparison_table(title, runs, comparison))
+    if comparison is not None and comparison.limits is not None:
+        print(f"{comparison.bold_says} {comparison.limits}")
 
 
 @app.command()
@@ -54,7 +53,7 @@ def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
     from tasks.environment import shown
-    from tasks.tracking.names import OUTBOX
+    from tasks.tracking.outbox import OUTBOX
 
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
@@ -77,7 +76,7 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
     project = open_project()
     from dml_core.errors import TrackingError
     from tasks.environment import shown
-    from tasks.tracking.availability import check_available
+    from tasks.tracking.connection import check_available
 
     if project.tracking_uri.startswith("http"):
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")

@@ -9,7 +9,7 @@ from dml_core.config import parse
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.training.config import TrainingConfig
-from tasks.tracking.names import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_name
+from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG, plain_name
 from tasks.tracking.registered import LoggedNetwork
 
 NOT_KNOWN = "not known"

@@ -29,9 +29,8 @@ from tasks.models.card import model_card
 from tasks.models.lookup import IDENTITY, find_run
 from tasks.runs.embeddings import load_embeddings, query_and_gallery
 from tasks.runs.specs import load_params
-from tasks.tracking.models import registered_name
-from tasks.tracking.names import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
-from tasks.tracking.registered import LoggedNetwork, Registry, Version
+from tasks.tracking.child_run import IDENTITY_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.registered import LoggedNetwork, Registry, Version, registered_name
 
 CHAMPION = "champion"
 LEVEL = 0.05  # over all attempts at one place

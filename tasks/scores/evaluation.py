@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
 
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
-from dml_core.errors import EvaluationError, StoreError
+from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import ClassRecall, evaluate
 from dml_core.training.epochs import CURVE, RECALL
@@ -56,21 +57,21 @@ def evaluate_run(
     """
     query_role, gallery_role = query_and_gallery(embeddings)
     gallery_ND, labels_N = load_embeddings(embeddings, gallery_role)
-    same = query_role == gallery_role
-    queries_QD, query_labels_Q = (gallery_ND, labels_N) if same else load_embeddings(embeddings, query_role)
+    separate = None if query_role == gallery_role else load_embeddings(embeddings, query_role)
     by_class: dict[int, ClassRecall] = {}
-    apart = {} if same else {"query_embeddings": queries_QD, "query_labels": query_labels_Q}
-    metrics = evaluate(gallery_ND, labels_N, config, **apart, seed=seed, by_class=by_class)
-    metrics |= kept_epoch(embeddings) | held_out_recall(history, kept_epoch(embeddings).get(KEPT_EPOCH)) | dict(measured or {})
+    queries_QD, query_labels_Q = separate or (None, None)
+    metrics = evaluate(gallery_ND, labels_N, config, queries_QD, query_labels_Q, seed, by_class)
+    epoch = kept_epoch(embeddings)
+    metrics |= epoch | held_out_recall(history, epoch.get(KEPT_EPOCH)) | dict(measured or {})
     try:
         (folder / FIGURES_FOLDER if has_figures else folder).mkdir(parents=True, exist_ok=True)
         write_whole(folder / METRICS_FILE, json.dumps(metrics, indent=2) + "\n")
-        write_whole(folder / CLASSES_FILE, json.dumps({label: found.recall for label, found in by_class.items()}) + "\n")
+        write_whole(folder / CLASSES_FILE, json.dumps({label: scored.recall for label, scored in by_class.items()}) + "\n")
         if curves := recall_by_epoch(history):
             write_whole(folder / BY_EPOCH_FILE, json.dumps(curves) + "\n")
         if has_figures:
             gallery = Side(open_role(dataset, gallery_role, validation), gallery_ND, labels_N)
-            queries = gallery if same else Side(open_role(dataset, query_role, validation), queries_QD, query_labels_Q)
+            queries = gallery if separate is None else Side(open_role(dataset, query_role, validation), *separate)
             score = next(f"Recall@{k} {100 * metrics[f'recall@{k}']:.1f} %" for k in sorted(config.recall_at))
             draw_figures(queries, gallery, config.metric, seed, f"{title}: {score}", history, folder / FIGURES_FOLDER)
     except OSError as error:
@@ -85,9 +86,9 @@ def held_out_recall(history: Sequence[Mapping[str, float]], num_epochs: float | 
         history: the training steps; the last of each epoch has the measurements after it.
         num_epochs: number of epochs that trained the scored weights; None selects the last scored epoch.
     """
-    found = {row["epoch"] + 1: row[RECALL["best_validation"]] for row in history if RECALL["best_validation"] in row}
-    epoch = max(found, default=None) if num_epochs is None else num_epochs
-    return {VALIDATION: found[epoch]} if epoch in found else {}
+    by_epoch = {row["epoch"] + 1: row[RECALL["best_validation"]] for row in history if RECALL["best_validation"] in row}
+    epoch = max(by_epoch, default=None) if num_epochs is None else num_epochs
+    return {VALIDATION: by_epoch[epoch]} if epoch in by_epoch else {}
 
 
 def recall_by_epoch(history: Sequence[Mapping[str, float]]) -> dict[str, dict[int, float]]:
@@ -96,15 +97,12 @@ def recall_by_epoch(history: Sequence[Mapping[str, float]]) -> dict[str, dict[in
     return {role: curve for role, curve in curves.items() if curve}
 
 
-def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
-    """Load an array from a `.npy` file without executing its content. If memory-mapped, only accessed parts are read.
+def limit_threads(num_threads: int) -> None:
+    """Limit torch, BLAS and OpenMP to `num_threads` from now on, in a process that scores several runs at the same time.
 
-    Raises:
-        EvaluationError: the file does not exist, or is not a plain array of numbers or strings.
+    BLAS has one limit for the whole process, which `threadpoolctl` lets only the first of its threads change; OpenMP has one per thread. So
+    every scoring thread calls this function, with the same number. The limit is never lifted: the first of two concurrent scorings to end
+    would lift it for the other.
     """
-    try:
-        return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))
-    except FileNotFoundError:
-        raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise EvaluationError(f"{path}: not an array saved by numpy.save ({str(error).splitlines()[0]})") from None
+    torch.set_num_threads(num_threads)
+    threadpool_limits(num_threads)

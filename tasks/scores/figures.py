@@ -54,7 +54,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Found:
+class Retrieval:
     """Sampled queries (L,) and, for each, its nearest gallery items (L, k), their similarities, and whether they are correct."""
 
     queries: NDArray[np.int64]
@@ -83,10 +83,10 @@ def draw_figures(
     if history:
         draw_curves(history, folder / CURVE_FILE, title)
     plot_similarity_histogram(gallery.embeddings, gallery.labels, folder / HISTOGRAM_FILE, title, metric, seed=seed)
-    found = look_up(queries, gallery, metric, seed)
-    draw_gallery(queries, gallery, found, seed, folder / GALLERY_FILE, title)
-    if len(found.queries) >= 3 and queries.embeddings.shape[1] >= 2:
-        draw_map(queries, found, seed, folder / MAP_FILE, title)
+    retrieval = look_up(queries, gallery, metric, seed)
+    draw_gallery(queries, gallery, retrieval, seed, folder / GALLERY_FILE, title)
+    if len(retrieval.queries) >= 3 and queries.embeddings.shape[1] >= 2:
+        draw_map(queries, retrieval, seed, folder / MAP_FILE, title)
 
 
 def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None:
@@ -98,21 +98,23 @@ def draw_curves(history: list[dict[str, float]], path: Path, title: str) -> None
     for name in sorted(names, key=lambda name: name != "loss"):
         points = [((row["step"] + 1) / steps_per_epoch, row[name]) for row in history if name in row]
         curves[name in SCORED][SCORED.get(name, name)] = tuple(zip(*points, strict=True))
-    plot_training_curves(_without_repetition(curves[False]), path, title, curves[True])
+    # The single part of a loss equals the loss.
+    losses = {name: curve for name, curve in curves[False].items() if name == "loss" or curve != curves[False]["loss"]}
+    plot_training_curves(losses, path, title, curves[True])
 
 
-def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Found:
+def look_up(queries: Side, gallery: Side, metric: Metric, seed: int) -> Retrieval:
     """Return the nearest neighbours of the sampled queries, without the query itself."""
-    looked = choose_queries(queries.labels, seed)
+    sampled = choose_queries(queries.labels, seed)
     same = queries.dataset.role == gallery.dataset.role
     # `exclude_self` compares indices, so one more item is requested and the query's own index is dropped here.
     num_wanted = min(NUM_NEIGHBOURS, len(gallery.labels) - same)
-    indices, similarities = nearest(gallery.embeddings, queries.embeddings[looked], num_wanted + same, exclude_self=False, metric=metric)
+    indices, similarities = nearest(gallery.embeddings, queries.embeddings[sampled], num_wanted + same, exclude_self=False, metric=metric)
     if same:
-        keep = indices != looked[:, None]
+        keep = indices != sampled[:, None]
         keep[keep.all(axis=1), -1] = False  # the query is not among its neighbours if many others are equally near
         indices, similarities = (array[keep].reshape(-1, num_wanted) for array in (indices, similarities))
-    return Found(looked, indices, similarities, gallery.labels[indices] == queries.labels[looked][:, None])
+    return Retrieval(sampled, indices, similarities, gallery.labels[indices] == queries.labels[sampled][:, None])
 
 
 def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
@@ -130,55 +132,57 @@ def choose_queries(labels: NDArray[Any], seed: int) -> NDArray[np.int64]:
     return np.sort(np.array(chosen[:MAX_QUERIES], dtype=np.int64))
 
 
-def rows_to_draw(found: Found, labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows_to_draw(retrieval: Retrieval, labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draw the numbers of the sampled queries to show: NUM_ROWS_OF_A_KIND whose nearest neighbour is correct and as many with a wrong one,
     more of one kind if there are fewer of the other, from different classes while there are any left.
 
     Args:
-        found: the sampled queries with their neighbours.
+        retrieval: the sampled queries with their neighbours.
         labels: (L,) classes of the sampled queries.
         seed: for the draw.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
-    right, wrong = (_of_different_classes(order[found.right[order, 0] == is_right], labels) for is_right in (True, False))
+    right, wrong = (_of_different_classes(order[retrieval.right[order, 0] == is_right], labels) for is_right in (True, False))
     num_right = min(len(right), max(NUM_ROWS_OF_A_KIND, 2 * NUM_ROWS_OF_A_KIND - len(wrong)))
     return right[:num_right], wrong[: 2 * NUM_ROWS_OF_A_KIND - num_right]
 
 
-def draw_gallery(queries: Side, gallery: Side, found: Found, seed: int, path: Path, title: str) -> None:
+def draw_gallery(queries: Side, gallery: Side, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
     """Draw some queries whose nearest neighbour is correct, then some with a wrong one, each with its neighbours."""
-    kinds = rows_to_draw(found, queries.labels[found.queries], seed)
-    rows = [_row(queries, gallery, found, number) for kind in kinds for number in kind]
-    right = int(found.right[:, 0].sum())
+    kinds = rows_to_draw(retrieval, queries.labels[retrieval.queries], seed)
+    rows = [_row(queries, gallery, retrieval, number) for kind in kinds for number in kind]
+    right = int(retrieval.right[:, 0].sum())
     note = (
         f"{len(kinds[0])} queries, drawn at random, of the {right} whose nearest neighbour is right, then {len(kinds[1])} of the "
-        f"{len(found.queries) - right} where it is wrong; {len(found.queries)} of {len(queries.labels)} queries looked at"
+        f"{len(retrieval.queries) - right} where it is wrong; {len(retrieval.queries)} of {len(queries.labels)} queries looked at"
     )
     plot_retrieval_gallery(rows, path, title, note)
 
 
-def draw_map(queries: Side, found: Found, seed: int, path: Path, title: str) -> None:
+def draw_map(queries: Side, retrieval: Retrieval, seed: int, path: Path, title: str) -> None:
     """Draw a map of the sampled queries; of many classes, those with the best and the worst Recall@1 are named.
 
     It uses PCA because t-SNE doubles the evaluation time of a small run, and its sums over threads differ from one run to the next.
     """
-    labels = queries.labels[found.queries]
+    labels = queries.labels[retrieval.queries]
     classes, codes = np.unique(labels, return_inverse=True)
-    recalls = np.bincount(codes, found.right[:, 0]) / np.bincount(codes)
+    recalls = np.bincount(codes, retrieval.right[:, 0]) / np.bincount(codes)
     order, what = np.argsort(-recalls, kind="stable"), "classes in the order of their Recall@1"
     if len(order) > 2 * NUM_NAMED_OF_A_KIND:
         order = np.concatenate([order[:NUM_NAMED_OF_A_KIND], order[-NUM_NAMED_OF_A_KIND:]])
         what = f"named: the {NUM_NAMED_OF_A_KIND} classes found best and the {NUM_NAMED_OF_A_KIND} found worst"
     names = {classes[code]: f"{queries.dataset.class_names[int(classes[code])]}, R@1 {100 * recalls[code]:.0f} %" for code in order}
     about = f"PCA of {len(labels)} of {len(queries.labels)} queries; {what}"
-    plot_map(queries.embeddings[found.queries], labels, path, "pca", f"{title}\n{about}", seed, names)
+    plot_map(queries.embeddings[retrieval.queries], labels, path, "pca", f"{title}\n{about}", seed, names)
 
 
-def _row(queries: Side, gallery: Side, found: Found, number: int) -> GalleryRow:
-    query = found.queries[number]
+def _row(queries: Side, gallery: Side, retrieval: Retrieval, number: int) -> GalleryRow:
+    query = retrieval.queries[number]
     neighbours = [
         Neighbour(gallery.image(index), gallery.class_name(index), float(similarity), bool(is_right))
-        for index, similarity, is_right in zip(found.indices[number], found.similarities[number], found.right[number], strict=True)
+        for index, similarity, is_right in zip(
+            retrieval.indices[number], retrieval.similarities[number], retrieval.right[number], strict=True
+        )
     ]
     return GalleryRow(queries.image(query), queries.class_name(query), neighbours)
 
@@ -188,8 +192,3 @@ def _of_different_classes(numbers: NDArray[np.int64], labels: NDArray[Any]) -> N
     first = np.zeros(len(numbers), dtype=bool)
     first[np.unique(labels[numbers], return_index=True)[1]] = True
     return np.concatenate([numbers[first], numbers[~first]])
-
-
-def _without_repetition(curves: dict[str, Any]) -> dict[str, Any]:
-    """Drop the single part of a loss, which equals the loss."""
-    return {name: curve for name, curve in curves.items() if name == "loss" or curve != curves["loss"]}

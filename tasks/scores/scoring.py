@@ -4,7 +4,6 @@ Embeddings are a `.npy` file with another one of labels, a folder written by the
 single file written by `dml embed` (`.npz`, `.parquet`).
 """
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,7 @@ from dml_core.errors import ConfigError, EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.evaluator import EmbeddingShard, evaluate, evaluate_shards
 from dml_core.evaluation.retrieval.approximate import ApproximateConfig, evaluate_approximately
-from tasks.runs.embeddings import MANIFEST_FILE, open_embedded, query_and_gallery
-from tasks.scores.evaluation import load_array
+from tasks.runs.embeddings import MANIFEST_FILE, RoleEntry, open_embedded, query_and_gallery, read_manifest
 
 INDEXES = {"ivf": "ivf_flat", "pq": "ivf_pq", "hnsw": "hnsw"}
 
@@ -100,28 +98,40 @@ def _open_folder(files: Files) -> tuple[list[EmbeddingShard], list[EmbeddingShar
     if not manifest.exists():
         raise EvaluationError(f"{files.embeddings}: no {MANIFEST_FILE} there; expected a folder that extraction has written")
     try:
-        query_role, gallery_role = query_and_gallery(files.embeddings)
-        entries = json.loads(manifest.read_text())
-        gallery = _role_shards(files.embeddings, entries[gallery_role])
-        return gallery, None if query_role == gallery_role else _role_shards(files.embeddings, entries[query_role])
-    except (StoreError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        roles = query_and_gallery(files.embeddings)
+        query, gallery = (read_manifest(files.embeddings)[role] for role in roles)
+    except (StoreError, KeyError):
         raise EvaluationError(f"{manifest}: not the manifest of extracted embeddings; extract them again") from None
+    return _role_shards(files.embeddings, gallery), None if len(set(roles)) == 1 else _role_shards(files.embeddings, query)
 
 
-def _role_shards(folder: Path, entry: dict[str, object]) -> list[EmbeddingShard]:
+def _role_shards(folder: Path, entry: RoleEntry) -> list[EmbeddingShard]:
     """Return the shards of a role; their sizes are read from the file headers."""
-    if "labels" not in entry:
+    if entry.labels is None:
         raise EvaluationError(
             f"{folder}: the images were embedded without classes, and nothing can be scored without; embed a list with labels"
         )
-    names = [str(name) for name in entry["shards"]]  # type: ignore[attr-defined]
-    labels_N = load_array(folder / str(entry["labels"]))
-    sizes = [len(load_array(folder / name, memory_mapped=True)) for name in names]
+    labels_N = load_array(folder / entry.labels)
+    sizes = [len(load_array(folder / name, memory_mapped=True)) for name in entry.shards]
     if sum(sizes) != len(labels_N):
         raise EvaluationError(f"{folder}: {sum(sizes)} embeddings but {len(labels_N)} labels; extract them again")
     parts = np.split(labels_N, np.cumsum(sizes)[:-1])
-    return [EmbeddingShard(partial(load_array, folder / name), part) for name, part in zip(names, parts, strict=True)]
+    return [EmbeddingShard(partial(load_array, folder / name), part) for name, part in zip(entry.shards, parts, strict=True)]
 
 
 def _joined(shards: Sequence[EmbeddingShard]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([np.asarray(shard.load()) for shard in shards]), np.concatenate([np.asarray(shard.labels) for shard in shards])
+
+
+def load_array(path: Path, memory_mapped: bool = False) -> np.ndarray:
+    """Load an array from a `.npy` file without executing its content. If memory-mapped, only accessed parts are read.
+
+    Raises:
+        EvaluationError: the file does not exist, or is not a plain array of numbers or strings.
+    """
+    try:
+        return np.asarray(np.load(path, "r" if memory_mapped else None, allow_pickle=False))
+    except FileNotFoundError:
+        raise EvaluationError(f"{path}: no such file; expected an array saved by numpy.save") from None
+    except (ValueError, EOFError, OSError) as error:
+        raise EvaluationError(f"{path}: not an array saved by numpy.save ({str(error).splitlines()[0]})") from None

@@ -1,4 +1,4 @@
-"""Models in MLflow: a run's network as a logged model, and a comparison's best as a version of a registered model."""
+"""Log a run's network in MLflow: a pyfunc with the code that it imports, tried before it is logged."""
 
 import re
 import shutil
@@ -6,63 +6,41 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import numpy as np
 import pandas as pd
 import torch
-from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus
-from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.types import ColSpec, Schema, TensorSpec
 from torch import Tensor
 
 import dml_core
 from dml_core.config import parse
+from dml_core.data.store.splits import open_role
+from dml_core.data.views.transforms import scale
 from dml_core.errors import SavedNetworkError
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.models.backbones import registry
+from dml_core.models.embedder import Embedder
+from dml_core.trained import load_model, save_network
 from dml_core.training.checkpoints.file import load_checkpoint, weights_of
 from dml_core.training.config import TrainingConfig
-from tasks.runs.best import RULE
 from tasks.runs.identity import source_files
 from tasks.runs.records import RunReport
-from tasks.tracking.pages import model_tags, run_title
-from tasks.tracking.reading import all_pages
+from tasks.tracking import packaged_model
+from tasks.tracking.child_run import MLFLOW_TAGS, NOTE_TAG, run_title
 
 MODEL_REQUIREMENTS = ("mlflow", "torch", "torchvision", "numpy", "pandas", "pydantic", "pyyaml", "pyarrow", "pillow")
-BEST = "best"
+USAGE = "images (bytes of a JPEG, PNG, ... file) in the column `image`, float32 embeddings (N, D) out"
 
 
-def find_model(client: MlflowClient, run: Any) -> str | None:
-    """Return the id of the complete model that a run has logged, or None; incomplete models are deleted.
-
-    Raises:
-        MlflowException: MLflow cannot be queried.
-    """
-    for output in run.outputs.model_outputs if run.outputs else ():
-        try:
-            model = client.get_logged_model(output.model_id)
-        except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-                raise  # an error of the server says nothing about the model
-            continue  # deleted
-        if model.status == LoggedModelStatus.READY:
-            return str(model.model_id)
-        client.delete_logged_model(model.model_id)
-    return None
-
-
-def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
+def log_model(uri: str, run_id: str, report: RunReport, checkpoint: Path, num_steps: int) -> str:
     """Log the trained network as a pyfunc (encoded images in, embeddings out) with the code that it imports and pinned requirements.
 
     Args:
-        client: client of `uri`.
         uri: MLflow's tracking address; only the fluent interface logs models, so one thread of a process at a time may call this.
         run_id: the run that trained it.
         report: report of that run.
@@ -76,10 +54,6 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
     Raises:
         SavedNetworkError: the network cannot be opened again, or gives other embeddings; nothing is logged then.
     """
-    from dml_core.data.store.splits import open_role  # imported here: they import torchvision, which finding a run does not need
-    from dml_core.trained import save_network
-    from tasks.tracking import packaged_model
-
     state = load_checkpoint(checkpoint)
     assert state is not None
     evaluation = parse(EvaluationConfig, report.parameters["evaluation"], "published run")
@@ -111,10 +85,17 @@ def log_model(client: MlflowClient, uri: str, run_id: str, report: RunReport, ch
             ),
             input_example=pd.DataFrame({packaged_model.COLUMN: [dataset.raw_bytes(0)]}),
             model_type="embedding",
-            tags=model_tags(report.tags),
+            tags=_tags(report),
             step=num_steps,
         )
     return str(info.model_id)
+
+
+def _tags(report: RunReport) -> dict[str, str]:
+    """Return description and source of a logged model."""
+    note = f"Embedding network as a pyfunc: {USAGE}. The code that it needs travels with it."
+    source = {MLFLOW_TAGS["command"]: report.tags["command"]} if "command" in report.tags else {}
+    return {NOTE_TAG: note, "mlflow.source.type": "LOCAL", **source}
 
 
 def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weights: Mapping[str, Tensor], image: bytes) -> None:
@@ -125,21 +106,16 @@ def check_opens(folder: Path, training: TrainingConfig, num_classes: int, weight
     Raises:
         SavedNetworkError: it cannot be opened, or gives another embedding.
     """
-    from dml_core.data.views.transforms import scale
-    from dml_core.models.embedder import Embedder
-    from dml_core.trained import load_model
-
     try:
         opened = load_model(folder, "cpu")
     except Exception as error:
         raise SavedNetworkError(f"the saved network cannot be loaded: {error}; it was not published") from error
-    backbone = training.model.backbone.model_copy(update={"weights": "none", "weights_sha256": None})
-    trained = Embedder(training.model.model_copy(update={"backbone": backbone}), num_classes)
+    trained = Embedder(training.without_weights().model, num_classes)
     trained.load_state_dict({name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")})
     with torch.no_grad():
         expected = trained.eval().embed(scale(opened.view(image)[None], training.transform.scaling)).numpy()
-    found = opened.embed([image])
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=1e-4, atol=1e-5):
+    embedding = opened.embed([image])
+    if embedding.shape != expected.shape or not np.allclose(embedding, expected, rtol=1e-4, atol=1e-5):
         raise SavedNetworkError(f"{opened.title}: the saved network gives other embeddings than the trained one; it was not published")
 
 
@@ -158,8 +134,6 @@ def _same_import_path() -> Iterator[None]:
 
 def copy_code(backbone: str, folder: Path) -> Path:
     """Copy the files that the packaged model imports with this backbone into `folder`, as the package `dml_core`; return its path."""
-    from dml_core.models.backbones import registry
-
     modules = source_files(("tasks.tracking.packaged_model", registry.backbone_module(backbone)))
     source = Path(dml_core.__file__).parent
     # `source_files` omits the registry, a table of names, in which the model looks up its backbone.
@@ -174,29 +148,3 @@ def copy_code(backbone: str, folder: Path) -> Path:
 
 def _requirements(backbone: str) -> tuple[str, ...]:
     return (*MODEL_REQUIREMENTS, "timm") if backbone.startswith("timm:") else MODEL_REQUIREMENTS
-
-
-def registered_name(dataset: str, role: str) -> str:
-    """Return the name of the registered model of a dataset's comparison."""
-    return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
-
-
-def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
-    """Point the alias `best` of a registered model to a run's model; an existing version is reused.
-
-    Returns:
-        The version.
-    """
-    model_id = find_model(client, run)
-    if not client.search_registered_models(f"name = '{name}'"):
-        client.create_registered_model(name, description=f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}.")
-    search = partial(client.search_model_versions, filter_string=f"name = '{name}'")
-    versions = {found.source: found.version for found in all_pages(search)}  # the search omits model_id
-    found = versions.get(f"models:/{model_id}")
-    if found is None:
-        found = client.create_model_version(
-            name, f"models:/{model_id}", run_id=run.info.run_id, model_id=model_id, description=description
-        ).version
-    if str(client.get_registered_model(name).aliases.get(BEST)) != str(found):
-        client.set_registered_model_alias(name, BEST, str(found))
-    return str(found)

@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 from tasks.runs.records import ComparisonReport, RunReport
 from tasks.sealed import DamagedError, move_damaged, read_or_set_aside, read_sealed, write_sealed
 
+OUTBOX = "outbox"  # folder in the state
 Report = RunReport | ComparisonReport
 REPORT: TypeAdapter[Report] = TypeAdapter(Report)
 
@@ -34,11 +35,5 @@ def read_report(path: Path) -> Report:
         report = read_sealed(path, REPORT)
     except DamagedError as error:
         raise DamagedError(f"{error}, kept as {move_damaged(path).name}; `dml reproduce` publishes it again") from None
-    if report is None:
-        raise DamagedError(f"{path}: missing")
+    assert report is not None, "its lock is held"
     return report
-
-
-def run_records(outbox: Path) -> list[Path]:
-    """Return the records of runs in the outbox; a comparison's (its name begins with ~) is delivered after them."""
-    return [path for path in sorted(outbox.glob("*.json")) if not path.name.startswith("~")]

@@ -1,8 +1,8 @@
-"""Networks in MLflow: those of runs, those in its registry, and the champion among the latter.
+"""Networks in MLflow: those of runs, and those in its registry with the aliases `best` and `champion`.
 
 A promotion holds a lock in the registry itself, because MLflow sets aliases without checking: two networks that were both compared with the
 old champion could otherwise be promoted in turn, and the second need not be better than the first. The lock is a registered model with a
-separate name, which the server creates only once.
+separate name, which the server creates only once; hosts that share an MLflow server need not share a disk with a lock's file.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 import mlflow
 import yaml
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -27,12 +28,13 @@ from dml_core.network_description import DESCRIPTION_FILE, WEIGHTS_FILE
 from dml_core.trained import write_folder
 from tasks.environment import shown
 from tasks.locks import alone
-from tasks.tracking.models import find_model
-from tasks.tracking.names import EXPERIMENT_PREFIX, PUBLISHED_TAG, TRAINED_TAG
-from tasks.tracking.reading import all_pages, all_runs, told_as_tracking_error
+from tasks.runs.best import RULE
+from tasks.tracking.child_run import PUBLISHED_TAG, TRAINED_TAG
+from tasks.tracking.connection import all_pages, one_line_errors, project_runs
 
 NETWORK = "artifacts/network"  # path in a logged model, set by `log_model`
 REGISTRY_PREFIX = "models:/"
+BEST = "best"
 LOCK_SUFFIX, LOCK_TAG = ".promotion", "dml.locked_until"
 LOCK_SECONDS, LOOK_SECONDS = 600.0, 0.5
 CARD_FILE, GATE_TAG, ATTEMPTS_TAG = "model_card.md", "dml.gate", "dml.attempts"
@@ -99,14 +101,15 @@ class Registry:
             ConfigError: the registry has no such model.
             TrackingError: MLflow cannot be queried, or has no network of this project there.
         """
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             return self._fetch(self._model_id(address), cache)
 
     def fetch_trained(self, identity: str, cache: Path) -> Path | None:
         """Return the folder of the network of a training, from any comparison or table; None if MLflow has no such run."""
-        with told_as_tracking_error(self.uri):
-            models = [found for run in self._runs(TRAINED_TAG, identity) if (found := find_model(self._client, run))]
-            return self._fetch(models[0], cache, identity) if models else None
+        with one_line_errors(self.uri):
+            models = (find_model(self._client, run) for run in self._runs(TRAINED_TAG, identity))
+            model_id = next(filter(None, models), None)
+            return self._fetch(model_id, cache, identity) if model_id is not None else None
 
     def _model_id(self, address: str) -> str:
         name, at, alias = address.removeprefix(REGISTRY_PREFIX).partition("@")
@@ -129,15 +132,14 @@ class Registry:
         with alone(cache / ".lock"):
             if not folder.exists():
                 model = self._client.get_logged_model(model_id)
-                with tempfile.TemporaryDirectory() as there:
-                    found = self._download(
-                        f"{model.artifact_location}/{NETWORK}", there, f"model {model_id} has no network of this project"
-                    )
-                    files = {name: (found / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
+                with tempfile.TemporaryDirectory() as temporary:
+                    problem = f"model {model_id} has no network of this project"
+                    network = self._download(f"{model.artifact_location}/{NETWORK}", temporary, problem)
+                    files = {name: (network / name).read_bytes() for name in (DESCRIPTION_FILE, WEIGHTS_FILE)}
                 run_id = model.source_run_id
-                known = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
-                if known is not None:  # earlier versions of this package did not write it
-                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": known}, json.loads(files[DESCRIPTION_FILE]))).encode()
+                identity = identity or (self._client.get_run(run_id).data.tags.get(TRAINED_TAG) if run_id else None)
+                if identity is not None:  # earlier versions of this package did not write it
+                    files[DESCRIPTION_FILE] = json.dumps(merge({"identity": identity}, json.loads(files[DESCRIPTION_FILE]))).encode()
 
                 def write(beside: Path) -> None:
                     for name, data in files.items():
@@ -146,12 +148,12 @@ class Registry:
                 write_folder(folder, write)
         return folder
 
-    def _download(self, address: str, to: str, otherwise: str) -> Path:
+    def _download(self, address: str, folder: str, problem: str) -> Path:
         mlflow.set_tracking_uri(self.uri)
         try:
-            return Path(mlflow.artifacts.download_artifacts(address, dst_path=to))
+            return Path(mlflow.artifacts.download_artifacts(address, dst_path=folder))
         except (MlflowException, OSError) as error:
-            raise TrackingError(f"MLflow at {shown(self.uri)}: {otherwise} ({str(error).splitlines()[0]})") from None
+            raise TrackingError(f"MLflow at {shown(self.uri)}: {problem} ({str(error).splitlines()[0]})") from None
 
     # ------------------------------------------------------------ runs
 
@@ -162,7 +164,7 @@ class Registry:
             tag: `IDENTITY_TAG` or `TRAINED_TAG`.
             value: the identity.
         """
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             for run in self._runs(tag, value):
                 model_id = find_model(self._client, run)
                 if model_id is not None:
@@ -171,7 +173,7 @@ class Registry:
 
     def of_version(self, version: Version) -> LoggedNetwork | None:
         """Return the run behind a version; None if it is gone."""
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             try:
                 run = self._client.get_run(version.run_id) if version.run_id else None
             except MlflowException as error:
@@ -182,35 +184,33 @@ class Registry:
 
     def embeddings(self, network: LoggedNetwork, folder: Path) -> Path:
         """Download a run's embeddings of its test images into a folder."""
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             return self._download(f"runs:/{network.run_id}/{EMBEDDINGS}", str(folder), f"run {network.run_id} has no embeddings")
 
     def _logged(self, run: Any, model_id: str) -> LoggedNetwork:
         mlflow.set_tracking_uri(self.uri)
         text = mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/config.yaml")
-        inputs = [found.dataset for found in run.inputs.dataset_inputs] if run.inputs else []
+        inputs = [entry.dataset for entry in run.inputs.dataset_inputs] if run.inputs else []
         data = {"name": inputs[0].name, "digest": inputs[0].digest, "counts": json.loads(inputs[0].profile or "{}")} if inputs else {}
         return LoggedNetwork(run.info.run_id, model_id, yaml.safe_load(text), dict(run.data.tags), dict(run.data.metrics), data)
 
     def _runs(self, tag: str, value: str) -> list[Any]:
         """Return complete runs only: `find_model` would take the model of a run that is being published for broken."""
-        experiments = all_pages(partial(self._client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
-        return all_runs(
-            self._client, [found.experiment_id for found in experiments], f"tags.`{tag}` = '{value}' and tags.`{PUBLISHED_TAG}` = 'true'"
-        )
+        return project_runs(self._client, {tag: value, PUBLISHED_TAG: "true"})
 
     # ------------------------------------------------------------ versions
 
     def versions(self, prefix: str) -> list[Version]:
         """Return all versions of registered models whose name has this prefix, by name and number."""
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             models = all_pages(partial(self._client.search_registered_models, filter_string=f"name LIKE '{prefix}%'"))
-            found = []
-            for model in (model for model in models if not model.name.endswith(LOCK_SUFFIX)):
-                versions = all_pages(partial(self._client.search_model_versions, filter_string=f"name = '{model.name}'"))
-                aliases = {alias: str(number) for alias, number in model.aliases.items()}
-                found += [_version(version, aliases) for version in versions]
-            return sorted(found, key=lambda version: (version.name, int(version.number)))
+            versions = [
+                _version(version, model.aliases)
+                for model in models
+                if not model.name.endswith(LOCK_SUFFIX)
+                for version in _versions_of(self._client, model.name)
+            ]
+            return sorted(versions, key=lambda version: (version.name, int(version.number)))
 
     def holder(self, name: str, alias: str) -> Version | None:
         """Return the version that an alias points to."""
@@ -218,15 +218,9 @@ class Registry:
 
     def promote(self, name: str, alias: str, network: LoggedNetwork, gate: str, card: str) -> Version:
         """Point the alias to a network's version, created if missing, with its card and the reason for the promotion."""
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             client = self._client
-            if not client.search_registered_models(f"name = '{name}'"):
-                client.create_registered_model(name)
-            known = {version.model_id: version.number for version in self.versions(name) if version.name == name}
-            number = known.get(network.model_id)
-            if number is None:
-                source = f"{REGISTRY_PREFIX}{network.model_id}"
-                number = str(client.create_model_version(name, source, run_id=network.run_id, model_id=network.model_id).version)
+            number = register(client, name, network.run_id, network.model_id)
             client.update_model_version(name, number, description=card)
             client.set_model_version_tag(name, number, GATE_TAG, gate)
             client.log_text(network.run_id, card, CARD_FILE)
@@ -236,7 +230,7 @@ class Registry:
     def count_attempt(self, name: str, alias: str) -> int:
         """Return the number of this attempt at an alias, from 1, stored with the registered model. Call it only inside `promoting`."""
         tag = f"{ATTEMPTS_TAG}.{alias}"
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             attempt = int(self._client.get_registered_model(name).tags.get(tag, "0")) + 1
             self._client.set_registered_model_tag(name, tag, str(attempt))
             return attempt
@@ -251,13 +245,13 @@ class Registry:
             TrackingError: the registry cannot be queried.
         """
         lock = f"{name}{LOCK_SUFFIX}"
-        with told_as_tracking_error(self.uri):
+        with one_line_errors(self.uri):
             while not self._take(lock):
                 time.sleep(LOOK_SECONDS)
         try:
             yield
         finally:
-            with told_as_tracking_error(self.uri):
+            with one_line_errors(self.uri):
                 self._client.delete_registered_model(lock)
 
     def _take(self, lock: str) -> bool:
@@ -281,10 +275,60 @@ class Registry:
             pass  # its holder has just released it
 
 
-def _version(version: Any, aliases: dict[str, str]) -> Version:
-    leading = tuple(sorted(alias for alias, number in aliases.items() if number == str(version.version)))
-    return Version(version.name, str(version.version), leading, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
+def _versions_of(client: MlflowClient, name: str) -> list[Any]:
+    return all_pages(partial(client.search_model_versions, filter_string=f"name = '{name}'"))
+
+
+def _version(version: Any, aliases: dict[str, Any]) -> Version:
+    pointing = tuple(sorted(alias for alias, number in aliases.items() if str(number) == str(version.version)))
+    return Version(version.name, str(version.version), pointing, _model_of(version), version.run_id, version.tags.get(GATE_TAG))
 
 
 def _model_of(version: Any) -> str:
     return str(version.model_id or str(version.source).removeprefix(REGISTRY_PREFIX))
+
+
+def registered_name(dataset: str, role: str) -> str:
+    """Return the name of the registered model of a dataset's comparison."""
+    return f"dml-{dataset}" if role == "test" else f"dml-{dataset}-{role}"
+
+
+def register(
+    client: MlflowClient, name: str, run_id: str, model_id: str | None, description: str | None = None, about: str | None = None
+) -> str:
+    """Return the version of a registered model that is a run's model; both are created if missing, with their descriptions."""
+    if not client.search_registered_models(f"name = '{name}'"):
+        client.create_registered_model(name, description=about)
+    source = f"{REGISTRY_PREFIX}{model_id}"
+    numbers = {version.source: version.version for version in _versions_of(client, name)}  # the search omits model_id
+    if source not in numbers:
+        numbers[source] = client.create_model_version(name, source, run_id=run_id, model_id=model_id, description=description).version
+    return str(numbers[source])
+
+
+def register_best(client: MlflowClient, name: str, run: Any, description: str) -> str:
+    """Point the alias `best` of a registered model to a run's model; return the version."""
+    about = f"The alias `{BEST}` leads to the best run of the standing comparison: {RULE}."
+    number = register(client, name, run.info.run_id, find_model(client, run), description, about)
+    if str(client.get_registered_model(name).aliases.get(BEST)) != number:
+        client.set_registered_model_alias(name, BEST, number)
+    return number
+
+
+def find_model(client: MlflowClient, run: Any) -> str | None:
+    """Return the id of the complete model that a run has logged, or None; incomplete models are deleted.
+
+    Raises:
+        MlflowException: MLflow cannot be queried.
+    """
+    for output in run.outputs.model_outputs if run.outputs else ():
+        try:
+            model = client.get_logged_model(output.model_id)
+        except MlflowException as error:
+            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                raise  # an error of the server says nothing about the model
+            continue  # deleted
+        if model.status == LoggedModelStatus.READY:
+            return str(model.model_id)
+        client.delete_logged_model(model.model_id)
+    return None

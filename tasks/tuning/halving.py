@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from scipy import stats
 
 from dml_core.errors import TrainingError
+from tasks.runs.tuned import ConfirmedGain
 from tasks.tuning.proposals import ROUND_SIZE, SAMPLER, Trial, propose, widened
 from tasks.tuning.space import Params, Space
 
@@ -27,58 +28,30 @@ Score = Callable[[Sequence[Trial], range], list[Trial]]
 
 
 @dataclass(frozen=True)
-class Confirmation:
-    """The winner and the row's own settings on the same fresh pairs of fold and seed.
-
-    Attributes:
-        own, winner: scores, pair by pair.
-        reason: why the winner could not be scored; None if it was.
-    """
-
-    own: tuple[float, ...]
-    winner: tuple[float, ...]
-    reason: str | None = None
-
-    @property
-    def gain(self) -> float:
-        """Mean gain of the winner."""
-        return fmean(w - o for w, o in zip(self.winner, self.own, strict=True))
-
-    @property
-    def half_width(self) -> float:
-        """Half of the 95 % interval of the gain (t)."""
-        gains = [w - o for w, o in zip(self.winner, self.own, strict=True)]
-        return float(stats.t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5)
-
-    @property
-    def confirmed(self) -> bool:
-        """True if the interval of the gain is above 0. Equal gains on all pairs have no spread and confirm nothing."""
-        return self.reason is None and self.half_width > 0 and self.gain > self.half_width
-
-
-@dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search.
 
     Attributes:
         trials: all, by number.
         winner: best of the trials that were scored on most pairs.
-        confirmation: None if the row's own settings are the winner.
+        confirmation: winner and own settings on fresh pairs; None if the own settings are the winner, or it cannot be trained there.
         space: final search space, with its ranges extended.
     """
 
     trials: tuple[Trial, ...]
     winner: Trial
-    confirmation: Confirmation | None
+    confirmation: ConfirmedGain | None
     space: Space
 
     @property
     def changes_settings(self) -> bool:
-        """True if the winner replaces the row's own settings."""
-        return self.confirmation is not None and self.confirmation.confirmed
+        """True if the interval of the winner's gain is above 0. Equal gains on all pairs have no spread and confirm nothing."""
+        return self.confirmation is not None and 0 < self.confirmation.half_width < self.confirmation.gain
 
 
-def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, fits: Callable[[Params], bool], score: Score) -> Found:
+def search(
+    space: Space, guesses: Sequence[Params], num_trials: int, draw: str, fits: Callable[[Params], bool], score: Score
+) -> SearchResult:
     """Search a space.
 
     Args:
@@ -102,7 +75,7 @@ def search(space: Space, guesses: Sequence[Params], num_trials: int, draw: str, 
         if not best:
             raise TrainingError("every remaining trial failed on a later pair of fold and seed")
     winner = best[0]
-    return Found(tuple(trials), winner, _confirm(trials[0], winner, score) if winner.number else None, space)
+    return SearchResult(tuple(trials), winner, _confirm(trials[0], winner, score) if winner.number else None, space)
 
 
 def _first_rung(
@@ -125,7 +98,7 @@ def _first_rung(
             break
         trials += score([Trial(len(trials) + place, params) for place, params in enumerate(settings)], range(1))
         if trials[0].reason is not None:
-            raise TrainingError(f"the row's own settings, trial 0, cannot be trained: {trials[0].reason}")
+            raise _own_fails(trials[0])
     return trials, space
 
 
@@ -134,9 +107,20 @@ def _best(trials: Sequence[Trial]) -> list[Trial]:
     return sorted((trial for trial in trials if trial.reason is None), key=lambda trial: (-trial.mean, trial.number))
 
 
-def _confirm(own: Trial, winner: Trial, score: Score) -> Confirmation:
+def _confirm(own: Trial, winner: Trial, score: Score) -> ConfirmedGain | None:
     pairs = range(NUM_SEARCH_PAIRS, NUM_SEARCH_PAIRS + CONFIRMATION_PAIRS)
-    first, second = score([replace(own, scores=()), replace(winner, scores=())], pairs)
-    if first.reason is not None:
-        raise TrainingError(f"the row's own settings, trial 0, cannot be trained: {first.reason}")
-    return Confirmation(first.scores, second.scores, second.reason)
+    own, winner = score([replace(own, scores=()), replace(winner, scores=())], pairs)
+    if own.reason is not None:
+        raise _own_fails(own)
+    return None if winner.reason is not None else measure_gain(own.scores, winner.scores)
+
+
+def measure_gain(own: tuple[float, ...], winner: tuple[float, ...]) -> ConfirmedGain:
+    """Return the mean gain of the winner, pair by pair, and half of its 95 % interval (t)."""
+    gains = [w - o for w, o in zip(winner, own, strict=True)]
+    half_width = float(stats.t.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5)
+    return ConfirmedGain(own=own, winner=winner, gain=fmean(gains), half_width=half_width)
+
+
+def _own_fails(own: Trial) -> TrainingError:
+    return TrainingError(f"the row's own settings, trial 0, cannot be trained: {own.reason}")

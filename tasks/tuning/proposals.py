@@ -87,10 +87,9 @@ def widened(space: Space, best: Params, fits: Callable[[Params], bool]) -> Space
     """Return the space with every range extended by half its width at an end near the best settings, if the settings at its ends fit."""
     wider = dict(space)
     for path, search in space.items():
-        for candidate in _extended(search, best[path]):
-            ends = (best | {path: rounded(end, candidate)} for end in (candidate.low, candidate.high))
-            if all(fits(params) for params in ends):
-                wider[path] = candidate
+        candidate = _extended(search, best[path])
+        if candidate is not None and all(fits(best | {path: rounded(end, candidate)}) for end in (candidate.low, candidate.high)):
+            wider[path] = candidate
     return wider
 
 
@@ -107,23 +106,23 @@ def distribution(search: Search) -> BaseDistribution:
 
 def rounded(value: Any, search: Search) -> Any:
     """Round a number to four significant digits within its range; return other values unchanged."""
-    if search.choices is not None or search.low is None or search.high is None:
+    if search.low is None or search.high is None:
         return value
     within = min(max(float(f"{value:.4g}"), search.low), search.high)
     return round(within) if search.integer else within
 
 
-def _extended(search: Search, value: Any) -> list[Search]:
-    """Return the ranges with one end moved outwards, for each end that the value is near."""
-    if search.choices is not None or search.low is None or search.high is None:
-        return []
+def _extended(search: Search, value: Any) -> Search | None:
+    """Return the range with the end that the value is near moved outwards, or None if it is near neither."""
+    if search.low is None or search.high is None:
+        return None
     scale, back = (math.log, math.exp) if search.log else (float, float)
     low, high, at = scale(search.low), scale(search.high), scale(value)
     near, half = NEAR_END * (high - low), (high - low) / 2
-    moved = []
     if at - low <= near:
-        moved.append({"low": back(low - half)})
-    if high - at <= near:
-        moved.append({"high": back(high + half)})
-    whole = [{name: float(round(end)) if search.integer else float(f"{end:.4g}") for name, end in ends.items()} for ends in moved]
-    return [search.model_copy(update=ends) for ends in whole]
+        name, end = "low", back(low - half)
+    elif high - at <= near:
+        name, end = "high", back(high + half)
+    else:
+        return None
+    return search.model_copy(update={name: float(round(end)) if search.integer else float(f"{end:.4g}")})

@@ -25,12 +25,12 @@ from tasks.runs.identity import evaluate_identity, source_digest
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params as ProjectParams
 from tasks.runs.specs import RunSpec, Trial, comparison_runs, load_params, row_name, tuning_comparison
-from tasks.runs.tuned import STANDING, ConfirmedGain, Tried, TunedFile, tune_command
+from tasks.runs.tuned import STANDING, Tried, TunedFile, tune_command
 from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile, load_table
 from tasks.tables.runs import asked_runs, at_scale, belongs, datasets_of, named_dataset, not_in_params
-from tasks.tuning.halving import METHOD, Found
-from tasks.tuning.space import Params, Space, lay_over, nested, own_values, published_options, row_space
+from tasks.tuning.halving import METHOD, SearchResult
+from tasks.tuning.space import Params, Space, lay_over, nested, own_value, published_options, row_space
 
 METRICS = ("map@r", "r_precision")  # in addition to every recall@K
 ENGINE = ("tasks.tuning.halving", "tasks.tuning.proposals")  # modules that determine the trials
@@ -78,7 +78,7 @@ class Search:
     @property
     def own(self) -> Params:
         """The row's own values of the searched settings (trial 0)."""
-        return own_values(self.training, self.space)
+        return {path: own_value(self.training, path) for path in self.space}
 
     @property
     def guesses(self) -> list[Params]:
@@ -181,7 +181,9 @@ def planned(
     if parallel is not None:
         params = params.model_copy(update={"scale": params.scale.model_copy(update={"concurrent_runs": parallel})})
     for search in searches:
-        check_search(project, params, search)
+        packed = prepared_folder(project, params, search.dataset)
+        if packed is not None:
+            check_on(search.on(packed), params, packed)
     return params, searches
 
 
@@ -243,18 +245,6 @@ def _own_run(params: ProjectParams, table: str, row: str, column: str) -> RunSpe
     return asked.runs[table, column][0]
 
 
-def check_search(project: Project, params: ProjectParams, search: Search) -> None:
-    """Check a search as far as possible before anything starts.
-
-    Raises:
-        ConfigError: settings do not fit each other or the folds.
-        DataError: the dataset is not prepared, and the user has to provide its raw files.
-    """
-    packed = prepared_folder(project, params, search.dataset)
-    if packed is not None:
-        check_on(search.on(packed), params, packed)
-
-
 def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
     """Check that the runs of a search fit a prepared dataset.
 
@@ -266,17 +256,17 @@ def check_on(search: Search, params: ProjectParams, packed: Path) -> None:
     check_parts(runs, packed)
 
 
-def found_file(search: Search, name: str, dataset: DatasetRecord, found: Found, tags: dict[str, str]) -> TunedFile:
+def tuned_file(search: Search, name: str, dataset: DatasetRecord, result: SearchResult, tags: dict[str, str]) -> TunedFile:
     """Return the file of a search: the winner's settings if confirmed, every trial, and how the search was made.
 
     Args:
         search: the search.
         name: its identity.
         dataset: the training rows.
-        found: its result.
+        result: its result.
         tags: git commit of the code, and whether it has uncommitted changes.
     """
-    own, winner, confirmation = search.own, found.winner, found.confirmation
+    own, winner = search.own, result.winner
 
     def changed(params: Params) -> Params:
         return {path: value for path, value in params.items() if value != own[path]}
@@ -285,19 +275,17 @@ def found_file(search: Search, name: str, dataset: DatasetRecord, found: Found, 
         table=search.table,
         row=search.row,
         dataset=search.column,
-        training=nested(changed(winner.params)) if found.changes_settings else {},
+        training=nested(changed(winner.params)) if result.changes_settings else {},
         trial=winner.number,
         score=winner.mean,
-        own_score=found.trials[0].mean,
-        confirmation=None
-        if confirmation is None or confirmation.reason is not None
-        else ConfirmedGain(own=confirmation.own, winner=confirmation.winner, gain=confirmation.gain, half_width=confirmation.half_width),
+        own_score=result.trials[0].mean,
+        confirmation=result.confirmation,
         metric=search.metric,
         folds=search.folds,
         seed=search.seed,
-        num_trials=len(found.trials),
-        tried=tuple(Tried(params=changed(trial.params), scores=trial.scores, failed=trial.reason) for trial in found.trials),
-        space=found.space,
+        num_trials=len(result.trials),
+        tried=tuple(Tried(params=changed(trial.params), scores=trial.scores, failed=trial.reason) for trial in result.trials),
+        space=result.space,
         fingerprint=dataset.digest,
         sampler=METHOD,
         commit=tags.get("git_commit"),

@@ -5,13 +5,16 @@ which are held out and which weights are kept are refused.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dml_core.config import flatten, located, merge, parse
 from dml_core.errors import ConfigError
 from dml_core.losses.registry import PML_PREFIX, parse_loss_options
 from dml_core.search_space import Search, declared_searches
 from dml_core.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from dml_core.losses.contract import LossConfig
 
 SEARCHED = ("loss.options.", "model.", "optimiser.", "sampler.", "schedule.", "transform.")
 NAMES = ("model.backbone.name", "model.backbone.weights", "model.backbone.weights_sha256")
@@ -54,8 +57,8 @@ def row_space(
             if path in idle:
                 raise ConfigError("has no effect with the row's other settings; leave it out of the search")
             space[path] = _holding(search, own)
-    found = {f"{OPTIONS}{name}": search for name, search in _declared(training).items()}
-    space = dict(sorted(({path: search for path, search in found.items() if path not in idle} | space).items()))
+    declared = {f"{OPTIONS}{name}": search for name, search in declared_searches(_loss_config(training)).items()}
+    space = dict(sorted(({path: search for path, search in declared.items() if path not in idle} | space).items()))
     for path, search in space.items():
         with located(f"search: {path}"):
             for value in _ends(search):
@@ -65,11 +68,6 @@ def row_space(
             f"no setting to search: loss '{training.loss.name}' declares no range, and neither the table nor the row defines one"
         )
     return space
-
-
-def own_values(training: TrainingConfig, space: Space) -> Params:
-    """Return the row's own value of every searched setting."""
-    return {path: own_value(training, path) for path in space}
 
 
 def own_value(training: TrainingConfig, path: str) -> Any:
@@ -90,27 +88,24 @@ def own_value(training: TrainingConfig, path: str) -> Any:
 
 def loss_options(training: TrainingConfig) -> dict[str, Any]:
     """Return the options of a row's loss by dotted name; for a loss of pytorch-metric-learning only those that are given."""
-    loss = training.loss
-    if loss.name.startswith(PML_PREFIX):
-        return flatten(loss.options)
-    return flatten(parse_loss_options(loss.name, loss.options).model_dump(mode="json"))
+    is_foreign = training.loss.name.startswith(PML_PREFIX)
+    return flatten(training.loss.options if is_foreign else _loss_config(training).model_dump(mode="json"))
 
 
 def without_effect(training: TrainingConfig) -> set[str]:
     """Return the dotted paths of the settings that have no effect with the row's other settings."""
     of_sampler = {f"sampler.{name}" for name in training.sampler.without_effect}
-    if training.loss.name.startswith(PML_PREFIX):
-        return of_sampler
-    return of_sampler | {f"{OPTIONS}{name}" for name in parse_loss_options(training.loss.name, training.loss.options).without_effect}
+    return of_sampler | {f"{OPTIONS}{name}" for name in _loss_config(training).without_effect}
 
 
 def published_options(training: TrainingConfig, space: Space) -> Params:
     """Return the loss's published values (its defaults) of the searched options that have one."""
-    if training.loss.name.startswith(PML_PREFIX):
-        return {}
-    config = type(parse_loss_options(training.loss.name, training.loss.options))
-    defaults = {f"{OPTIONS}{name}": field.default for name, field in config.model_fields.items()}
+    defaults = {f"{OPTIONS}{name}": field.default for name, field in type(_loss_config(training)).model_fields.items()}
     return {path: defaults[path] for path in space if isinstance(defaults.get(path), int | float)}
+
+
+def _loss_config(training: TrainingConfig) -> "LossConfig":
+    return parse_loss_options(training.loss.name, training.loss.options)
 
 
 def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingConfig:
@@ -126,16 +121,12 @@ def lay_over(training: TrainingConfig, params: Mapping[str, Any]) -> TrainingCon
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings by dotted path to nested mappings, as in a file."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for path, value in params.items():
         for key in reversed(path.split(".")):
             value = {key: value}
-        found = merge(found, value)
-    return found
-
-
-def _declared(training: TrainingConfig) -> Mapping[str, Search]:
-    return declared_searches(parse_loss_options(training.loss.name, training.loss.options))
+        values = merge(values, value)
+    return values
 
 
 def _check_path(path: str) -> None:

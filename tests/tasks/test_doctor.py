@@ -15,7 +15,7 @@ import pytest
 
 from tasks.doctor import Finding, examine
 from tasks.environment import STACK_ENV, find_project, stack_text
-from tasks.tracking.availability import schemas
+from tasks.tracking.connection import schemas
 from tests.conftest import ROOT
 
 SECRET = "planted-secret"

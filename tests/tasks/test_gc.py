@@ -24,7 +24,7 @@ from tasks.sealed import NewerFormatError, seal
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.result import MeasuredRun, TableResult, result_path, save_result
-from tasks.tracking.names import OUTBOX
+from tasks.tracking.outbox import OUTBOX
 from tests.conftest import ROOT
 from tests.damage import DAMAGE, as_format, folder
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.models.card import model_card
-from tasks.tracking.names import SEED_TAG, TRAINED_TAG, VARIANT_TAG
+from tasks.tracking.child_run import SEED_TAG, TRAINED_TAG, VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork
 from tests.conftest import small_training
 

@@ -33,7 +33,7 @@ from tasks.storage import Store
 from tasks.tables.choice import Choice
 from tasks.tables.file import paper_tables
 from tasks.tables.runs import chosen_runs
-from tasks.tracking.models import find_model
+from tasks.tracking.registered import find_model
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT, SETTINGS
 from tests.tasks.models.conftest import make_run

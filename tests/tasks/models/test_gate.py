@@ -14,7 +14,7 @@ from dml_core.errors import ConfigError
 from dml_core.evaluation.evaluator import ClassRecall
 from tasks.models import promotion
 from tasks.models.promotion import class_recalls, gain_by_class, promote
-from tasks.tracking.names import VARIANT_TAG
+from tasks.tracking.child_run import VARIANT_TAG
 from tasks.tracking.registered import LoggedNetwork, Version
 from tests.tasks.models.test_card import NETWORK
 

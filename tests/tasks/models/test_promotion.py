@@ -32,7 +32,7 @@ from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.embeddings import load_embeddings
 from tasks.runs.specs import comparison_runs, load_params
 from tasks.storage import Store
-from tasks.tracking.names import TRAINED_TAG
+from tasks.tracking.child_run import TRAINED_TAG
 from tasks.tracking.registered import LOCK_TAG, LoggedNetwork, Registry
 from tasks.tracking.tracker import Tracker
 from tests.conftest import ROOT

@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.statistics.confidence import summarise
 from tasks.reports.reporting import recall_by_k, write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
-from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
-from tasks.tracking.summaries import compare_published, comparison_table, summarise
+from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.published import compare_published, comparison_table
 from tests.conftest import small_training
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from dml_core.data.store.packed import PackedDataset
 from tasks.scores import figures
-from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Found, Side, choose_queries, draw_curves, look_up, rows_to_draw
+from tasks.scores.figures import MAX_QUERIES, NUM_NEIGHBOURS, Retrieval, Side, choose_queries, draw_curves, look_up, rows_to_draw
 
 
-def found(right: list[bool]) -> Found:
+def found(right: list[bool]) -> Retrieval:
     numbers = np.arange(len(right))
-    return Found(numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
+    return Retrieval(numbers, numbers[:, None], np.zeros((len(right), 1), dtype=np.float32), np.array(right)[:, None])
 
 
 def test_up_to_a_thousand_queries_are_all_looked_at() -> None:

@@ -24,8 +24,8 @@ from tasks.tables.file import TableFile, chosen_tables
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import asked_runs
 from tasks.tables.view import shown_table
-from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
-from tasks.tracking.summaries import comparable_runs, compare_published, summarise_published
+from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.published import comparable_runs, compare_published, summarise_published
 from tasks.tuning.search import planned
 from tests.conftest import ROOT, small_training
 from tests.tasks.tables.test_claims import run as measured_run

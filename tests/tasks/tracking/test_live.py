@@ -6,8 +6,8 @@ import pytest
 
 from dml_core.errors import TrackingError
 from dml_core.training.history import Progress
-from tasks.tracking import live
-from tasks.tracking.live import LiveCurves
+from tasks.tracking import tracker as tracker_module
+from tasks.tracking.tracker import LiveCurves
 
 
 class Tracker:
@@ -28,9 +28,9 @@ class Tracker:
         self.begun.append((comparison, identity, spec))
         return "r"
 
-    def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
+    def log_epochs(self, run_id: str, points: list[tuple[str, float, int]]) -> None:
         self._call()
-        self.sent.append((run_id, epochs))
+        self.sent.append((run_id, points))
 
 
 class Clock:
@@ -43,7 +43,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(live, "time", made)
+    monkeypatch.setattr(tracker_module, "time", made)
     return made
 
 
@@ -61,10 +61,10 @@ def test_epochs_are_sent_together_every_ten_seconds(clock: Clock) -> None:
     clock.now += 9.9
     curves(epoch(2))
     assert tracker.begun == [("c", "i", "spec")]
-    assert tracker.sent == [("r", {0: {"loss": 0.0}})], "the first at once, the next ones wait"
+    assert tracker.sent == [("r", [("epoch/loss", 0.0, 0)])], "the first at once, the next ones wait"
     clock.now += 0.1
     curves(epoch(3))
-    assert tracker.sent[1:] == [("r", {1: {"loss": 1.0}, 2: {"loss": 2.0}, 3: {"loss": 3.0}})]
+    assert tracker.sent[1:] == [("r", [("epoch/loss", float(epoch), epoch) for epoch in (1, 2, 3)])]
 
 
 @pytest.mark.parametrize("num_good", [0, 1])
@@ -93,7 +93,7 @@ def test_system_metrics_are_watched_where_asked_until_the_end(clock: Clock, fail
         def finish(self) -> None:
             watched.append("finish")
 
-    monkeypatch.setattr(live, "SystemMetricsMonitor", Monitor)
+    monkeypatch.setattr(tracker_module, "SystemMetricsMonitor", Monitor)
     LiveCurves(Tracker(), "c", "i", "spec")(epoch(0))
     assert not watched, "not asked for"
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "true")

@@ -13,7 +13,8 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import StoreError
 from dml_core.trained import save_network
 from dml_core.training.loop import build_system
-from tasks.tracking.models import BEST, _requirements, check_opens, find_model, register_best
+from tasks.tracking.models import _requirements, check_opens
+from tasks.tracking.registered import find_model
 from tests.conftest import small_training
 
 READY, PENDING = LoggedModelStatus.READY, LoggedModelStatus.PENDING
@@ -58,56 +59,6 @@ def test_a_server_that_fails_is_not_taken_for_one_without_the_model(code: int) -
 def test_a_model_asks_for_timm_where_its_backbone_is_timms_alone() -> None:
     assert "timm" in _requirements("timm:resnet18")
     assert "timm" not in _requirements("resnet18")
-
-
-class Versions(Client):
-    """Fake registry of one model: its versions by source, and how often its alias was set."""
-
-    def __init__(self) -> None:
-        super().__init__({})
-        self.versions: list[SimpleNamespace] = []
-        self.aliases: dict[str, str] = {}
-        self.times_set = 0
-
-    def search_registered_models(self, _: str) -> list[SimpleNamespace]:
-        return [SimpleNamespace(name="m")]
-
-    def get_registered_model(self, _: str) -> SimpleNamespace:
-        return SimpleNamespace(aliases=self.aliases)
-
-    def search_model_versions(self, **_: object) -> "Page":
-        return Page(self.versions)
-
-    def create_model_version(self, name: str, source: str, **_: object) -> SimpleNamespace:
-        self.versions.append(SimpleNamespace(source=source, version=len(self.versions) + 1))
-        return self.versions[-1]
-
-    def set_registered_model_alias(self, name: str, alias: str, version: str) -> None:
-        self.aliases[alias] = version
-        self.times_set += 1
-
-
-class Page(list):  # type: ignore[type-arg]
-    """The only page of an answer of MLflow."""
-
-    token = None
-
-
-def test_the_alias_leads_to_the_best_and_is_set_when_that_changes() -> None:
-    client = Versions()
-    for model_id, version, times_set, num_versions in (
-        ("a", "1", 1, 1),
-        ("a", "1", 1, 1),
-        ("b", "2", 2, 2),
-        ("b", "2", 2, 2),
-        ("a", "1", 3, 2),
-    ):
-        client.models = {model_id: READY}
-        run = client.run()
-        run.info = SimpleNamespace(run_id=f"run of {model_id}")
-        assert register_best(client, "m", run, "") == version
-        assert client.aliases == {BEST: version}
-        assert (client.times_set, len(client.versions)) == (times_set, num_versions)
 
 
 CONFIG = small_training()

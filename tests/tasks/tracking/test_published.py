@@ -11,9 +11,9 @@ import pytest
 
 from dml_core.errors import TrackingError
 from tasks.tracking import published
-from tasks.tracking.names import PART_TAG, PUBLISHED_TAG, SEED_TAG, VARIANT_TAG
+from tasks.tracking.child_run import PART_TAG, PUBLISHED_TAG, SEED_TAG, VARIANT_TAG
+from tasks.tracking.connection import all_pages
 from tasks.tracking.published import published_runs
-from tasks.tracking.reading import all_pages
 
 NUM_RUNS, PAGE = 132, 50
 

@@ -47,13 +47,10 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.measuring import load_system
 from tasks.sealed import NewerFormatError
 from tasks.storage import Store
-from tasks.tracking.live import LiveCurves
-from tasks.tracking.names import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, VARIANT_TAG, PublishedRun, experiment_name
+from tasks.tracking.child_run import COMPARISON_TAG, IDENTITY_TAG, PARENT_TAG, PROCESS_TAG, VARIANT_TAG, PublishedRun, experiment_name
 from tasks.tracking.outbox import keep_report, read_report
-from tasks.tracking.published import published_runs
-from tasks.tracking.reading import search_published
-from tasks.tracking.summaries import comparable_runs, compare_published
-from tasks.tracking.tracker import Tracker
+from tasks.tracking.published import comparable_runs, compare_published, in_order, published_runs, search_published
+from tasks.tracking.tracker import LiveCurves, Tracker
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE, as_format, flip
@@ -162,7 +159,9 @@ def test_a_published_run_holds_everything_once(
     tracker: Tracker, report: RunReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bin/dml", "reproduce"])
+    import_path = list(sys.path)
     run_id = tracker.publish(report)
+    assert sys.path == import_path, "MLflow puts each model's code folder first on the path; two hundred runs would leave them all"
     assert run_id is not None
     client = client_of(tracker)
     run = client.get_run(run_id)
@@ -250,6 +249,7 @@ def test_the_model_is_named_and_its_metrics_are_the_final_ones_on_its_dataset(tr
     run_id = tracker.publish(report)
     (model,) = client_of(tracker).search_logged_models([client_of(tracker).get_run(run_id).info.experiment_id])
     assert (model.name, model.source_run_id) == ("d-softtriple-seed-0", run_id)
+    assert model.tags["mlflow.source.name"] == client_of(tracker).get_run(run_id).data.tags["mlflow.source.name"]
     assert {metric.key: metric.value for metric in model.metrics} == {
         name.replace("@", "_at_"): value
         for name, value in report.scores.metrics.items()
@@ -277,7 +277,7 @@ def test_system_metrics_are_there_on_request(tracker: Tracker, report: RunReport
 def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then_completed(
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
     live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
     for epoch in range(2):
         live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
@@ -298,28 +298,11 @@ def test_live_curves_are_not_published_again_and_a_killed_run_is_marked_and_then
     assert [(point.step, point.value == 9.0) for point in history] == [(0, True), (1, True), (2, False)]
 
 
-def test_epochs_that_end_close_together_are_sent_together_and_the_last_ones_when_the_run_is_published(
-    tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live = LiveCurves(tracker, COMPARISON, report.identity, spec_of(report))
-    live(Progress(0, 4, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
-    (run,) = [run for run in all_runs(tracker) if "dml.identity" in run.data.tags]
-
-    def seen() -> list[int]:
-        return [point.step for point in client_of(tracker).get_metric_history(run.info.run_id, "epoch/loss")]
-
-    live(Progress(1, 4, 5, 5, 100.0, {"loss": 8.0}, epoch_ended=True))
-    assert seen() == [0]
-    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
-    live(Progress(2, 4, 5, 5, 100.0, {"loss": 7.0}, epoch_ended=True))
-    assert seen() == [0, 1, 2]
-
-
 def test_an_epoch_that_is_trained_again_after_it_was_sent_has_one_point(
     tracker: Tracker, report: RunReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its workers died before its checkpoint was saved, or the flow died and another one resumes."""
-    monkeypatch.setattr("tasks.tracking.live.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("tasks.tracking.tracker.SECONDS_BETWEEN", 0.0)
     for live in [LiveCurves(tracker, COMPARISON, report.identity, spec_of(report)) for _ in range(2)]:
         for epoch in (0, 0, 1):
             live(Progress(epoch, 3, 5, 5, 100.0, {"loss": 9.0}, epoch_ended=True))
@@ -654,23 +637,11 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     tracker.publish(other(tracker, report, "identity-of-z", "softmax", 3, 0.25))  # supersedes the previous one
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
     by_file, by_rest = published_runs(tracker.uri, "d", COMPARISON), published_runs(server, "d", COMPARISON)
-    by_client = sorted(search_published(tracker.uri, "d", COMPARISON), key=lambda run: run.variant)
+    by_client = in_order(search_published(tracker.uri, COMPARISON))
     assert by_file == by_rest == by_client
     assert (by_file[0].variant, by_file[0].seed, by_file[0].metrics["recall_at_1"]) == ("softmax", 3, 0.25)
     with pytest.raises(TrackingError, match="has no runs of 'comparison on e'"):
         published_runs(server, "e", "comparison on e")
-
-
-def test_what_cannot_be_read_is_one_line(tracker: Tracker, tmp_path: Path) -> None:
-    with pytest.raises(TrackingError, match="has no runs of 'comparison on e'; run dml reproduce"):
-        published_runs(tracker.uri, "e", "comparison on e")
-    with pytest.raises(TrackingError, match="has no runs"):
-        published_runs(f"sqlite:///{tmp_path / 'none.db'}", "d", COMPARISON)
-    with pytest.raises(TrackingError, match="cannot be used: no answer"):
-        published_runs("http://127.0.0.1:9", "d", COMPARISON)
-    (tmp_path / "text.db").write_text("this is no database" * 100)
-    with pytest.raises(TrackingError, match="cannot be used: file is not a database"):
-        published_runs(f"sqlite:///{tmp_path / 'text.db'}", "d", COMPARISON)
 
 
 def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
@@ -701,13 +672,6 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         taken.listen()
         with pytest.raises(TrackingError, match=r"cannot be used \(Address already in use\); choose another: dml ui --port"):
             ui(taken.getsockname()[1])
-
-
-def test_publishing_leaves_the_import_path_as_it_was(tracker: Tracker, report: RunReport) -> None:
-    """MLflow puts each model's code folder first on the path; two hundred runs would leave four hundred deleted folders."""
-    before = list(sys.path)
-    tracker.publish(report)
-    assert sys.path == before
 
 
 def test_the_packaged_model_gives_the_run_s_embeddings_in_a_fresh_process(

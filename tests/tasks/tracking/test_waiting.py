@@ -14,8 +14,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
 from tasks.runs.records import RunReport
 from tasks.storage import Store
-from tasks.tracking.live import LiveCurves
-from tasks.tracking.tracker import Tracker
+from tasks.tracking.tracker import LiveCurves, Tracker
 from tests.conftest import small_training
 from tests.tasks.tracking.test_tracking import client_of, comparison, made, migrated, other, spec_of, store, tracker  # noqa: F401
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dml_core.errors import TrainingError
 from dml_core.search_space import Search
-from tasks.tuning.halving import CONFIRMATION_PAIRS, NUM_SEARCH_PAIRS, Confirmation, Found, Score, search
+from tasks.tuning.halving import CONFIRMATION_PAIRS, NUM_SEARCH_PAIRS, Score, SearchResult, measure_gain, search
 from tasks.tuning.proposals import Trial, propose, widened
 from tasks.tuning.space import Params
 
@@ -44,7 +44,7 @@ def scoring(measure: Quality = quality, log: Counter[tuple[int, int]] | None = N
     return score
 
 
-def found(score: Score, num_trials: int = 12, draw: str = "row 0", fits: Callable[[Params], bool] = lambda params: True) -> Found:
+def found(score: Score, num_trials: int = 12, draw: str = "row 0", fits: Callable[[Params], bool] = lambda params: True) -> SearchResult:
     return search(SPACE, [OWN], num_trials, draw, fits, score)
 
 
@@ -128,14 +128,32 @@ def test_the_rows_own_settings_have_to_train() -> None:
 
 def test_a_gain_by_hand() -> None:
     """Gains 1, 2, 3, 4, 5: mean 3, standard deviation 1.5811, t(0.975, 4) = 2.7764, half width 1.9632."""
-    gain = Confirmation(own=(0.0,) * 5, winner=(1.0, 2.0, 3.0, 4.0, 5.0))
+    gain = measure_gain((0.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0))
     assert gain.gain == 3.0
     assert gain.half_width == pytest.approx(1.9632, abs=1e-4)
-    assert gain.confirmed
-    assert not Confirmation(own=(0.0,) * 5, winner=(-1.0, 0.0, 1.0, 2.0, 3.0)).confirmed, "1 ± 1.96"
-    assert not Confirmation(own=(5.0,) * 5, winner=(1.0, 2.0, 3.0, 4.0, 4.5)).confirmed, "a loss is no gain"
-    assert not Confirmation(own=(0.0,) * 5, winner=(1.0,) * 5).confirmed, "no spread to judge by"
-    assert not Confirmation(own=(0.0,) * 5, winner=(), reason="the loss is not finite").confirmed
+
+
+@pytest.mark.parametrize(
+    ("own", "winner", "why"),
+    [
+        ((0.0,) * 5, (-1.0, 0.0, 1.0, 2.0, 3.0), "1 ± 1.96"),
+        ((5.0,) * 5, (1.0, 2.0, 3.0, 4.0, 4.5), "a loss is no gain"),
+        ((0.0,) * 5, (1.0,) * 5, "no spread to judge by"),
+    ],
+)
+def test_a_gain_is_not_confirmed(own: tuple[float, ...], winner: tuple[float, ...], why: str) -> None:
+    assert not SearchResult((), Trial(1, OWN), measure_gain(own, winner), SPACE).changes_settings, why
+
+
+def test_a_winner_that_cannot_be_trained_on_the_fresh_pairs_confirms_nothing() -> None:
+    def score(trials: Sequence[Trial], pairs: range) -> list[Trial]:
+        scored = scoring()(trials, pairs)
+        is_confirmation = pairs.start == NUM_SEARCH_PAIRS
+        return [replace(trial, reason="the loss is not finite") if is_confirmation and trial.number else trial for trial in scored]
+
+    result = found(score)
+    assert result.winner.number
+    assert (result.confirmation, result.changes_settings) == (None, False)
 
 
 def test_a_range_is_widened_at_the_end_that_the_best_is_near() -> None:

@@ -9,9 +9,9 @@ from dml_core.search_space import Search as Range
 from tasks.checks import loss_learns
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import load_params
-from tasks.tuning.halving import Confirmation, Found
+from tasks.tuning.halving import SearchResult, measure_gain
 from tasks.tuning.proposals import Trial
-from tasks.tuning.search import FIRST_SEED, Search, found_file, plan_searches
+from tasks.tuning.search import FIRST_SEED, Search, plan_searches, tuned_file
 from tasks.tuning.space import lay_over
 from tests.conftest import ROOT
 
@@ -102,13 +102,13 @@ def test_the_winners_settings_are_kept_where_its_gain_is_confirmed(winner_scores
     own = Trial(0, search.own, (0.5, 0.7))
     best = Trial(2, search.own | {"loss.options.scale": 31.0}, (0.7, 0.9))
     trials = (own, Trial(1, search.own | {"loss.options.scale": 7.0}, (), "not finite"), best)
-    found = Found(trials, best, Confirmation((0.5, 0.55, 0.52, 0.53, 0.51), winner_scores), search.space)
-    file = found_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"})
+    found = SearchResult(trials, best, measure_gain((0.5, 0.55, 0.52, 0.53, 0.51), winner_scores), search.space)
+    file = tuned_file(search, "name", DATASET, found, {"git_commit": "c", "git_dirty": "true"})
     assert file.training == ({"loss": {"options": {"scale": 31.0}}} if kept else {})
     assert (file.score, file.own_score) == (pytest.approx(0.8), pytest.approx(0.6))
     assert [one.params for one in file.tried] == [{}, {"loss.options.scale": 7.0}, {"loss.options.scale": 31.0}]
     assert (file.tried[1].failed, file.num_trials, file.dirty) == ("not finite", 3, True)
-    assert found_file(search, "name", DATASET, Found(trials, own, None, search.space), {}).training == {}
+    assert tuned_file(search, "name", DATASET, SearchResult(trials, own, None, search.space), {}).training == {}
 
 
 def test_an_unknown_metric_is_refused() -> None:

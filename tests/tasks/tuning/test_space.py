@@ -8,7 +8,7 @@ from dml_core.config import merge
 from dml_core.errors import ConfigError
 from dml_core.search_space import Search
 from dml_core.training.config import TrainingConfig
-from tasks.tuning.space import lay_over, nested, own_value, own_values, row_space
+from tasks.tuning.space import lay_over, nested, own_value, row_space
 from tests.conftest import small_training
 
 RATE = {"optimiser.learning_rate": Search(low=1e-3, high=1e-1, log=True)}
@@ -34,8 +34,8 @@ def test_it_is_the_losss_own_with_the_tables_and_the_rows() -> None:
 def test_the_rows_own_values_are_in_it() -> None:
     found = space_of(SOFTTRIPLE, {"optimiser.learning_rate": Search(low=0.1, high=1.0, log=True)})
     assert found["optimiser.learning_rate"] == Search(low=0.05, high=1.0, log=True)
-    assert own_values(SOFTTRIPLE, found)["optimiser.learning_rate"] == 0.05
-    assert own_values(SOFTTRIPLE, found)["loss.options.scale"] == 20.0
+    assert own_value(SOFTTRIPLE, "optimiser.learning_rate") == 0.05
+    assert own_value(SOFTTRIPLE, "loss.options.scale") == 20.0
 
 
 def test_a_groups_rate_is_the_optimisers_where_it_has_none() -> None:

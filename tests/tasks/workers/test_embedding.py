@@ -16,7 +16,8 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.embedder import Embedder
 from dml_core.training.loop import build_system
 from tasks.runs.embeddings import load_embeddings
-from tasks.scores.evaluation import evaluate_run, load_array
+from tasks.scores.evaluation import evaluate_run
+from tasks.scores.scoring import load_array
 from tasks.workers.embedding import BATCH_SIZE, MAX_SHARD_ROWS, extract, shard_rows
 from tests.conftest import small_training
 from tests.workers import spawn

@@ -15,7 +15,7 @@ from tasks.reports.site import pages
 from tasks.reports.site.pages import TablePage, write_site
 from tasks.runs.specs import Params
 from tasks.tables.result import TableResult, save_result
-from tasks.tracking.names import PublishedRun
+from tasks.tracking.child_run import PublishedRun
 from tests.tasks.reports.site.conftest import Element, read
 from tests.tasks.reports.site.made_up import HOSTILE, NAME, TABLE
 

@@ -19,10 +19,9 @@ from dml_core.evaluation.config import EvaluationConfig
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
-from tasks.tracking.availability import check_available, schemas
+from tasks.tracking.connection import check_available, schemas
 from tasks.tracking.outbox import keep_report
-from tasks.tracking.published import published_runs
-from tasks.tracking.reading import published_as, search_published
+from tasks.tracking.published import published_as, published_runs, search_published
 from tasks.tracking.registered import LoggedNetwork, Registry
 from tasks.tracking.tracker import Tracker
 from tests.conftest import small_training
@@ -54,7 +53,7 @@ def _spec() -> RunSpec:
 # Every public access to MLflow, called with its address and a folder.
 WAYS: dict[str, Callable[[str, Path], object]] = {
     "published_runs": lambda uri, folder: published_runs(uri, "d", "c"),
-    "search_published": lambda uri, folder: search_published(uri, "d", "c"),
+    "search_published": lambda uri, folder: search_published(uri, "c"),
     "published_as": lambda uri, folder: published_as(uri),
     "Registry.fetch": lambda uri, folder: Registry(uri).fetch("models:/n@best", folder / "models"),
     "Registry.fetch_trained": lambda uri, folder: Registry(uri).fetch_trained("i", folder / "models"),
@@ -68,7 +67,7 @@ WAYS: dict[str, Callable[[str, Path], object]] = {
     "Registry.count_attempt": lambda uri, folder: Registry(uri).count_attempt("n", "best"),
     "Tracker.sync": _sync,
     "Tracker.begin_run": lambda uri, folder: _tracker(uri, folder).begin_run("c", "i", _spec()),
-    "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", {0: {"loss": 1.0}}),
+    "Tracker.log_epochs": lambda uri, folder: _tracker(uri, folder).log_epochs("r", [("epoch/loss", 1.0, 0)]),
 }
 SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training continues: test_tracking.py
 

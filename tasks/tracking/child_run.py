@@ -1,0 +1,246 @@
+"""What MLflow shows of one run, a child of its comparison's parent run: its tags, parameters, metrics, dataset, artifacts and text.
+
+Everything is plain values: `tasks.tracking.tracker` sends them, `tasks.tracking.published` reads them back. Imports no MLflow.
+
+| shown | from |
+|---|---|
+| tags when the training begins | `first_tags` |
+| parameters; the settings with their default value as the tag `dml.defaults` | `split_settings` |
+| tags and description when the run is published | `published_tags` |
+| curves | `curve_points` |
+| final scores | `score_metrics` |
+| dataset | `dataset_input` |
+| artifacts | `config.yaml`, and the files of the steps in `artifact_steps` |
+"""
+
+import getpass
+import json
+import os
+import shlex
+import socket
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import flatten, parse
+from dml_core.evaluation.config import EvaluationConfig
+from dml_core.evaluation.metric_info import table_columns
+from dml_core.training.config import TrainingConfig
+from tasks.runs.comparable import Facts, settings_identity
+from tasks.runs.records import RunReport, StepRecord
+from tasks.tracking.connection import EXPERIMENT_PREFIX
+
+COMPARISON_TAG = "dml.comparison"  # of a parent run: its title
+PART_TAG = "dml.part_of"  # title of the parent run
+PARENT_TAG = "mlflow.parentRunId"
+IDENTITY_TAG = "dml.identity"  # identity of the published run
+TRAINED_TAG = "dml.trained"  # identity of the training, which runs of several comparisons may share
+VARIANT_TAG, SEED_TAG = "dml.variant", "dml.seed"
+SETTINGS_TAG, DIGEST_TAG = "dml.settings", "dml.dataset_digest"  # which runs may be averaged and compared (`tasks.runs.comparable`)
+PUBLISHED_TAG = "dml.published"  # "true": complete and current
+PROCESS_TAG = "dml.process"  # the process that trains it
+OLDER_CODE_TAG = "dml.older_code"
+DEFAULTS_TAG = "dml.defaults"
+NOTE_TAG = "mlflow.note.content"
+MLFLOW_TAGS = {"command": "mlflow.source.name", "user": "mlflow.user", "git_commit": "mlflow.source.git.commit"}  # of a report's tags
+DETAIL = "detail/"  # prefix of metrics that explain the others
+ORACLE_NOTE = "**Oracle**: its weights are those of the epoch that is best on the very classes it is scored on, as papers print it.\n\n"
+
+
+@dataclass
+class PublishedRun:
+    """A run in MLflow: its last metrics and its tags."""
+
+    run_id: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_mlflow(cls, run: Any) -> "PublishedRun":
+        """Convert one of MLflow's runs."""
+        return cls(run.info.run_id, dict(run.data.metrics), dict(run.data.tags))
+
+    @property
+    def variant(self) -> str:
+        """Variant of the comparison."""
+        return self.tags[VARIANT_TAG]
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return int(self.tags[SEED_TAG])
+
+    def facts(self, dataset: str) -> Facts:
+        """Return the facts that decide which other runs on the dataset it may be averaged and compared with."""
+        return Facts(dataset, self.variant, self.seed, self.tags.get(DIGEST_TAG), self.tags.get(SETTINGS_TAG))
+
+
+# ---------------------------------------------------------------- names
+
+
+def experiment_name(dataset: str) -> str:
+    """Return the MLflow experiment of a dataset."""
+    return f"{EXPERIMENT_PREFIX}{dataset}"
+
+
+def run_title(dataset: str, variant: str, seed: int) -> str:
+    """Return the name of a run, in MLflow and on screen."""
+    return f"{dataset} / {variant} / seed {seed}"
+
+
+def run_link(experiment_id: str, run_id: str) -> str:
+    """Return the link to a run's page, relative to the UI's address."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def metric_name(name: str) -> str:
+    """Return a metric's name in MLflow, which allows no @."""
+    return name.replace("@", "_at_")
+
+
+def plain_name(name: str) -> str:
+    """Return a metric's own name from its name in MLflow."""
+    return name.replace("_at_", "@")
+
+
+def current_tags(comparison: str) -> dict[str, str]:
+    """Return the tags of the comparison's complete runs; superseded runs are deleted in MLflow and not found."""
+    return {PART_TAG: comparison, PUBLISHED_TAG: "true"}
+
+
+# ---------------------------------------------------------------- tags and parameters
+
+
+def first_tags(parent: str, comparison: str, identity: str, variant: str, seed: int, defaults: dict[str, str]) -> dict[str, str]:
+    """Return the tags with which a run is created.
+
+    The settings with their default value are one tag, searchable with `LIKE '%sampler.kind=shuffled;%'`: fifty would clutter the page.
+    """
+    places = {PARENT_TAG: parent, PART_TAG: comparison, IDENTITY_TAG: identity, VARIANT_TAG: variant, SEED_TAG: str(seed)}
+    one_line = " ".join(f"{name}={value};" for name, value in defaults.items())
+    return places | {DEFAULTS_TAG: one_line, PROCESS_TAG: process_tag()} | mlflow_tags(source_tags())
+
+
+def split_settings(dataset: str, variant: str, seed: int, settings: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a run's parameters, which are its settings that differ from the defaults, and its other settings, flat, by dotted name.
+
+    Args:
+        dataset, variant, seed: parameters too.
+        settings: training and evaluation as plain values; training's names get no prefix.
+    """
+    training = parse(TrainingConfig, settings["training"], "training")
+    evaluation = parse(EvaluationConfig, settings["evaluation"], "evaluation")
+
+    def flat(exclude_defaults: bool) -> dict[str, str]:
+        of_training, of_evaluation = (
+            config.model_dump(mode="json", exclude_defaults=exclude_defaults) for config in (training, evaluation)
+        )
+        return {name: str(value) for name, value in flatten(of_training | {"evaluation": of_evaluation}).items()}
+
+    changed = flat(exclude_defaults=True)
+    defaults = {name: value for name, value in flat(exclude_defaults=False).items() if name not in changed}
+    return {"dataset": dataset, "variant": variant, "seed": str(seed)} | changed, defaults
+
+
+def published_tags(report: RunReport, parent_link: str) -> dict[str, str]:
+    """Return the tags of a published run: the report's, facts of its steps, what it may be compared with, and its description."""
+    facts = {f"{record.step}.{name}": value for record in (report.checkpoint, report.embeddings) for name, value in record.facts.items()}
+    epoch = str(report.parameters["evaluation"].get("epoch", "last"))
+    fields = report.tags | facts | {"epoch": epoch, "dvc_digest": report.dvc_digest or "none"}
+    digest = report.dataset.digest
+    return {f"dml.{name}": str(value) for name, value in fields.items() if name not in ("command", "user")} | {
+        TRAINED_TAG: report.checkpoint.identity,
+        DIGEST_TAG: digest,
+        SETTINGS_TAG: settings_identity(report.parameters["training"], report.parameters["evaluation"], digest),
+        NOTE_TAG: describe_run(report.dataset.name, report.variant, report.seed, parent_link, epoch),
+        **mlflow_tags(report.tags),
+    }
+
+
+def mlflow_tags(tags: dict[str, str]) -> dict[str, str]:
+    """Return command, user and commit under the tags that MLflow's pages read."""
+    return {"mlflow.source.type": "LOCAL"} | {name: tags[key] for key, name in MLFLOW_TAGS.items() if key in tags}
+
+
+def source_tags() -> dict[str, str]:
+    """Return the publishing user and the command."""
+    program = Path(sys.argv[0])
+    name = "dml" if program.parts[-3:-1] == ("flows", "cli") or program.parts[-2:] == ("cli", "__main__.py") else program.name
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"  # a container's user without an entry in the password file
+    return {"command": shlex.join([name, *sys.argv[1:]]), "user": user}
+
+
+def process_tag() -> str:
+    """Return the tag that marks a run as being trained by this process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def has_ended(process: str) -> bool:
+    """Return whether the process of such a tag ran on this machine and has ended."""
+    import psutil
+
+    host, _, pid = process.rpartition(":")
+    return host == socket.gethostname() and pid.isdigit() and not psutil.pid_exists(int(pid))
+
+
+def describe_run(dataset: str, variant: str, seed: int, parent_link: str, epoch: str) -> str:
+    """Return the description of one run, in Markdown."""
+    return (
+        f"{ORACLE_NOTE if epoch == 'oracle' else ''}"
+        f"**{variant}** trained on *{dataset}* with seed {seed}; "
+        f"part of the [{dataset} comparison]({parent_link}).\n\n"
+        "Artifacts: `figures/` (curve, similarities, gallery), `metrics.json`, `config.yaml` (every setting), "
+        "`steps/` (checkpoint and embeddings). Parameters are the settings that differ from the defaults; the others are in the tag "
+        f"`{DEFAULTS_TAG}`."
+    )
+
+
+# ---------------------------------------------------------------- metrics, dataset, artifacts
+
+
+def curve_points(history: list[dict[str, float]]) -> Iterator[tuple[str, float, int]]:
+    """Yield (metric, value, step or epoch) of a training history: each step's loss and its parts, and their means over each epoch."""
+    sums: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+    for row in history:
+        for name, value in row.items():
+            if name in ("epoch", "step"):
+                continue
+            yield f"train/{name}", value, int(row["step"])
+            if name != "learning_rate_factor":
+                sums[name, int(row["epoch"])].append(value)
+    for (name, epoch), values in sums.items():
+        yield f"epoch/{name}", sum(values) / len(values), epoch
+
+
+def score_metrics(metrics: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return final scores by their MLflow names: (those that compare losses, those that explain).
+
+    The latter have the prefix `detail/`, so that lists by name begin with the former and charts have a section for each.
+    """
+    main = table_columns(metrics)
+    detail = {f"{DETAIL}{metric_name(name)}": value for name, value in metrics.items() if name not in main}
+    return {metric_name(name): metrics[name] for name in main}, detail
+
+
+def dataset_input(report: RunReport) -> dict[str, str]:
+    """Return the fields of MLflow's dataset; its digest is DVC's if DVC tracks the data."""
+    dataset = report.dataset
+    return {
+        "name": dataset.name,
+        "digest": report.dvc_digest or dataset.digest,
+        "source_type": "local",
+        "source": json.dumps({"uri": dataset.folder}),
+        "profile": json.dumps(dataset.counts),
+    }
+
+
+def artifact_steps(report: RunReport) -> list[tuple[StepRecord, str]]:
+    """Return the steps whose files are artifacts, each with the folder of the artifacts that has them."""
+    steps = [] if report.scores_only else [report.checkpoint, report.embeddings]
+    return [(report.scores, ""), *((record, f"steps/{record.step}") for record in steps)]

@@ -1,0 +1,220 @@
+"""What MLflow shows of a comparison: its parent run, its registered model, and its dataset's experiment with a saved view."""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from dml_core.evaluation.metric_info import TABLE_METRICS
+from dml_core.evaluation.statistics.comparing import Comparison, Scores
+from dml_core.evaluation.statistics.confidence import Summary
+from tasks.runs.best import best_run, best_seed, said_best
+from tasks.runs.comparable import Today
+from tasks.runs.records import ComparisonReport
+from tasks.runs.specs import comparison_title
+from tasks.tracking.child_run import (
+    NOTE_TAG,
+    PART_TAG,
+    PROCESS_TAG,
+    VARIANT_TAG,
+    PublishedRun,
+    current_tags,
+    has_ended,
+    metric_name,
+    mlflow_tags,
+    run_link,
+)
+from tasks.tracking.connection import log_metrics, project_runs, set_tags, tag_filter
+from tasks.tracking.published import comparable_runs, compare_published, in_order, summarise_published, validation_scores
+
+SUMMARY_TAG = "dml.summary_of"  # comparison whose means over seeds a variant's run has
+NUM_SEEDS = "num_seeds"
+VIEW = "variants"
+VIEW_METRICS = tuple(map(metric_name, ("recall@1", *TABLE_METRICS)))
+
+
+def publish_comparison(client: MlflowClient, parent: str, report: ComparisonReport) -> None:
+    """Update a parent run from its current runs: means, description, report, registered model. Adds what has changed."""
+    _mark_killed(client, report.comparison)
+    if report.is_search:
+        _describe_parent(client, parent, report, report.about or "")
+        return
+    digests = {} if report.digest is None else {report.dataset: report.digest}
+    settings = {(report.dataset, variant): settings for variant, settings in report.settings.items()}
+    published = in_order(map(PublishedRun.of_mlflow, project_runs(client, current_tags(report.comparison))))
+    selection = comparable_runs(report.dataset, published, Today(digests, settings, report.is_one_protocol))
+    runs, experiment = selection.runs, client.get_run(parent).info.experiment_id
+    summaries, comparison = summarise_published(runs), compare_published(report.dataset, runs, report.reference)
+    validation = validation_scores(runs)
+    _log_means(client, parent, summary_metrics(summaries))
+    model = _register(client, report, runs, validation)
+    note = describe_comparison(report, experiment, parent, runs, summaries, comparison, validation, model, selection.left_out)
+    _describe_parent(client, parent, report, note)
+    if report.comparison == comparison_title(report.dataset, "test"):
+        _publish_variants(client, experiment, report.comparison, summaries)
+        links = run_link(experiment, parent), view_link(experiment)
+        note = describe_experiment(*links, summaries, said_best(validation), comparison)
+        for tag, value in {NOTE_TAG: note, **experiment_tags(report.comparison)}.items():
+            client.set_experiment_tag(experiment, tag, value)
+
+
+def _log_means(client: MlflowClient, run_id: str, means: dict[str, float]) -> None:
+    """Log the metrics that have changed; one without a value becomes NaN, since MLflow deletes none."""
+    logged, now = client.get_run(run_id).data.metrics, int(time.time() * 1000)
+    gone = {name: math.nan for name, value in logged.items() if name not in means and not math.isnan(value)}
+    changed = {name: mean for name, mean in means.items() if logged.get(name) != mean}
+    log_metrics(client, run_id, [Metric(name, value, now, 0) for name, value in (changed | gone).items()])
+
+
+def _publish_variants(client: MlflowClient, experiment: str, comparison: str, summaries: dict[str, dict[str, Summary]]) -> None:
+    """Keep one run per variant with its means, for the saved view; delete those of variants without means."""
+    shown = {run.data.tags[VARIANT_TAG]: run.info.run_id for run in project_runs(client, {SUMMARY_TAG: comparison})}
+    for variant in shown.keys() - summaries.keys():
+        client.delete_run(shown[variant])
+    for variant, metrics in summaries.items():
+        run_id = shown.get(variant)
+        if run_id is None:
+            tags = {SUMMARY_TAG: comparison, VARIANT_TAG: variant}
+            run_id = client.create_run(experiment, run_name=f"{variant}, mean over seeds", tags=tags).info.run_id
+            client.set_terminated(run_id, "FINISHED")
+        num_seeds = max(summary.num_seeds for summary in metrics.values())
+        _log_means(client, run_id, {name: summary.mean for name, summary in metrics.items()} | {NUM_SEEDS: float(num_seeds)})
+
+
+def _describe_parent(client: MlflowClient, parent: str, report: ComparisonReport, note: str) -> None:
+    """Set description, tags and files of a parent run."""
+    run = client.get_run(parent)
+    named = {f"dml.{name}": report.tags[name] for name in ("paper", "table", "row") if name in report.tags}
+    if run.data.tags.get(NOTE_TAG) != note or not named.items() <= run.data.tags.items():
+        set_tags(client, parent, mlflow_tags(report.tags) | named | {NOTE_TAG: note})
+    if report.folder is not None and Path(report.folder).is_dir():
+        client.log_artifacts(parent, report.folder)
+    for path in report.files:
+        if Path(path).is_file():
+            client.log_artifact(parent, path)
+
+
+def _register(client: MlflowClient, report: ComparisonReport, runs: Sequence[PublishedRun], validation: Scores) -> str:
+    """Register the model of the best run by validation scores; return the line about it.
+
+    Only the standing comparison registers a model (one with other settings is a trial), and only if classes are held out.
+    """
+    best = best_run(validation)
+    if best is None or report.comparison != comparison_title(report.dataset, report.role):
+        why = "" if best is None else " (only the standing comparison registers its model)"
+        return f"Model: {said_best(validation)}{why}"
+    from tasks.tracking.registered import register_best, registered_name  # imports torch, which a flow that reuses everything does not need
+
+    run_id = next(run.run_id for run in runs if (run.variant, run.seed) == (best.variant, best.seed))
+    name = registered_name(report.dataset, report.role)
+    version = register_best(client, name, client.get_run(run_id), str(best))
+    return f"Model: [{name}, version {version}](#/models/{name}/versions/{version}), `models:/{name}@best`. {said_best(validation)}"
+
+
+def _mark_killed(client: MlflowClient, comparison: str) -> None:
+    """Mark runs as killed that are running in MLflow but whose process on this machine has ended; the same command resumes them."""
+    for run in project_runs(client, {PART_TAG: comparison}):
+        if run.info.status == "RUNNING" and has_ended(run.data.tags.get(PROCESS_TAG, "")):
+            client.set_terminated(run.info.run_id, "KILLED")
+
+
+def summary_metrics(summaries: dict[str, dict[str, Summary]]) -> dict[str, float]:
+    """Return the means of a comparison as metrics of its parent run, named `recall_at_1/softtriple` so that a chart shows one metric."""
+    return {f"{name}/{variant}": summary.mean for variant, metrics in summaries.items() for name, summary in metrics.items()}
+
+
+def describe_comparison(
+    report: ComparisonReport,
+    experiment_id: str,
+    run_id: str,
+    runs: Sequence[PublishedRun],
+    summaries: dict[str, dict[str, Summary]],
+    comparison: Comparison | None,
+    validation: Scores,
+    model: str,
+    left_out: Sequence[str],
+) -> str:
+    """Return the description of a comparison's parent run: a table, highest mean first, a link to one run per variant, and the model.
+
+    A paper's table begins with its description and results (`report.about`); its report is its page. A statistical statement about the
+    variants (`comparison`) follows; variants in the confidence set of the best are bold. The run of a variant is its best by validation
+    scores (`tasks.runs.best`), else its lowest seed. Omitted runs are listed at the end (`left_out`).
+    """
+    bold = comparison.best_set if comparison is not None else frozenset()
+    names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
+    head = ["variant", *(name.replace("_at_", "@") for name in names), "seeds", "run"]
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
+    for variant, metrics in summaries.items():
+        seeds = {run.seed: run for run in runs if run.variant == variant}
+        seed = best_seed(seeds, validation.get(variant, {}))
+        link = f"[seed {seed}]({run_link(experiment_id, seeds[seed].run_id)})"
+        name = f"**{variant}**" if variant in bold else variant
+        scores = [str(metrics[metric]) if metric in metrics else "-" for metric in names]
+        lines.append(f"| {' | '.join([name, *scores, str(len(seeds)), link])} |")
+    is_table = report.about is not None
+    files = "the table's page, Markdown and JSON" if is_table else "`report.md` and its figure"
+    return "\n".join(
+        [
+            *([report.about, ""] if report.about is not None else []),
+            *([comparison.sentence, ""] if comparison is not None else []),
+            f"**{report.comparison}**: per cent on {report.role} images; mean ± half of the 95 % interval over the seeds, best first.",
+            "",
+            *lines,
+            "",
+            *(f"- {line}" for line in left_out),
+            *([] if is_table else [f"- [Variants side by side]({view_link(experiment_id)}): a row a variant, mean over its seeds"]),
+            f"- Report: {files} among this run's [artifacts]({run_link(experiment_id, run_id)}/artifacts)",
+            f"- {model}",
+        ]
+    )
+
+
+def view_link(experiment_id: str) -> str:
+    """Return the link to the page with the saved view. Without the workflow in it the page's menu shows agents and prompts."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
+
+
+def describe_experiment(run: str, view: str, summaries: dict[str, dict[str, Summary]], best: str, comparison: Comparison | None) -> str:
+    """Return the line above an experiment's runs that names the best loss, in Markdown; `run` and `view` are links in it."""
+    links = f"[Side by side]({view}) · [table and report]({run})"
+    if not summaries:
+        return f"No run has the present data and settings. {links}"
+    differences = f"{comparison.sentence} " if comparison is not None else ""
+    highest, metrics = next(iter(summaries.items()))
+    score = next(iter(metrics.values()))
+    return (
+        f"Highest mean Recall@1 on the test classes: **{highest}**, {score} per cent over {score.num_seeds} "
+        f"seed{'s' if score.num_seeds > 1 else ''}, of {len(summaries)} variants. {differences}{best[0].upper()}{best[1:]}. {links}"
+    )
+
+
+def experiment_tags(comparison: str) -> dict[str, str]:
+    """Return the tags of an experiment's page: its kind, its first metric, and a saved view of variants side by side.
+
+    The view shows one run for each variant of the standing comparison, which has the variant's means as metrics (`SUMMARY_TAG`). MLflow
+    itself averages only the 100 runs that its page has loaded, and those of every comparison.
+
+    MLflow's table shows no metric by default and keeps the choice of columns in the browser; its charts begin with metrics that have a
+    prefix. A saved view ("Views" above the table) is a tag of the experiment, in the format of MLflow 3.17's page.
+    """
+    section = {"uuid": VIEW, "name": "Model metrics", "display": True, "isReordered": False, "deleted": False, "isGenerated": True}
+    chart = {"type": "BAR", "runsCountToCompare": 100, "metricSectionId": VIEW, "deleted": False, "isGenerated": True}
+    state = {
+        "selectedColumns": [f"metrics.`{name}`" for name in (*VIEW_METRICS, NUM_SEEDS)],
+        "searchFilter": tag_filter({SUMMARY_TAG: comparison}),
+        "orderByKey": "metrics.`recall_at_1`",
+        "orderByAsc": False,
+        "isAccordionReordered": True,
+        "compareRunSections": [section],
+        "compareRunCharts": [chart | {"uuid": name, "metricKey": name, "displayName": name} for name in VIEW_METRICS],
+    }
+    view = {"name": "Variants, mean over seeds", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return {
+        "mlflow.experimentKind": "custom_model_development",
+        "mlflow.experiment.primaryMetric.name": "recall_at_1",
+        f"mlflow.sharedViewState.{VIEW}": json.dumps(view),
+    }

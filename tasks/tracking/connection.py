@@ -1,0 +1,159 @@
+"""Reach MLflow: whether a server or a local database can be used, errors in one line, all pages of a search.
+
+The check takes milliseconds and does not import MLflow, whose own client tries for minutes to reach a server or to open an unreadable file,
+upgrades an older database without asking, and prints pages of traces for one of a newer version.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dml_core.errors import TrackingError
+from tasks.environment import answers, shown, without_secrets
+
+EXPERIMENT_PREFIX = "dml-repro/"  # of this project's experiments on a shared server
+SQLITE = "sqlite:///"
+Lock = Callable[[], AbstractContextManager[None]]
+MAX_METRICS_PER_BATCH = 1000  # of MLflow
+OPEN_SECONDS = 10.0  # wait for another process that is writing
+_REVISION, _PREVIOUS = (re.compile(rf"^{name}\s*=\s*['\"](\w+)['\"]", re.MULTILINE) for name in ("revision", "down_revision"))
+
+
+def check_available(uri: str) -> None:
+    """Check that a server listens at an address, or that a local database is of this version of MLflow; other kinds are not checked.
+
+    Raises:
+        TrackingError: it cannot be used; the error says what to do.
+    """
+    if uri.startswith(SQLITE):
+        check_database(Path(uri.removeprefix(SQLITE)))
+    elif uri.startswith("http") and not answers(uri):
+        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: no answer; start it, or correct MLFLOW_TRACKING_URI")
+
+
+def check_database(path: Path) -> None:
+    """Check a local database; a missing one is created on first use.
+
+    Raises:
+        TrackingError: it is damaged, not a file, or of another version of MLflow.
+    """
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    where, remedy = f"MLflow's database {path} cannot be used", "restore a copy, or move it away and publish again with dml reproduce"
+    if not path.is_file():
+        raise TrackingError(f"{where}: it is not a file; move it away")
+    try:
+        with closing(open_database(path)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            revision = database.execute("SELECT version_num FROM alembic_version").fetchone() if "alembic_version" in tables else None
+    except sqlite3.Error as error:
+        raise TrackingError(f"{where}: {error}; {remedy}") from None
+    if tables and revision is None:
+        raise TrackingError(f"{where}: it is not an MLflow database or incomplete; {remedy}")
+    known, newest = schemas()
+    if revision is not None and revision[0] != newest:
+        if revision[0] in known:
+            raise TrackingError(f"{where}: an older MLflow wrote it; back it up, then: mlflow db upgrade {SQLITE}{path}")
+        raise TrackingError(f"{where}: a newer MLflow wrote it; install that version, or set MLFLOW_TRACKING_URI to another database")
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open a local database read-only, without MLflow."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=OPEN_SECONDS)
+
+
+@cache
+def schemas() -> tuple[frozenset[str], str]:
+    """Return the revisions of the database's tables that the installed MLflow knows, and the newest."""
+    spec = find_spec("mlflow")
+    assert spec is not None
+    assert spec.origin is not None
+    migrations = [path.read_text(encoding="utf-8") for path in (Path(spec.origin).parent / "store/db_migrations/versions").glob("*.py")]
+    known = frozenset(revision[1] for text in migrations if (revision := _REVISION.search(text)))
+    (newest,) = known - {previous[1] for text in migrations if (previous := _PREVIOUS.search(text))}
+    return known, newest
+
+
+@contextmanager
+def one_line_errors(uri: str) -> Iterator[None]:
+    """Raise every error of MLflow in one line, at once if no server answers.
+
+    Raises:
+        TrackingError: that line.
+    """
+    check_available(uri)
+    from alembic.util.exc import CommandError
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
+        first_line = (without_secrets(str(error)).strip() or type(error).__name__).splitlines()[0]
+        reason = "no answer" if "Max retries exceeded" in first_line else first_line[:200]
+        raise TrackingError(f"MLflow at {shown(uri)} cannot be used: {reason}") from None
+
+
+def project_runs(client: Any, tags: Mapping[str, str], **options: Any) -> list[Any]:
+    """Return the runs of this project's experiments that have these tags, newest first; `options` are those of `search_runs`."""
+    experiments = all_pages(partial(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT_PREFIX}%'"))
+    ids = [experiment.experiment_id for experiment in experiments]
+    return all_pages(partial(client.search_runs, ids, tag_filter(tags), **options)) if ids else []
+
+
+def tag_filter(tags: Mapping[str, str]) -> str:
+    """Return MLflow's filter for runs with these tags."""
+    return " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+
+
+def all_pages(search: Callable[..., Any]) -> list[Any]:
+    """Return all results of one of MLflow's searches, which returns at most 1000 at a time."""
+    results: list[Any] = []
+    token = None
+    while True:
+        page = search(max_results=1000, page_token=token)
+        results += page
+        token = page.token
+        if not token:
+            return results
+
+
+def log_metrics(client: Any, run_id: str, metrics: Sequence[Any]) -> None:
+    """Log any number of MLflow's `Metric`."""
+    for start in range(0, len(metrics), MAX_METRICS_PER_BATCH):
+        client.log_batch(run_id, metrics=metrics[start : start + MAX_METRICS_PER_BATCH])
+
+
+def set_tags(client: Any, run_id: str, tags: Mapping[str, str]) -> None:
+    """Set all tags of a run in one call."""
+    from mlflow.entities import RunTag
+
+    client.log_batch(run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+
+
+class LockingClient:
+    """MLflow's client with a lock around each call: SQLite refuses some of 16 writing threads ("database is locked").
+
+    Uploads do not take the lock: their bytes do not go to the database.
+    """
+
+    UPLOADS = frozenset({"log_artifact", "log_artifacts", "log_text"})
+
+    def __init__(self, client: Any, lock: Lock) -> None:
+        self._client, self._lock = client, lock
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name in self.UPLOADS:
+            return method
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            with self._lock():
+                return method(*arguments, **options)
+
+        return call

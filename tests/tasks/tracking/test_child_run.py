@@ -1,0 +1,71 @@
+"""What MLflow shows of a run, compared with hand calculations."""
+
+import os
+import socket
+import sys
+
+import pytest
+
+from tasks.tracking import child_run
+from tests.conftest import small_training
+
+
+def test_a_history_becomes_points_of_steps_and_means_of_epochs() -> None:
+    history = [
+        {"epoch": 0, "step": 0, "loss": 4.0, "learning_rate_factor": 1.0},
+        {"epoch": 0, "step": 1, "loss": 2.0, "learning_rate_factor": 0.5, "part": 1.0},
+        {"epoch": 1, "step": 2, "loss": 1.0, "learning_rate_factor": 0.25},
+    ]
+    assert sorted(child_run.curve_points(history)) == sorted(
+        [
+            *(("train/loss", 4.0, 0), ("train/loss", 2.0, 1), ("train/loss", 1.0, 2), ("train/part", 1.0, 1)),
+            *(("train/learning_rate_factor", 1.0, 0), ("train/learning_rate_factor", 0.5, 1), ("train/learning_rate_factor", 0.25, 2)),
+            *(("epoch/loss", 3.0, 0), ("epoch/loss", 1.0, 1), ("epoch/part", 1.0, 0)),
+        ]
+    )
+
+
+def test_scores_are_parted_into_answers_and_what_explains_them() -> None:
+    main, detail = child_run.score_metrics({"recall@1": 0.5, "nmi": 0.25, "recall@1_class_mean": 0.75})
+    assert main == {"recall_at_1": 0.5, "nmi": 0.25}
+    assert detail == {"detail/recall_at_1_class_mean": 0.75}
+
+
+def test_settings_are_parted_into_changed_ones_and_defaults() -> None:
+    training = small_training().model_dump(mode="json")
+    changed, defaults = child_run.split_settings("d", "v", 2, {"training": training, "evaluation": {"recall_at": [1, 3]}})
+    assert (changed["dataset"], changed["variant"], changed["seed"]) == ("d", "v", "2")
+    assert changed["num_epochs"] == "3"
+    assert changed["evaluation.recall_at"] == "[1, 3]"
+    assert defaults["evaluation.role"] == "test"
+    assert not changed.keys() & defaults.keys()
+    assert child_run.first_tags("p", "c", "i", "v", 0, {"a.b": "1", "c": "x"})["dml.defaults"] == "a.b=1; c=x;"
+
+
+@pytest.mark.parametrize(
+    ("program", "called"),
+    [("/x/flows/cli/run.py", "dml"), ("/x/cli/__main__.py", "dml"), ("/x/bin/dml", "dml"), ("/x/flows/other/run.py", "run.py")],
+)
+def test_the_command_is_named_as_a_person_types_it(program: str, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "reproduce", "a b"])
+    monkeypatch.setenv("LOGNAME", "ann")
+    assert child_run.source_tags() == {"command": f"{called} reproduce 'a b'", "user": "ann"}
+
+
+def test_a_process_has_ended_only_where_it_was_of_this_machine_and_is_gone() -> None:
+    host = socket.gethostname()
+    assert child_run.process_tag() == f"{host}:{os.getpid()}"
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert child_run.has_ended(f"{host}:{child}")
+    of_another_user = f"{host}:1"
+    for running in (child_run.process_tag(), f"other{host}:{child}", of_another_user, f"{host}:", ""):
+        assert not child_run.has_ended(running)
+
+
+def test_a_run_says_what_it_is_and_an_oracle_what_that_means() -> None:
+    text = child_run.describe_run("d", "a", 2, "link", "last")
+    assert text.startswith("**a** trained on *d* with seed 2; part of the [d comparison](link).")
+    assert child_run.describe_run("d", "a", 2, "link", "oracle") == child_run.ORACLE_NOTE + text
