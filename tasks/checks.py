@@ -4,7 +4,6 @@
 is checked before the first one starts.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +21,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, answers, shown
+from tasks.environment import Project, answers, prefect_server, ray_cluster, shown
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import open_store
 
@@ -141,9 +140,11 @@ def check_places(project: Project) -> list[str]:
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()
-    for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
-        address = os.environ.get(variable, "")
-        if not answers(address):
+    for variable, what, address in (
+        ("PREFECT_API_URL", "Prefect's server", prefect_server()),
+        ("RAY_ADDRESS", "the Ray cluster", ray_cluster()),
+    ):
+        if address is not None and not answers(address):
             raise ConfigError(
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )

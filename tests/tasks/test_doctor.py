@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tasks.doctor import Finding, examine
-from tasks.environment import STACK_ENV, find_project, stack_text
+from tasks.environment import STACK_ENV, find_project, open_project, stack_text
 from tasks.tracking.availability import schemas
 from tests.conftest import ROOT
 
@@ -24,9 +24,8 @@ SECRET = "planted-secret"
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project without any configuration."""
-    for name in list(os.environ):
-        if name.startswith(("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")):
-            monkeypatch.delenv(name)
+    configured = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if not name.startswith(configured)})
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     monkeypatch.chdir(tmp_path)
@@ -34,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(what: str) -> Finding:
-    return {finding.what: finding for finding in examine(find_project())}[what]
+    return {finding.what: finding for finding in examine(open_project())}[what]
 
 
 def free_port() -> int:
@@ -136,8 +135,6 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     file.parent.mkdir(parents=True)
     file.write_text(stack_text({"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port()}", "DML_STORE": str(here / "stacked")}))
     monkeypatch.setenv("DML_STORE", str(here / "own"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restored after the test
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
     assert found("stack").said == "used except for DML_STORE"
