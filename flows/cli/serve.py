@@ -1,16 +1,18 @@
 """`dml serve`: a trained network, or an index, behind HTTP."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from dml_core.errors import ConfigError
+from dml_core.index.index import Index
+from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app
-
-if TYPE_CHECKING:
-    from dml_core.index.index import Index
-    from tasks.environment import Project
+from flows.cli.session import open_project
+from tasks.environment import Project
 
 TOKEN = "DML_SERVE_TOKEN"
 
@@ -29,17 +31,12 @@ def serve(
 
     Stop it with Ctrl-C.
     """
-    from dml_core.errors import ConfigError
-    from flows.cli.app import open_project
-
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
     _run(open_project(), what, model, host, port, replicas, batch, os.environ.get(token_env) or None)
 
 
-def _run(
-    project: "Project", what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None
-) -> None:
+def _run(project: Project, what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None) -> None:
     """Find the index or model, and serve it.
 
     Raises:
@@ -69,23 +66,17 @@ def _run(
     run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
 
 
-def _open_index(folder: Path) -> "Index | None":
+def _open_index(folder: Path) -> Index | None:
     """Return the index of a folder, or None if it is not an index."""
-    from dml_core.index.index import Index
-    from dml_core.index.layout import INFO_FILE
-
     return Index.open(folder) if (folder / INFO_FILE).is_file() else None
 
 
-def _find_model(project: "Project", what: str, model: str | None, index: "Index | None") -> Path:
+def _find_model(project: Project, what: str, model: str | None, index: Index | None) -> Path:
     """Return the folder of the named network, or of the index's, found by its identity or by its name when the index was built.
 
     Raises:
         ConfigError: it is missing, or not the index's.
     """
-    from contextlib import suppress
-
-    from dml_core.errors import ConfigError
     from dml_core.trained import load_model
     from tasks.models.lookup import resolve_model
 

@@ -1,11 +1,24 @@
 """Verbs of MLflow's data: compare runs, deliver waiting records, open its pages."""
 
+import os
+import socket
 import sys
 from typing import Annotated
 
 import typer
 
-from flows.cli.app import app, open_project, print_table
+from dml_core.config import check_name
+from dml_core.errors import ConfigError, TrackingError
+from flows.cli.app import app
+from flows.cli.session import open_project, print_table
+from tasks.environment import shown
+from tasks.runs.comparable import present_digest, standing_today
+from tasks.runs.specs import comparison_title, load_params
+from tasks.storage import open_store
+from tasks.tracking.availability import check_available
+from tasks.tracking.names import OUTBOX
+from tasks.tracking.published import published_runs
+from tasks.tracking.summaries import comparable_runs, compare_published, comparison_table
 
 
 @app.command()
@@ -20,13 +33,6 @@ def compare(
     Reads the runs from MLflow. Prints the significant differences above the table.
     """
     project = open_project()
-    from dml_core.config import check_name
-    from dml_core.errors import ConfigError, TrackingError
-    from tasks.runs.comparable import present_digest, standing_today
-    from tasks.runs.specs import comparison_title, load_params
-    from tasks.tracking.published import published_runs
-    from tasks.tracking.summaries import comparable_runs, compare_published, comparison_table
-
     params = load_params(project.params_file, override or ())
     chosen = dataset or params.comparison.default_datasets[0]
     try:
@@ -53,12 +59,8 @@ def compare(
 def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
-    from tasks.environment import shown
-    from tasks.tracking.names import OUTBOX
-
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
-        from tasks.storage import open_store
         from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, open_store(project)).sync()
@@ -71,14 +73,7 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
 
     Only this machine can reach it.
     """
-    import os
-    import socket
-
     project = open_project()
-    from dml_core.errors import TrackingError
-    from tasks.environment import shown
-    from tasks.tracking.availability import check_available
-
     if project.tracking_uri.startswith("http"):
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
     check_available(project.tracking_uri)

@@ -18,6 +18,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import MEASUREMENTS, measured_by, measurement_module
 from dml_core.models.backbones.registry import BACKBONES
+from flows.cli.app import VERBS
 from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.specs import load_params
 from tests.architecture.readme_results import readme_with, results_text
@@ -72,9 +73,15 @@ def test_a_flow_that_reuses_everything_loads_no_trainer() -> None:
 
 
 def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
-    loaded = modules_loaded_by("import flows.cli")
+    loaded = modules_loaded_by("import flows.cli.exits")
     assert "typer" in loaded
-    assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
+    assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic", "rich", "psutil"}
+
+
+def test_the_help_of_every_verb_loads_nothing_heavy() -> None:
+    loaded = modules_loaded_by(f"import {', '.join(f'flows.cli.{module}' for module, _ in VERBS.values())}")
+    assert "rich" in loaded
+    assert not loaded & {"torch", "ray", "prefect", "mlflow", "dvc", "optuna", "pandas", "matplotlib", "boto3"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
-from flows.cli import app
+from flows.cli.app import VERBS, app, load_verb
 from tests.conftest import ROOT
 
 
@@ -90,6 +90,11 @@ def test_the_help_says_whole_sentences(group: list[str]) -> None:
     shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown
     assert "..." not in shown.partition("Commands:")[2], shown
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_listed_with_the_first_line_of_its_help(verb: str) -> None:
+    assert load_verb(verb).help.splitlines()[0] == VERBS[verb][1]
 
 
 def test_completion_offers_the_verbs() -> None:
