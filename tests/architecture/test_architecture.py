@@ -170,3 +170,15 @@ def test_continuous_integration_calls_the_readmes_command() -> None:
 def test_the_readme_s_results_are_the_reports() -> None:
     assert len(re.findall(r"\| (?:\*\*)?softtriple(?:\*\*)? ", results_text())) == len(list((ROOT / "results").glob("*/report.md"))) > 0
     assert (ROOT / "README.md").read_text() == readme_with(results_text())
+
+
+def test_pip_audit_takes_the_command_of_make_audit_and_the_whole_lock() -> None:
+    """A dry run collects the packages without a request to pip-audit's service."""
+    makefile = (ROOT / "Makefile").read_text()
+    words = re.findall(r"^\t@pip-audit (.*)", makefile, re.MULTILINE)[0].split()
+    assert "--strict" in words, "without it, packages that cannot be audited are skipped and the exit code is 0"
+    ran = subprocess.run([sys.executable, "-m", "pip_audit", *words, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    num_pins = len(re.findall(r"^\S+==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    num_audited = int(re.findall(r"would have audited (\d+) packages", ran.stderr.lower())[0])
+    assert num_audited > 0.8 * num_pins, "pins for other platforms are left out"
