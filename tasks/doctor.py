@@ -21,7 +21,7 @@ from typing import Literal
 
 import requests
 
-from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
+from dml_core.errors import DmlError, StoreError, TrackingError
 from tasks.environment import STACK_ENV, Project, answers, overridden, prefect_server, ray_cluster, shown, stack_environment
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
@@ -317,14 +317,3 @@ def _compared(what: str, where: str, there: str, who: str) -> Finding:
 
 def _parts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def check_findings(findings: list[Finding]) -> None:
-    """Raise an error if a finding is wrong.
-
-    Raises:
-        ConfigError: a finding is wrong.
-    """
-    wrong = [finding.what for finding in findings if finding.how == "wrong"]
-    if wrong:
-        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")

@@ -167,9 +167,9 @@ def without_secrets(text: str) -> str:
     Secrets are the values of variables named as such, and passwords in addresses that variables hold.
     """
     text = _USER_OF_ADDRESS.sub("", text)
-    found = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
-    found |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
-    for secret in sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
+    hidden = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
+    hidden |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
+    for secret in sorted((secret for secret in hidden if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
     """Build an index of images; the default verb."""
-    trained = _open_model(model)
+    _, trained = _open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
     bad: list[str] | None = [] if skip_bad else None
     identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
@@ -75,7 +76,7 @@ def add(
     """Embed images with an index's model, and add them."""
     index = Index.open(folder)
     bad: list[str] | None = [] if skip_bad else None
-    identity, batches = _batches(source, lambda: _model_of(index, model), images, thumbnail, bad)
+    identity, batches = _batches(source, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
     changed = add_items(folder, batches, identity)
     _tell_bad(bad)
     _print_index(changed)
@@ -116,7 +117,7 @@ def search(
     from tasks.models.searching import search_images
 
     index = Index.open(folder)
-    answers = search_images(index, _model_of(index, model), images, k)
+    answers = search_images(index, open_index_model(index, model)[1], images, k)
     if html is not None:
         _write_page(html, index, answers)
     if as_json:
@@ -148,30 +149,29 @@ def _tell_bad(bad: list[str] | None) -> None:
         print(f"skipped: {line}", file=sys.stderr)
 
 
-def _open_model(text: str) -> "TrainedModel":
+def _open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedModel]":
     from dml_core.trained import load_model
     from tasks.models.lookup import resolve_model
 
-    return load_model(resolve_model(text, open_project_of(text)))
+    folder = resolve_model(text, open_project_of(text))
+    return folder, load_model(folder, device)
 
 
-def _model_of(index: Index, named: str | None) -> "TrainedModel":
-    """Return the named model, or the index's own, found by its identity or by its name when the index was built.
+def open_index_model(index: Index, named: str | None, device: str | None = None) -> "tuple[Path, TrainedModel]":
+    """Open the named model, or the index's own, found by its identity or by its name when the index was built; return its folder too.
 
     Raises:
         ConfigError: the model is not the index's, or it is not here.
     """
     if named is not None:
-        trained = _open_model(named)
+        folder, trained = _open_model(named, device)
         index.check_model(trained.identity)
-        return trained
-    for text in (index.model_identity, index.info.model_source):
-        try:
-            trained = _open_model(text or "")
-        except ConfigError:
-            continue
-        if trained.identity == index.model_identity:
-            return trained
+        return folder, trained
+    for text in filter(None, (index.model_identity, index.info.model_source)):
+        with suppress(ConfigError):
+            folder, trained = _open_model(text, device)
+            if trained.identity == index.model_identity:
+                return folder, trained
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
 

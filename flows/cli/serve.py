@@ -1,7 +1,6 @@
 """`dml serve`: a trained network, or an index, behind HTTP."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +10,8 @@ from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app
+from flows.cli.search import open_index_model
 from flows.cli.session import open_project
-from tasks.environment import Project
 
 TOKEN = "DML_SERVE_TOKEN"
 
@@ -33,21 +32,14 @@ def serve(
     """
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
-    _run(open_project(), what, model, host, port, replicas, batch, os.environ.get(token_env) or None)
-
-
-def _run(project: Project, what: str, model: str | None, host: str, port: int, replicas: int | None, batch: int, token: str | None) -> None:
-    """Find the index or model, and serve it.
-
-    Raises:
-        DmlError: it is missing, or cannot be served with these settings.
-    """
+    project = open_project()
     from dml_core.trained import read_description
+    from tasks.models.lookup import resolve_model
     from tasks.serving.application import Served
     from tasks.serving.service import Setting, run_service
 
-    index = _open_index(Path(what))
-    folder = _find_model(project, what, model, index)
+    index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
+    folder = resolve_model(model or what, project) if index is None else open_index_model(index, model, "cpu")[0]
     description = read_description(folder)
     num_items = index.num_items if index is not None else None
     identity = index.model_identity if index is not None else description.identity or ""
@@ -59,35 +51,8 @@ def _run(project: Project, what: str, model: str | None, host: str, port: int, r
         port=port,
         replicas=replicas,
         max_batch=batch,
-        token=token,
+        token=os.environ.get(token_env) or None,
     )
     about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
     print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
     run_service(setting, lambda where: print(f"listening at {where}; end with Ctrl-C", flush=True))
-
-
-def _open_index(folder: Path) -> Index | None:
-    """Return the index of a folder, or None if it is not an index."""
-    return Index.open(folder) if (folder / INFO_FILE).is_file() else None
-
-
-def _find_model(project: Project, what: str, model: str | None, index: Index | None) -> Path:
-    """Return the folder of the named network, or of the index's, found by its identity or by its name when the index was built.
-
-    Raises:
-        ConfigError: it is missing, or not the index's.
-    """
-    from dml_core.trained import load_model
-    from tasks.models.lookup import resolve_model
-
-    if index is None:
-        return resolve_model(model or what, project)
-    named = [model] if model is not None else [text for text in (index.model_identity, index.info.model_source) if text]
-    folder = None
-    for text in named[:-1]:
-        with suppress(ConfigError):
-            folder = resolve_model(text, project)
-            break
-    folder = folder or resolve_model(named[-1], project)
-    index.check_model(load_model(folder, "cpu").identity)
-    return folder

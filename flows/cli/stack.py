@@ -12,7 +12,7 @@ from rich.table import Table
 from dml_core.errors import ConfigError, StoreError
 from flows.cli.app import app, new_group
 from flows.cli.session import open_project, print_table
-from tasks.doctor import check_findings, examine
+from tasks.doctor import examine
 from tasks.environment import find_project, set_environment
 from tasks.gc import delete as delete_steps
 from tasks.gc import find_unused
@@ -37,7 +37,9 @@ def doctor() -> None:
     for finding in findings:
         table.add_row(finding.what, finding.where, finding.how, finding.said, finding.mend)
     print_table(table)
-    check_findings(findings)
+    wrong = [finding.what for finding in findings if finding.how == "wrong"]
+    if wrong:
+        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")
 
 
 @app.command()
