@@ -134,7 +134,7 @@ def _descendants() -> list[psutil.Process]:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return psutil.Process().children(recursive=True)
+    return list(psutil.Process().children(recursive=True))
 
 
 def _end_with_the_parent(pipe: int) -> None:
