@@ -33,7 +33,7 @@ SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
-How = Literal["ok", "note", "wrong"]
+Status = Literal["ok", "note", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Finding:
     Attributes:
         what: name of what was checked.
         where: its place or address, without secrets.
-        how: "note" marks a remark that stops nothing.
-        said: the finding, versions included.
-        mend: what to do about it, or empty.
+        status: "note" marks a remark that stops nothing.
+        result: what was found, versions included.
+        remedy: what to do about it, or empty.
     """
 
     what: str
     where: str
-    how: How
-    said: str
-    mend: str = ""
+    status: Status
+    result: str
+    remedy: str = ""
 
 
 def examine(project: Project) -> list[Finding]:
@@ -71,13 +71,13 @@ def _packages(project: Project) -> Finding:
         pinned = dict(line.partition(";")[0].strip().split("==") for line in requires("dml-repro") or () if "==" in line)
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    names = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
-    found = {name: _version(name) for name in names}
-    other = [f"{name} is {found[name]}, expected {wanted}" for name, wanted in names.items() if found[name] != wanted]
-    if other:
-        return Finding("packages", where, "wrong", "; ".join(other), "uv pip sync --require-hashes requirements.lock")
-    of = ("prefect", "mlflow", "ray", "dvc", "torch")
-    return Finding("packages", where, "ok", ", ".join(f"{name} {found[name]}" for name in of if name in found))
+    expected = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
+    installed = {name: _version(name) for name in expected}
+    differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
+    if differing:
+        return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
+    shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
+    return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
 
 
 def _version(name: str) -> str:
@@ -113,8 +113,8 @@ def _stack(project: Project) -> Finding:
     named = stack_environment(project.state)
     if not named:
         return Finding("stack", where, "ok", "none: your own settings or the defaults for one machine are used")
-    if own := overridden(named):
-        return Finding("stack", where, "note", f"used except for {', '.join(own)}", "unset them to use the stack's")
+    if names := overridden(named):
+        return Finding("stack", where, "note", f"used except for {', '.join(names)}", "unset them to use the stack's")
     return Finding("stack", where, "ok", f"used for {', '.join(name for name in named if name in _ADDRESSES)}")
 
 
@@ -145,8 +145,8 @@ def _store(project: Project) -> Finding:
     try:
         store.check_writable()
     except StoreError:
-        mend = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
-        return Finding("store", where, "wrong", "cannot be written", mend)
+        remedy = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
+        return Finding("store", where, "wrong", "cannot be written", remedy)
     return Finding("store", where, "ok", "can be written")
 
 
@@ -163,8 +163,8 @@ def _mlflow(project: Project) -> Finding:
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
     if answer.status_code in (401, 403):
-        mend = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
-        return Finding("mlflow", where, "wrong", f"refuses ({answer.status_code})", mend)
+        remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
+        return Finding("mlflow", where, "wrong", f"refuses ({answer.status_code})", remedy)
     if not answer.ok:
         return Finding("mlflow", where, "wrong", f"answers with {answer.status_code}", "check the server's log")
     return _compared("mlflow", where, served.text.strip(), "the server")
@@ -198,8 +198,8 @@ def _database(where: str, uri: str) -> Finding:
             (integrity,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (num_runs,) = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
     except TrackingError as error:
-        said, _, mend = str(error).partition(" cannot be used: ")[2].partition("; ")
-        return Finding("mlflow", where, "wrong", said, mend)
+        fault, _, remedy = str(error).partition(" cannot be used: ")[2].partition("; ")
+        return Finding("mlflow", where, "wrong", fault, remedy)
     except sqlite3.Error as error:
         return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "restore a copy, or move it away and dml reproduce")
     if integrity != "ok":
@@ -310,9 +310,9 @@ def _compared(what: str, where: str, there: str, who: str) -> Finding:
     here = _version(what)
     if there == here:
         return Finding(what, where, "ok", f"{there}, the same as on this machine")
-    how: How = "wrong" if _parts(there) < _parts(here) else "note"
-    mend = f"upgrade {who} to {here}" if how == "wrong" else ""
-    return Finding(what, where, how, f"{who} has {there}, this machine has {here}", mend)
+    status: Status = "wrong" if _parts(there) < _parts(here) else "note"
+    remedy = f"upgrade {who} to {here}" if status == "wrong" else ""
+    return Finding(what, where, status, f"{who} has {there}, this machine has {here}", remedy)
 
 
 def _parts(text: str) -> tuple[int, ...]:

@@ -28,8 +28,8 @@ def open_project() -> Project:
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its callers report the result of retries in one line
     project = environment.open_project()
     if stack := stack_environment(project.state):
-        own = overridden(stack)
-        beside = f"; overridden by your own settings: {', '.join(own)}" if own else ""
+        names = ", ".join(overridden(stack))
+        beside = f"; overridden by your own settings: {names}" if names else ""
         print(f"note: using the local stack ({project.state / STACK_ENV}){beside}; `dml stack down` ends it", file=sys.stderr)
     return project
 

@@ -35,9 +35,9 @@ def doctor() -> None:
     for name in ("what", "where", "", "found", "to do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        table.add_row(finding.what, finding.where, finding.how, finding.said, finding.mend)
+        table.add_row(finding.what, finding.where, finding.status, finding.result, finding.remedy)
     print_table(table)
-    wrong = [finding.what for finding in findings if finding.how == "wrong"]
+    wrong = [finding.what for finding in findings if finding.status == "wrong"]
     if wrong:
         raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")
 

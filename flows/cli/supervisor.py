@@ -86,7 +86,10 @@ def _stand_by(child: int, handled: set[signal.Signals], log: Path, grace_seconds
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited unexpectedly (exit code {code})"
         _say(f"error: the flow's process {how}; {go_on}; its last messages are in {log}")
         return MENDABLE
-    _drop_if_empty(log) if code else log.unlink(missing_ok=True)
+    if code == DONE:
+        log.unlink(missing_ok=True)
+    else:
+        _drop_if_empty(log)
     return code
 
 

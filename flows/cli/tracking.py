@@ -34,25 +34,25 @@ def compare(
     """
     project = open_project()
     params = load_params(project.params_file, override or ())
-    chosen = dataset or params.comparison.default_datasets[0]
+    dataset = dataset or params.comparison.default_datasets[0]
     try:
-        check_name(chosen)
+        check_name(dataset)
     except ValueError as error:
         raise ConfigError(f"dataset {error}") from None
-    title = comparison_title(chosen, params.evaluation.role, override or ())
-    today = standing_today(params, chosen, present_digest(project, chosen), override or ())
-    selected = comparable_runs(chosen, published_runs(project.tracking_uri, chosen, title), today)
-    for line in selected.left_out:
+    title = comparison_title(dataset, params.evaluation.role, override or ())
+    today = standing_today(params, dataset, present_digest(project, dataset), override or ())
+    selection = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
+    for line in selection.left_out:
         print(line)
-    runs = selected.runs
+    runs = selection.runs
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {chosen}")
-    found = compare_published(chosen, runs, params.comparison.reference)
-    if found is not None:
-        print(found.sentence)
-    print_table(comparison_table(title, runs, found))
-    if found is not None and found.limits is not None:
-        print(f"{found.bold_says} {found.limits}")
+        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {dataset}")
+    comparison = compare_published(dataset, runs, params.comparison.reference)
+    if comparison is not None:
+        print(comparison.sentence)
+    print_table(comparison_table(title, runs, comparison))
+    if comparison is not None and comparison.limits is not None:
+        print(f"{comparison.bold_says} {comparison.limits}")
 
 
 @app.command()

@@ -68,7 +68,7 @@ def old_server() -> Iterator[str]:
 
 def test_a_project_that_nothing_is_configured_for_is_in_order(here: Path) -> None:
     findings = examine(find_project())
-    assert [(finding.what, finding.said) for finding in findings if finding.how == "wrong"] == []
+    assert [(finding.what, finding.result) for finding in findings if finding.status == "wrong"] == []
     assert not (here / "state" / "mlflow.db").exists(), "looking makes nothing"
 
 
@@ -85,49 +85,49 @@ def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     findings = {finding.what: finding for finding in examine(find_project())}
     for what in ("prefect", "mlflow", "ray", "store"):
-        assert (findings[what].how, findings[what].said) == ("wrong", "does not answer"), findings[what]
-        assert findings[what].mend
+        assert (findings[what].status, findings[what].result) == ("wrong", "does not answer"), findings[what]
+        assert findings[what].remedy
 
 
 def test_an_s3_store_that_is_up_and_a_bucket_that_is_not_there(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", f"s3://{s3_bucket}/team")
-    assert found("store").how == "ok"
+    assert found("store").status == "ok"
     monkeypatch.setenv("DML_STORE", "s3://no-such-bucket")
-    assert (found("store").how, found("store").said) == ("wrong", "cannot be written")
+    assert (found("store").status, found("store").result) == ("wrong", "cannot be written")
 
 
 def test_a_server_that_is_older_or_refuses(here: Path, old_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"{old_server}/api")
-    assert found("prefect").how == "wrong"
-    assert "the server has 3.0.1" in found("prefect").said
+    assert found("prefect").status == "wrong"
+    assert "the server has 3.0.1" in found("prefect").result
     monkeypatch.setenv("MLFLOW_TRACKING_URI", old_server)
-    assert (found("mlflow").said, found("mlflow").mend) == ("refuses (403)", "add its host to --allowed-hosts")
+    assert (found("mlflow").result, found("mlflow").remedy) == ("refuses (403)", "add its host to --allowed-hosts")
 
 
 def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     state = here / "state"
     (state / "outbox").mkdir(parents=True)
     (state / "outbox" / "a.json").write_text("{}")
-    assert (found("outbox").how, found("outbox").mend) == ("note", "dml sync")
+    assert (found("outbox").status, found("outbox").remedy) == ("note", "dml sync")
     (state / "mlflow.db").write_bytes(b"no database" * 100)
-    assert found("mlflow").how == "wrong"
+    assert found("mlflow").status == "wrong"
     (state / "mlflow.db").unlink()
     (state / "mlflow.db").mkdir()
-    assert (found("mlflow").said, found("mlflow").mend) == ("it is not a file", "move it away")
+    assert (found("mlflow").result, found("mlflow").remedy) == ("it is not a file", "move it away")
     (state / "mlflow.db").rmdir()
     with sqlite3.connect(state / "mlflow.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num TEXT)")
         database.execute("INSERT INTO alembic_version VALUES (?)", [schemas()[1]])
         database.execute("CREATE TABLE runs (lifecycle_stage TEXT)")
         database.execute("INSERT INTO runs VALUES ('active')")
-    assert "1 runs" in found("mlflow").said
+    assert "1 runs" in found("mlflow").result
 
 
 def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
     (here / "params.yaml").write_text("datasets: {}\nunknown: 1\n")
-    assert found("parameters").how == "wrong"
+    assert found("parameters").status == "wrong"
     (here / ".dvc" / "config").write_text("[core]\nremote = team\n['remote \"team\"']\nurl = /dev/null/nowhere\n")
-    assert (found("dvc remote").how, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
+    assert (found("dvc remote").status, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
 
 
 def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     monkeypatch.setenv("DML_STORE", str(here / "own"))
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
-    assert found("stack").said == "used except for DML_STORE"
+    assert found("stack").result == "used except for DML_STORE"
 
 
 def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:
