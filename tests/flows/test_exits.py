@@ -154,6 +154,20 @@ def test_a_prefect_server_that_does_not_answer_is_named(
     )
 
 
+@pytest.mark.parametrize(("verb", "server", "seconds"), [("run", "", 0.0), ("run", "http://127.0.0.1:9/api", 4.0), ("serve", "", 8.0)])
+def test_a_flow_that_a_server_records_has_time_to_report_its_end(
+    verb: str, server: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"PREFECT_API_URL": server, "DML_STATE": str(tmp_path / "state")})
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dml", verb])
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("flows.cli.supervisor.supervise", lambda *arguments: calls.append(arguments))
+    exits._supervised()
+    assert calls[0][:2] == (tmp_path / "state/logs", seconds)
+
+
 # ---------------------------------------------------------------- real processes
 
 INTERRUPTED_AT = """
