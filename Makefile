@@ -43,8 +43,8 @@ check: .venv/.done ## lint, format, types and import rules
 	@mypy
 	@lint-imports
 
-audit: .venv/.done ## look for known vulnerabilities of the locked packages (needs a network; without, it says how old the pins are)
-	@python -m tasks.audit requirements.lock
+audit: .venv/.done ## look for known vulnerabilities of the locked packages; needs a network, and fails if a package cannot be audited
+	@pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement requirements.lock
 
 results: .venv/.done ## bring the committed results, dvc.lock and the README's tables up to date; needed before a commit that changes code
 	@dvc repro comparison@synthetic comparison@fashion-mnist

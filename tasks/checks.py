@@ -4,7 +4,7 @@
 is checked before the first one starts.
 """
 
-import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from dml_core.config import located
 from dml_core.data.readers.shared.contract import DatasetConfig, OfficialDataset
 from dml_core.data.registry import parse_dataset
-from dml_core.data.store.info import INFO_FILE, read_info
+from dml_core.data.store.info import INFO_FILE, MANIFEST_FILE, read_info
 from dml_core.data.store.split_config import ValidationConfig, held_out_classes
 from dml_core.data.views.samplers import check_sampler, first_batch_size
 from dml_core.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, answers, shown
+from tasks.environment import Project, answers, prefect_server, ray_cluster, shown
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import open_store
 
@@ -141,9 +141,9 @@ def check_places(project: Project) -> list[str]:
     store = open_store(project)
     if not store.is_remote:  # the flow checks a bucket: its client takes a second to load
         store.check_writable()
-    for variable, what in (("PREFECT_API_URL", "Prefect's server"), ("RAY_ADDRESS", "the Ray cluster")):
-        address = os.environ.get(variable, "")
-        if not answers(address):
+    servers = [("PREFECT_API_URL", "Prefect's server", prefect_server()), ("RAY_ADDRESS", "the Ray cluster", ray_cluster())]
+    for variable, what, address in servers:
+        if address is not None and not answers(address):
             raise ConfigError(
                 f"{variable}: {what} at {shown(address)} does not answer; start it, or unset {variable} to use one on this machine"
             )
@@ -222,11 +222,7 @@ def _num_features(backbone: BackboneConfig) -> int:
 
 def _images_by_class(packed: Path) -> dict[str, int]:
     """Return the number of images of each training class, by class name."""
-    from collections import Counter
-
     import pyarrow.parquet as pq
-
-    from dml_core.data.store.info import MANIFEST_FILE
 
     rows = pq.read_table(packed / MANIFEST_FILE, columns=["label_name"], filters=[("role", "=", "train")])
     return dict(Counter(str(name) for name in rows["label_name"].to_pylist()))

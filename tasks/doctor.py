@@ -5,19 +5,24 @@ a small file is written to the store and removed. The output contains no secrets
 of an answer is not repeated.
 """
 
+import base64
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from configparser import ConfigParser, Error
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal
 
-from dml_core.errors import ConfigError, DmlError, StoreError, TrackingError
-from tasks.environment import STACK_ENV, Project, answers, ray_cluster, shown, stack_environment
+import requests
+
+from dml_core.errors import DmlError, StoreError, TrackingError
+from tasks.environment import STACK_ENV, Project, answers, overridden, prefect_server, ray_cluster, shown, stack_environment
 from tasks.files import files_set_aside
 from tasks.runs.specs import load_params
 from tasks.storage import Store, open_store
@@ -28,7 +33,7 @@ SECONDS = 5.0
 RAY_SECONDS = 60
 FREE_BYTES = 2 << 30
 POOL = "dml"
-How = Literal["ok", "note", "wrong"]
+Status = Literal["ok", "note", "wrong"]
 
 
 @dataclass(frozen=True)
@@ -38,33 +43,21 @@ class Finding:
     Attributes:
         what: name of what was checked.
         where: its place or address, without secrets.
-        how: "note" marks a remark that stops nothing.
-        said: the finding, versions included.
-        mend: what to do about it, or empty.
+        status: "note" marks a remark that stops nothing.
+        result: what was found, versions included.
+        remedy: what to do about it, or empty.
     """
 
     what: str
     where: str
-    how: How
-    said: str
-    mend: str = ""
+    status: Status
+    result: str
+    remedy: str = ""
 
 
 def examine(project: Project) -> list[Finding]:
     """Check everything that a flow of this project would use; call `set_environment` first."""
-    checks: list[Callable[[Project], Finding]] = [
-        _packages,
-        _parameters,
-        _state,
-        _stack,
-        _store,
-        _mlflow,
-        _outbox,
-        _prefect,
-        _pool,
-        _ray,
-        _dvc_remote,
-    ]
+    checks = (_packages, _parameters, _state, _stack, _store, _mlflow, _outbox, _prefect, _pool, _ray, _dvc_remote)
     return [check(project) for check in checks]
 
 
@@ -78,13 +71,13 @@ def _packages(project: Project) -> Finding:
         pinned = dict(line.partition(";")[0].strip().split("==") for line in requires("dml-repro") or () if "==" in line)
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    names = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
-    found = {name: _version(name) for name in names}
-    other = [f"{name} is {found[name]}, expected {wanted}" for name, wanted in names.items() if found[name] != wanted]
-    if other:
-        return Finding("packages", where, "wrong", "; ".join(other), "uv pip sync --require-hashes requirements.lock")
-    of = ("prefect", "mlflow", "ray", "dvc", "torch")
-    return Finding("packages", where, "ok", ", ".join(f"{name} {found[name]}" for name in of if name in found))
+    expected = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
+    installed = {name: _version(name) for name in expected}
+    differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
+    if differing:
+        return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
+    shown_names = ("prefect", "mlflow", "ray", "dvc", "torch")
+    return Finding("packages", where, "ok", ", ".join(f"{name} {installed[name]}" for name in shown_names if name in installed))
 
 
 def _version(name: str) -> str:
@@ -120,9 +113,8 @@ def _stack(project: Project) -> Finding:
     named = stack_environment(project.state)
     if not named:
         return Finding("stack", where, "ok", "none: your own settings or the defaults for one machine are used")
-    own = sorted(name for name, value in named.items() if os.environ.get(name) != value)
-    if own:
-        return Finding("stack", where, "note", f"used except for {', '.join(own)}", "unset them to use the stack's")
+    if names := overridden(named):
+        return Finding("stack", where, "note", f"used except for {', '.join(names)}", "unset them to use the stack's")
     return Finding("stack", where, "ok", f"used for {', '.join(name for name in named if name in _ADDRESSES)}")
 
 
@@ -153,8 +145,8 @@ def _store(project: Project) -> Finding:
     try:
         store.check_writable()
     except StoreError:
-        mend = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
-        return Finding("store", where, "wrong", "cannot be written", mend)
+        remedy = "check the bucket and the AWS_ credentials" if store.is_remote else "set DML_STORE to a writable folder or s3:// address"
+        return Finding("store", where, "wrong", "cannot be written", remedy)
     return Finding("store", where, "ok", "can be written")
 
 
@@ -163,35 +155,38 @@ def _mlflow(project: Project) -> Finding:
     where = shown(uri)
     if not uri.startswith("http"):
         return _database(where, uri)
-    import requests
-
     url = uri.rstrip("/")
     try:
-        found = requests.get(f"{url}/version", timeout=SECONDS)
-        asked = requests.post(f"{url}/api/2.0/mlflow/experiments/search", json={"max_results": 1}, timeout=SECONDS, headers=_login())
+        served = requests.get(f"{url}/version", timeout=SECONDS)
+        search = f"{url}/api/2.0/mlflow/experiments/search"
+        answer = requests.post(search, json={"max_results": 1}, timeout=SECONDS, headers=_mlflow_login())
     except requests.RequestException:
         return Finding("mlflow", where, "wrong", "does not answer", "start it, or correct MLFLOW_TRACKING_URI; after runs: dml sync")
-    if asked.status_code in (401, 403):
-        mend = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if asked.status_code == 401 else "add its host to --allowed-hosts"
-        return Finding("mlflow", where, "wrong", f"refuses ({asked.status_code})", mend)
-    if not asked.ok:
-        return Finding("mlflow", where, "wrong", f"answers with {asked.status_code}", "check the server's log")
-    return _compared("mlflow", where, found.text.strip(), "the server")
+    if answer.status_code in (401, 403):
+        remedy = "set MLFLOW_TRACKING_USERNAME and _PASSWORD, or _TOKEN" if answer.status_code == 401 else "add its host to --allowed-hosts"
+        return Finding("mlflow", where, "wrong", f"refuses ({answer.status_code})", remedy)
+    if not answer.ok:
+        return Finding("mlflow", where, "wrong", f"answers with {answer.status_code}", "check the server's log")
+    return _compared("mlflow", where, served.text.strip(), "the server")
 
 
-def _login() -> dict[str, str]:
-    import base64
-
-    token, user, password = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("TOKEN", "USERNAME", "PASSWORD"))
-    if user and password:
-        return {"Authorization": f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"}
+def _login(password: str | None, token: str | None) -> dict[str, str]:
+    """Return the header that identifies a user, by `user:password` or by a token; empty without either."""
+    if password:
+        return {"Authorization": f"Basic {base64.b64encode(password.encode()).decode()}"}
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _database(where: str, uri: str) -> Finding:
-    import sqlite3
-    from contextlib import closing
+def _mlflow_login() -> dict[str, str]:
+    user, password, token = (os.environ.get(f"MLFLOW_TRACKING_{name}") for name in ("USERNAME", "PASSWORD", "TOKEN"))
+    return _login(f"{user}:{password}" if user and password else None, token)
 
+
+def _prefect_login() -> dict[str, str]:
+    return _login(os.environ.get("PREFECT_API_AUTH_STRING"), os.environ.get("PREFECT_API_KEY"))
+
+
+def _database(where: str, uri: str) -> Finding:
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///"):
         return Finding("mlflow", where, "note", "not checked: dml doctor checks only MLflow servers and SQLite databases")
@@ -200,52 +195,39 @@ def _database(where: str, uri: str) -> Finding:
     try:
         check_database(path)
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=SECONDS)) as database:
-            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (integrity,) = database.execute("PRAGMA quick_check(1)").fetchone()
             (num_runs,) = database.execute("SELECT count(*) FROM runs WHERE lifecycle_stage = 'active'").fetchone()
     except TrackingError as error:
-        said, _, mend = str(error).partition(" cannot be used: ")[2].partition("; ")
-        return Finding("mlflow", where, "wrong", said, mend)
+        fault, _, remedy = str(error).partition(" cannot be used: ")[2].partition("; ")
+        return Finding("mlflow", where, "wrong", fault, remedy)
     except sqlite3.Error as error:
         return Finding("mlflow", where, "wrong", f"cannot be read: {error}", "restore a copy, or move it away and dml reproduce")
-    if found != "ok":
+    if integrity != "ok":
         return Finding("mlflow", where, "wrong", "damaged", "restore a copy, or move it away and dml reproduce")
     return Finding("mlflow", where, "ok", f"a local database with {num_runs} runs")
 
 
 def _prefect(project: Project) -> Finding:
-    url = os.environ.get("PREFECT_API_URL", "")
-    if not url:
+    url = prefect_server()
+    if url is None:
         return Finding("prefect", "", "ok", f"{_version('prefect')}, each flow starts a temporary server")
-    import requests
-
     where = shown(url)
     try:
-        found = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=_prefect_login())
+        answer = requests.get(f"{url.rstrip('/')}/admin/version", timeout=SECONDS, headers=_prefect_login())
     except requests.RequestException:
         return Finding("prefect", where, "wrong", "does not answer", "start it, or unset PREFECT_API_URL")
-    if found.status_code in (401, 403):
-        return Finding("prefect", where, "wrong", f"refuses ({found.status_code})", "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY")
-    if not found.ok:
-        return Finding("prefect", where, "wrong", f"answers with {found.status_code}", "PREFECT_API_URL has to end in /api")
-    return _compared("prefect", where, found.text.strip().strip('"'), "the server")
-
-
-def _prefect_login() -> dict[str, str]:
-    import base64
-
-    key, words = os.environ.get("PREFECT_API_KEY"), os.environ.get("PREFECT_API_AUTH_STRING")
-    if words:
-        return {"Authorization": f"Basic {base64.b64encode(words.encode()).decode()}"}
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    if answer.status_code in (401, 403):
+        return Finding("prefect", where, "wrong", f"refuses ({answer.status_code})", "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY")
+    if not answer.ok:
+        return Finding("prefect", where, "wrong", f"answers with {answer.status_code}", "PREFECT_API_URL has to end in /api")
+    return _compared("prefect", where, answer.text.strip().strip('"'), "the server")
 
 
 def _pool(project: Project) -> Finding:
     """Check that the work pool has a worker online for the server's scheduled flows."""
-    url = os.environ.get("PREFECT_API_URL", "")
-    if not url:
+    url = prefect_server()
+    if url is None:
         return Finding("schedules", "", "ok", "none without a Prefect server")
-    import requests
-
     try:
         answer = requests.post(f"{url.rstrip('/')}/work_pools/{POOL}/workers/filter", json={}, timeout=SECONDS, headers=_prefect_login())
         workers = answer.json() if answer.ok else []
@@ -267,20 +249,20 @@ def _ray(project: Project) -> Finding:
     if not answers(address):
         return Finding("ray", where, "wrong", "does not answer", "start it, or unset RAY_ADDRESS to use one on this machine")
     try:
-        asked = subprocess.run(
+        client = subprocess.run(
             [sys.executable, "-c", _ASK_RAY], capture_output=True, text=True, timeout=RAY_SECONDS, check=False, env=os.environ | _QUIET
         )
     except subprocess.TimeoutExpired:
         return Finding("ray", where, "wrong", f"no answer in {RAY_SECONDS} s", "see the head node's log")
-    told = f"{asked.stdout}{asked.stderr}"
-    if asked.returncode == 0:
+    printed = f"{client.stdout}{client.stderr}"
+    if client.returncode == 0:
         loopback = address.startswith(("127.", "localhost"))
         if os.environ.get("RAY_AUTH_MODE") == "disabled" and not loopback:
             return Finding("ray", where, "wrong", "accepts jobs without authentication", "set RAY_AUTH_MODE=token and a token on all nodes")
-        return Finding("ray", where, "ok", told.strip().splitlines()[-1])
-    if "ersion mismatch" in told:
+        return Finding("ray", where, "ok", printed.strip().splitlines()[-1])
+    if "ersion mismatch" in printed:
         return Finding("ray", where, "wrong", f"another version of Ray or Python than here (Ray {_version('ray')})", "install the same")
-    if "uthentication" in told or "InvalidAuthToken" in told:
+    if "uthentication" in printed or "InvalidAuthToken" in printed:
         return Finding("ray", where, "wrong", "refuses the token", "set the cluster's RAY_AUTH_MODE and RAY_AUTH_TOKEN or _TOKEN_PATH")
     return Finding("ray", where, "wrong", "connection failed", "see `ray status` and the head node's log")
 
@@ -328,21 +310,10 @@ def _compared(what: str, where: str, there: str, who: str) -> Finding:
     here = _version(what)
     if there == here:
         return Finding(what, where, "ok", f"{there}, the same as on this machine")
-    how: How = "wrong" if _parts(there) < _parts(here) else "note"
-    mend = f"upgrade {who} to {here}" if how == "wrong" else ""
-    return Finding(what, where, how, f"{who} has {there}, this machine has {here}", mend)
+    status: Status = "wrong" if _parts(there) < _parts(here) else "note"
+    remedy = f"upgrade {who} to {here}" if status == "wrong" else ""
+    return Finding(what, where, status, f"{who} has {there}, this machine has {here}", remedy)
 
 
 def _parts(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
-def check_findings(findings: list[Finding]) -> None:
-    """Raise an error if a finding is wrong.
-
-    Raises:
-        ConfigError: a finding is wrong.
-    """
-    wrong = [finding.what for finding in findings if finding.how == "wrong"]
-    if wrong:
-        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")

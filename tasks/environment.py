@@ -1,4 +1,4 @@
-"""The places of a project's files and the environment of all its processes. Both are defined only here.
+"""The places of a project's files, and the environment of all its processes.
 
 The project's root is the nearest folder at or above the working directory with a `params.yaml`. Runs write below `state/` there, or to the
 folder in `DML_STATE`; finished runs go to `DML_STORE`, a folder or `s3://bucket/prefix`. While a local stack is up (`dml stack up`),
@@ -59,7 +59,7 @@ class Project:
 
 
 def find_project() -> Project:
-    """Return the project around the working directory; if its local stack is up, set the stack's environment.
+    """Return the project around the working directory, with the servers of its local stack if that is up.
 
     Raises:
         ConfigError: no `params.yaml` here or above, or a state folder whose name cannot be part of a database address.
@@ -69,14 +69,12 @@ def find_project() -> Project:
     root = next((folder for folder in [here, *here.parents] if (folder / "params.yaml").is_file()), None)
     if root is None:
         raise ConfigError(f"{here}: no params.yaml here or in any parent folder; run dml inside a project")
-    _unset_empty()
     state = state_folder(root)
     if "?" in str(state):
         raise ConfigError(f"{state}: a SQLite address cannot contain '?'; rename the folder, or set DML_STATE to another one")
-    for name, value in stack_environment(state).items():
-        os.environ.setdefault(name, value)
-    store = os.environ.get("DML_STORE", str(state / "store"))
-    tracking_uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
+    settings = stack_environment(state) | {name: value for name, value in os.environ.items() if value}
+    store = settings.get("DML_STORE", str(state / "store"))
+    tracking_uri = settings.get("MLFLOW_TRACKING_URI", f"sqlite:///{state / 'mlflow.db'}")
     return Project(root, state, store, tracking_uri)
 
 
@@ -91,11 +89,9 @@ def ray_cluster() -> str | None:
     return None if address in ("", "local") else address
 
 
-def _unset_empty() -> None:
-    """Remove empty variables of the project and of the places and addresses of Prefect, Ray, MLflow and S3: empty means unset."""
-    for name, value in list(os.environ.items()):
-        if value == "" and (name.startswith("DML_") or name in PLACES):
-            del os.environ[name]
+def prefect_server() -> str | None:
+    """Return the address of Prefect's server, or None if each flow starts one for itself: `PREFECT_API_URL` is unset."""
+    return os.environ.get("PREFECT_API_URL") or None
 
 
 def stack_text(values: dict[str, str]) -> str:
@@ -121,6 +117,11 @@ def stack_environment(state: Path) -> dict[str, str]:
     if text != stack_text(values):
         raise StoreError(f"{path}: damaged, or written by another version; remove it, then: dml stack up")
     return values
+
+
+def overridden(stack: dict[str, str]) -> list[str]:
+    """Return the names of the local stack's variables that the user has set to other values."""
+    return sorted(name for name, value in stack.items() if os.environ.get(name) != value)
 
 
 def open_project() -> Project:
@@ -166,17 +167,17 @@ def without_secrets(text: str) -> str:
     Secrets are the values of variables named as such, and passwords in addresses that variables hold.
     """
     text = _USER_OF_ADDRESS.sub("", text)
-    found = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
-    found |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
-    for secret in sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
+    hidden = {part for name, value in os.environ.items() if SECRET_VARIABLES.search(name) for part in (value, value.partition(":")[2])}
+    hidden |= {password for value in os.environ.values() for password in _PASSWORD_OF_ADDRESS.findall(value)}
+    for secret in sorted((secret for secret in hidden if len(secret) >= SHORTEST_SECRET), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 
 
 def finished_records() -> Path:
     """Return the folder where Prefect keeps one record per finished step, named by identity; call `set_environment` first."""
-    named = os.environ.get("PREFECT_LOCAL_STORAGE_PATH")
-    return Path(named) if named else Path(os.environ.get("PREFECT_HOME", Path.home() / ".prefect")) / "storage"
+    home = os.environ.get("PREFECT_HOME", Path.home() / ".prefect")
+    return Path(os.environ.get("PREFECT_LOCAL_STORAGE_PATH") or Path(home) / "storage")
 
 
 def git_tags(project: Project) -> dict[str, str]:
@@ -197,18 +198,23 @@ def git_tags(project: Project) -> dict[str, str]:
 def set_environment(project: Project) -> None:
     """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
-    Must run before any of them is imported. docs/mechanics.md gives the reason for each.
+    Empty variables of the project and of places and addresses (`PLACES`) are removed: empty means unset. The local stack's are set if it is
+    up. Must run before any of these libraries is imported. docs/mechanics.md gives the reason for each variable.
 
     Raises:
-        StoreError: the state folder cannot be written.
+        StoreError: the state folder cannot be written, or the file of the local stack is damaged.
     """
+    for name in [name for name, value in os.environ.items() if not value and (name.startswith("DML_") or name in PLACES)]:
+        del os.environ[name]
+    for name, value in stack_environment(project.state).items():
+        os.environ.setdefault(name, value)
     defaults = {
         "PREFECT_HOME": str(project.state / "prefect"),
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "90",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # Without a server only the terminal shows logs, and the command itself prints one line per error there.
-        "PREFECT_LOGGING_LEVEL": "INFO" if "PREFECT_API_URL" in os.environ else "CRITICAL",
-        "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if "PREFECT_API_URL" in os.environ else "CRITICAL",
+        "PREFECT_LOGGING_LEVEL": "INFO" if prefect_server() else "CRITICAL",
+        "PREFECT_INTERNAL_LOGGING_LEVEL": "ERROR" if prefect_server() else "CRITICAL",
         # The project's log lines are stored with the flow run, as those of its steps.
         "PREFECT_LOGGING_EXTRA_LOGGERS": "flows,tasks,dml_core",
         # The server of a single flow ends with it, and then reports errors for the records it was writing.
@@ -231,7 +237,7 @@ def set_environment(project: Project) -> None:
         "DVC_NO_ANALYTICS": "true",
         "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # also where a library asks for less: torchvision, when it reads cached weights
     }
-    if "PREFECT_API_URL" not in os.environ:
+    if prefect_server() is None:
         # Not needed by the server of one flow: schedules, automations, late and paused flows, event history.
         services = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "PAUSE_EXPIRATIONS", "CANCELLATION_CLEANUP", "TRIGGERS", "EVENT_PERSISTER")
         defaults |= {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in services}
@@ -253,8 +259,10 @@ def _ray_on_this_machine() -> dict[str, str]:
     """
     named = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     token = {} if named else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    no_watcher = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}  # one process per group, for a notice that only cluster nodes get
-    allocator = {"RAY_LD_PRELOAD_ON_WORKERS": "1"}  # jemalloc, as in Ray's own processes: small steps take a tenth less time
-    return (
-        token | allocator | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **no_watcher}
-    )
+    return token | {
+        "RAY_LD_PRELOAD_ON_WORKERS": "1",  # jemalloc, as in Ray's own processes: small steps take a tenth less time
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # one process per group, for a notice that only cluster nodes get
+    }

@@ -13,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 
+import psutil
+
 GO_ON = "rerun the command to resume from the last checkpoint"
 
 
@@ -22,8 +24,6 @@ def watch_children(names: dict[str, str]) -> Callable[[], None]:
     Args:
         names: part of a process's command line -> name for messages.
     """
-    import psutil
-
     over = threading.Event()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from dml_core.config import merge, parse, read_yaml
 from dml_core.errors import ConfigError, DmlError
-from flows.cli.app import app
+from flows.cli.app import VERBS as ROOT_VERBS
+from flows.cli.app import app, load_verb
 from tasks.data import prepare_dataset
 from tasks.environment import Project
 from tasks.own_images.add import add_images
@@ -151,6 +152,8 @@ def test_an_error_is_one_line_that_every_terminal_prints() -> None:
 
 def verbs() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield every verb with its function."""
+    for verb in ROOT_VERBS:
+        load_verb(verb)
     groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
     for prefix, group in groups:
         assert isinstance(group, typer.Typer)

@@ -1,19 +1,26 @@
 """Verbs of datasets: `dml data ...`."""
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
-from flows.cli.app import data_app, open_project, print_table
+from dml_core.data.registry import DATASETS
+from dml_core.data.store.rows import Counts
+from dml_core.errors import DataError
+from flows.cli.app import new_group
+from flows.cli.session import open_project, print_table
+from tasks.data import check_raw, dataset_spec, fetch_raw, prepare_dataset, read_dataset, show_dataset
+from tasks.environment import Project
+from tasks.own_images.add import add_images
+from tasks.own_images.published import add_published, is_published
+from tasks.runs.specs import DatasetSpec, load_params
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tasks.environment import Project
-    from tasks.runs.specs import DatasetSpec
-
+data_app = new_group("data", no_args_is_help=True)
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
 
@@ -24,11 +31,6 @@ def data_list() -> None:
     Also prints the readers that params.yaml may name.
     """
     project = open_project()
-    from dml_core.data.registry import DATASETS
-    from dml_core.errors import DataError
-    from tasks.data import read_dataset
-    from tasks.runs.specs import load_params
-
     for name, spec in load_params(project.params_file).datasets.items():
         try:
             record = read_dataset(project, name)
@@ -57,8 +59,6 @@ def data_add(
     published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the papers' tables.
     """
     project = open_project()
-    from tasks.own_images.published import is_published
-
     if reader is None and is_published(name):
         _add_published(project, name, path, part)
         return
@@ -66,24 +66,22 @@ def data_add(
         raise typer.BadParameter(f"'{name}' is not a published dataset", param_hint="--part")
     if reader not in (None, "folder", "manifest"):
         raise typer.BadParameter(f"'{reader}' is neither folder nor manifest", param_hint="--reader")
-    from tasks.own_images.add import add_images
-
     with _bar(f"checking {name}") as progress:
         added = add_images(project, name, path, reader, progress)
     print(added.diff)
-    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.counts.items())
-    print(f"\n{name}: {counts}; added to params.yaml (to undo it, delete these lines)")
+    print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
     print(f"next: dml reproduce --dataset {name}")
 
 
-def _add_published(project: "Project", name: str, path: Path, is_part: bool) -> None:
-    from tasks.own_images.published import add_published
-
+def _add_published(project: Project, name: str, path: Path, is_part: bool) -> None:
     added = add_published(project, name, path, is_part)
     print(added.diff)
-    counts = ", ".join(f"{found.num_images} {role} images of {found.num_classes} classes" for role, found in added.counts.items())
-    print(f"\n{name}: {counts}; raw files in {added.spec.raw}; added to params.yaml (to undo it, delete these lines)")
+    print(f"\n{name}: {_images_of(added.counts)}; raw files in {added.spec.raw}; added to params.yaml (to undo it, delete these lines)")
     print(f"next: dml data check {name}")
+
+
+def _images_of(counts: Mapping[str, Counts]) -> str:
+    return ", ".join(f"{count.num_images} {role} images of {count.num_classes} classes" for role, count in counts.items())
 
 
 @data_app.command("fetch")
@@ -93,8 +91,6 @@ def data_fetch(name: DatasetName) -> None:
     Generates, copies, downloads and unpacks; existing files stay unchanged.
     """
     with _working_on(name, "fetching") as (project, spec, progress):
-        from tasks.data import fetch_raw
-
         raw = fetch_raw(project, spec, progress)
     print(f"{name}: raw files are in {raw}")
 
@@ -106,11 +102,8 @@ def data_check(name: DatasetName) -> None:
     Checks counts and boxes, and finds unreadable images and duplicates across train and test. Exits with code 2 on a violation.
     """
     with _working_on(name, "checking") as (project, spec, progress):
-        from tasks.data import check_raw
-
         report = check_raw(project, spec, progress)
-    from dml_core.errors import DataError
-    from tasks.reports.reporting import check_table
+    from tasks.reports.reporting import check_table  # loads matplotlib
 
     print_table(check_table(name, report))
     if report.violations:
@@ -124,8 +117,6 @@ def data_prepare(name: DatasetName) -> None:
     `dvc repro prepare@NAME` does the same, but only if something changed.
     """
     with _working_on(name, "packing") as (project, spec, progress):
-        from tasks.data import prepare_dataset
-
         record = prepare_dataset(project, name, spec, progress)
     print(f"{name}: {', '.join(f'{count} {role}' for role, count in record.counts.items())}, digest {record.digest}")
 
@@ -143,31 +134,22 @@ def data_show(
     Each row has the name of a class and some of its images, with boxes.
     """
     project = open_project()
-    from tasks.data import dataset_spec, show_dataset
-    from tasks.runs.specs import load_params
-
     dataset_spec(load_params(project.params_file), name)  # raises a clear error if params.yaml lacks the name
     print(show_dataset(project, name, role, classes, samples, out))
 
 
 @contextmanager
-def _working_on(name: str, verb: str) -> "Iterator[tuple[Project, DatasetSpec, Callable[[int, int], None]]]":
+def _working_on(name: str, verb: str) -> Iterator[tuple[Project, DatasetSpec, Callable[[int, int], None]]]:
     """Yield the project, one of its datasets, and a function that moves a bar on standard error."""
     project = open_project()
-    from tasks.data import dataset_spec
-    from tasks.runs.specs import load_params
-
     spec = dataset_spec(load_params(project.params_file), name)
     with _bar(f"{verb} {name}") as progress:
         yield project, spec, progress
 
 
 @contextmanager
-def _bar(title: str) -> "Iterator[Callable[[int, int], None]]":
+def _bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error; the yielded function moves it with (done, total)."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         bar = bars.add_task(title, total=None)

@@ -9,5 +9,5 @@
 | 141 | the reader of standard output has closed it, as `head` does |
 """
 
-DONE, BUG, MENDABLE, BROKEN_PIPE = 0, 1, 2, 141
+DONE, BUG, MENDABLE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 SUPERVISED_BUG = 70  # of a flow's process, so that its supervisor can distinguish it from a library's `sys.exit(1)`; the command's is 1

@@ -4,19 +4,23 @@ import contextlib
 import os
 import select
 import sys
+import tempfile
+import time
+import traceback
 from pathlib import Path
 from typing import TextIO
 
+from dml_core.errors import ConfigError, DmlError, StoreError
 from flows.cli.app import HiddenError, app
-from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
-from flows.cli.interrupts import INTERRUPTED
-from flows.cli.supervisor import supervise
+from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, INTERRUPTED, MENDABLE, SUPERVISED_BUG
+from tasks.environment import find_project, open_project, prefect_server, shown, without_secrets
 
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
+PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
 
 
-def main() -> None:
+def run_and_exit() -> None:
     """Run the command and exit. A flow runs in a process supervised by another (`flows.cli.supervisor`)."""
     log: Path | None = None
     try:
@@ -38,16 +42,16 @@ def main() -> None:
 
 def _supervised() -> Path | None:
     """Continue in a supervised process and return its log file; None outside a project, an error that the command itself reports."""
-    from dml_core.errors import ConfigError, StoreError
-    from tasks.environment import find_project
+    from flows.cli.supervisor import supervise
 
     try:
-        state = find_project().state
-        if sys.argv[1] == "serve":
-            return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again")
-        return supervise(state / "logs")
+        state = open_project().state
     except ConfigError:
         return None
+    try:
+        if sys.argv[1] == "serve":
+            return supervise(state / "logs", SERVE_GRACE_SECONDS, "rerun the command to start it again")
+        return supervise(state / "logs", PREFECT_GRACE_SECONDS if prefect_server() else 0.0)
     except OSError as error:
         raise StoreError(f"{state}: cannot be written ({error.strerror}); set DML_STATE to a writable folder") from None
 
@@ -62,8 +66,6 @@ def _report(error: BaseException, log: Path | None) -> int:
         error: exception raised by the verb.
         log: log file of a supervised flow.
     """
-    from dml_core.errors import DmlError
-
     if isinstance(error, BrokenPipeError) and _reader_is_gone():
         return BROKEN_PIPE
     if isinstance(error, DmlError) and not error.unforeseen:
@@ -71,10 +73,8 @@ def _report(error: BaseException, log: Path | None) -> int:
     path = _write_traceback(error, log)
     if isinstance(error, DmlError):
         return _say(f"{error}; details in {path}", BUG if log is None else SUPERVISED_BUG)
-    api = os.environ.get("PREFECT_API_URL")
+    api = prefect_server()
     if api and _is_of_connection(error):
-        from tasks.environment import shown
-
         return _say(f"Prefect's server at {shown(api)} does not answer; start it, or unset PREFECT_API_URL; details in {path}", MENDABLE)
     if isinstance(error, OSError) and error.strerror and not isinstance(error, BrokenPipeError):
         what = f"{_path_of(error)}: {error.strerror}; check this path" if error.filename is not None else error.strerror
@@ -84,8 +84,6 @@ def _report(error: BaseException, log: Path | None) -> int:
 
 def _say(line: str, code: int) -> int:
     """Print an error as one line, without secrets; return the exit code."""
-    from tasks.environment import without_secrets
-
     with contextlib.suppress(OSError):  # standard error itself may be closed or full
         print(f"error: {' '.join(without_secrets(line).split())}", file=sys.stderr, flush=True)
     return code
@@ -93,12 +91,6 @@ def _say(line: str, code: int) -> int:
 
 def _write_traceback(error: BaseException, log: Path | None) -> Path:
     """Append a traceback to the log file, or without one to a new file in the state folder or the system's temporary folder."""
-    import tempfile
-    import time
-    import traceback
-
-    from tasks.environment import find_project, without_secrets
-
     text = without_secrets("".join(traceback.format_exception(error)))
     name = f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     paths = [Path(tempfile.gettempdir()) / name]
@@ -156,8 +148,6 @@ def _flush_output() -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        from dml_core.errors import StoreError
-
         raise StoreError(f"standard output cannot be written ({error.strerror}); send it elsewhere") from None
 
 

@@ -1,12 +1,22 @@
 """Verbs of trained networks: `models` lists, promotes and exports them, `embed` embeds any images with one."""
 
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from flows.cli.app import app, models_app, open_project, print_table
+from dml_core.errors import ConfigError
+from flows.cli.app import FirstByDefault, app, new_group
+from flows.cli.session import open_project, open_project_of, print_table
+from tasks.environment import ray_cluster
+from tasks.models.sources import find_images
+from tasks.runs.best import VALIDATION
+
+models_app = new_group("models", cls=FirstByDefault)
 
 RUN = Annotated[str, typer.Argument(help="A run as dataset/variant or dataset/variant/seed, or the identity of its training.")]
 
@@ -22,11 +32,7 @@ def list_(
     registry.
     """
     project = open_project()
-    from rich.table import Table
-
-    from dml_core.errors import ConfigError
     from tasks.models.listing import list_models
-    from tasks.runs.best import VALIDATION
 
     listing = list_models(project, dataset, every_seed)
     if not listing.models:
@@ -47,8 +53,6 @@ def list_(
 
 def _print_registry(uri: str, dataset: str | None) -> None:
     """Print the versions in the registry."""
-    from rich.table import Table
-
     from tasks.tracking.registered import Registry
 
     versions = Registry(uri).versions(f"dml-{dataset or ''}")
@@ -72,14 +76,13 @@ def promote(
     Recall@1, paired by the classes of the same test images: by more than `promotion.min_gain` points of params.yaml, at a significance
     level that decreases with each attempt. A model card is stored with it.
     """
-    project = open_project()
-    from dml_core.errors import ConfigError
-    from tasks.models.promotion import promote as promote_run
-
     if force != (reason is not None):
         raise ConfigError("--force and --reason require each other; give both or neither")
-    found = promote_run(project, run, alias, reason)
-    print(f"models:/{found.version.name}@{alias} is version {found.version.number}: {found.said}")
+    project = open_project()
+    from tasks.models.promotion import promote as promote_run
+
+    promotion = promote_run(project, run, alias, reason)
+    print(f"models:/{promotion.version.name}@{alias} is version {promotion.version.number}: {promotion.said}")
 
 
 @models_app.command()
@@ -97,13 +100,13 @@ def export(
     from tasks.models.export import MEASURED_FILE
     from tasks.models.export import export as export_run
 
-    found = export_run(project, run, graph_format, precision, out)
+    graph = export_run(project, run, graph_format, precision, out)
     print(
-        f"{out}: {found.format} {found.precision} of {found.run}\n"
-        f"Recall@1 {100 * found.recall_at_1:.2f} % (the run: {100 * found.recall_at_1_of_run:.2f} %) "
-        f"on {found.num_images} test images; embeddings differ by up to {found.largest_difference:.1e}\n"
-        f"{found.num_bytes / 1e6:.2f} MB (the run's weights: {found.num_bytes_of_run / 1e6:.2f} MB); "
-        f"{found.milliseconds:.2f} ms per image on this machine (the run's network: {found.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
+        f"{out}: {graph.format} {graph.precision} of {graph.run}\n"
+        f"Recall@1 {100 * graph.recall_at_1:.2f} % (the run: {100 * graph.recall_at_1_of_run:.2f} %) "
+        f"on {graph.num_images} test images; embeddings differ by up to {graph.largest_difference:.1e}\n"
+        f"{graph.num_bytes / 1e6:.2f} MB (the run's weights: {graph.num_bytes_of_run / 1e6:.2f} MB); "
+        f"{graph.milliseconds:.2f} ms per image on this machine (the run's network: {graph.milliseconds_of_run:.2f} ms); {MEASURED_FILE}"
     )
 
 
@@ -122,15 +125,10 @@ def embed(
     The output is readable by `dml evaluate --embeddings`. Rerun the command to resume after an interruption. If a Ray cluster is set
     (RAY_ADDRESS) its nodes read and embed the images.
     """
-    import time
-    from functools import partial
-
-    project = None if (Path(model) / "network.json").is_file() else open_project()  # a network's own folder needs no project
+    project = open_project_of(model)
     from dml_core.trained import load_model
-    from tasks.environment import ray_cluster
     from tasks.models.embed import embed_on_cluster, embed_to
     from tasks.models.lookup import resolve_model
-    from tasks.models.sources import find_images
 
     images = find_images(source)
     folder = resolve_model(model, project)
@@ -141,10 +139,10 @@ def embed(
     def tell(done: int, of: int) -> None:
         print(f"{done:,} of {of:,} images, {time.monotonic() - began:.0f} s", file=sys.stderr)
 
-    found = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
-    reused = f", {found.num_reused:,} of them reused" if found.num_reused else ""
-    print(f"{out}: {found.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
-    if found.bad:
-        print(f"skipped: {len(found.bad):,} bad images")
-        for name, why in found.bad:
+    embedded = embed_to(network, images, out, skip_bad=skip_bad, batch_size=batch_size, progress=tell, spread=cluster)
+    reused = f", {embedded.num_reused:,} of them reused" if embedded.num_reused else ""
+    print(f"{out}: {embedded.num_rows:,} embeddings of {network.num_dimensions} dimensions by {network.title or network.identity}{reused}")
+    if embedded.bad:
+        print(f"skipped: {len(embedded.bad):,} bad images")
+        for name, why in embedded.bad:
             print(f"  {name}: {why}")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.app import app, open_project, print_table
+from flows.cli.app import app
+from flows.cli.session import open_project, print_table
 from flows.cli.table_options import AUTO, NumSeeds, Rows, TrackName, choice_of
 
 if TYPE_CHECKING:

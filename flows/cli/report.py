@@ -1,11 +1,15 @@
-"""The verb that writes pages: `dml report`."""
+"""Verbs that write pages for a browser: `report` those of tables, `look` those to inspect runs."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from flows.cli.app import app, open_project
+from flows.cli.app import app
+from flows.cli.session import open_project
+from tasks.runs.specs import load_params
+from tasks.tables.file import load_table, table_names
 
 
 @app.command()
@@ -21,8 +25,6 @@ def report(
     """
     project = open_project()
     from tasks.reports.site.pages import INDEX, SITE, write_site
-    from tasks.runs.specs import load_params
-    from tasks.tables.file import load_table, table_names
 
     names = tables or table_names()
     for name in names:
@@ -32,3 +34,39 @@ def report(
     for page in pages if tables else ():
         print(page.html)
     print(f"{len(pages)} page{'' if len(pages) == 1 else 's'}; index: {folder / INDEX}")
+
+
+@app.command()
+def look(
+    what: Annotated[
+        str, typer.Argument(metavar="RUN|COMPARISON", help="A run as DATASET/VARIANT[/SEED], or all variants of a dataset as DATASET.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for the pages. Default: a folder in results/site/look.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="For a comparison: seed whose pictures are shown. Default: the first.")] = None,
+    override: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same --set options as in the `dml reproduce` that made it.")
+    ] = None,
+    map_by: Annotated[Literal["tsne", "pca"], typer.Option("--map", help="Projection method of the map.")] = "tsne",
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write pages to inspect a run or a comparison.
+
+    They show the worst queries, confused classes, a map of the embeddings and the neighbours of any test image, and work offline, without
+    a server.
+    """
+    project = open_project()
+    from tasks.reports.look.pages import write_look
+    from tasks.reports.look.runs import choose
+    from tasks.reports.site.pages import SITE
+
+    params = load_params(project.params_file, override or ())
+    selection = choose(project, params, what, seed, override or ())
+    folder = output or project.root / SITE / "look" / what.strip("/").replace("/", "-")
+    page = write_look(project, selection, params.comparison.reference, folder, map_by, lambda line: print(line, file=sys.stderr))
+    for variant in selection.missing:
+        print(f"note: {variant} is not shown: no finished run with seed {selection.seed}", file=sys.stderr)
+    print(page)
+    if open_page:
+        typer.launch(page.absolute().as_uri())

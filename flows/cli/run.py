@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flows.cli.app import app, open_project, prefect_starting
+from flows.cli.app import app
+from flows.cli.session import open_project, prefect_starting
 from flows.cli.table_options import AUTO, MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, resolving
 
 if TYPE_CHECKING:

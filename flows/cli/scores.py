@@ -1,12 +1,17 @@
 """Verbs that measure embeddings: `evaluate` scores files, outside of any run."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dml_core.config import parse
+from dml_core.errors import ConfigError
+from dml_core.evaluation.config import EvaluationConfig
 from flows.cli.app import app
+from tasks.files import write_whole
 
 
 @app.command()
@@ -37,12 +42,6 @@ def evaluate(
 
     Prints retrieval and clustering metrics as fractions.
     """
-    import json
-
-    from dml_core.config import parse
-    from dml_core.errors import ConfigError
-    from dml_core.evaluation.config import EvaluationConfig
-    from tasks.files import write_whole
     from tasks.scores.scoring import Files, approximation_of, score_files
 
     if not all(part.strip().isdigit() for part in k.split(",")):

@@ -1,35 +1,29 @@
 """Verbs for image search: `index` builds and changes indexes, `search` finds images in one."""
 
+import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+from rich.markup import escape
+from rich.table import Table
 
-from dml_core.errors import ConfigError
-from flows.cli.app import app, print_table
+from dml_core.errors import ConfigError, StoreError
+from dml_core.index.index import Index
+from dml_core.index.writing import Batch, add_items, build_index, remove_items
+from flows.cli.app import FirstByDefault, app, new_group
+from flows.cli.session import open_project_of, print_table
+from tasks.files import write_whole
+from tasks.models.sources import find_images
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from dml_core.index.index import Index
-    from dml_core.index.writing import Batch
+if TYPE_CHECKING:  # these import torch
     from dml_core.trained import TrainedModel
     from tasks.models.searching import Answer
 
-
-class BuildByDefault(TyperGroup):
-    """The verbs of indexes: `dml index MODEL SOURCE -o INDEX` is short for `dml index build`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the verb `build` if none is given, then parse as click does."""
-        named = not args or args[0] in self.commands or args[0] == "--help"
-        return super().parse_args(ctx, args if named else ["build", *args])
-
-
-index_app = typer.Typer(cls=BuildByDefault, help="Build and show indexes: dml index MODEL SOURCE -o INDEX.", no_args_is_help=True)
-app.add_typer(index_app, name="index")
+index_app = new_group("index", cls=FirstByDefault, no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="INDEX", help="Folder of the index.")]
 Source = Annotated[
@@ -57,9 +51,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
 ) -> None:
     """Build an index of images; the default verb."""
-    from dml_core.index.writing import build_index
-
-    trained = _open_model(model)
+    _, trained = _open_model(model)
     print(f"dml index: {trained.title or model}, {trained.num_dimensions} dimensions", file=sys.stderr)
     bad: list[str] | None = [] if skip_bad else None
     identity, batches = _batches(source, lambda: trained, images, thumbnail, bad)
@@ -82,12 +74,9 @@ def add(
     skip_bad: SkipBad = False,
 ) -> None:
     """Embed images with an index's model, and add them."""
-    from dml_core.index.index import Index
-    from dml_core.index.writing import add_items
-
     index = Index.open(folder)
     bad: list[str] | None = [] if skip_bad else None
-    identity, batches = _batches(source, lambda: _model_of(index, model), images, thumbnail, bad)
+    identity, batches = _batches(source, lambda: open_index_model(index, model)[1], images, thumbnail, bad)
     changed = add_items(folder, batches, identity)
     _tell_bad(bad)
     _print_index(changed)
@@ -99,16 +88,12 @@ def remove(
     names: Annotated[list[str], typer.Argument(help="Names of items, as printed by `dml search`.")],
 ) -> None:
     """Remove items from an index by their names."""
-    from dml_core.index.writing import remove_items
-
     _print_index(remove_items(folder, names))
 
 
 @index_app.command()
 def show(folder: Folder, as_json: AsJson = False) -> None:
     """Show an index's size, model and, if it is approximate, recall."""
-    from dml_core.index.index import Index
-
     index = Index.open(folder)
     if as_json:
         print(index.info.model_dump_json(indent=1))
@@ -129,16 +114,13 @@ def search(
 
     Prints a table; --html writes a page.
     """
-    from dml_core.index.index import Index
     from tasks.models.searching import search_images
 
     index = Index.open(folder)
-    answers = search_images(index, _model_of(index, model), images, k)
+    answers = search_images(index, open_index_model(index, model)[1], images, k)
     if html is not None:
         _write_page(html, index, answers)
     if as_json:
-        import json
-
         approximate = None if index.info.found is None else index.info.found.recalls
         described = {"kind": index.kind, "metric": index.metric, "items": index.num_items, "recalls": approximate}
         print(json.dumps({"index": described, "answers": [answer.as_values() for answer in answers]}, indent=1))
@@ -148,18 +130,17 @@ def search(
 
 def _batches(
     source: str, model: "Callable[[], TrainedModel]", images: Path | None, pixels: int, bad: list[str] | None
-) -> "tuple[str, Iterator[Batch]]":
+) -> tuple[str, Iterator[Batch]]:
     """Return a source's batches with their model's identity; `model` is called only if the source holds images."""
     from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings
-    from tasks.models.sources import find_images
 
     if is_embeddings(Path(source)):
         return batches_of_embeddings(Path(source), images, pixels)
     if images is not None:
         raise ConfigError(f"--images applies only to embeddings, and {source} contains images; remove the option")
-    found = find_images(source)
+    paths = find_images(source)
     trained = model()
-    return trained.identity, batches_of_images(trained, found, pixels, bad)
+    return trained.identity, batches_of_images(trained, paths, pixels, bad)
 
 
 def _tell_bad(bad: list[str] | None) -> None:
@@ -167,38 +148,34 @@ def _tell_bad(bad: list[str] | None) -> None:
         print(f"skipped: {line}", file=sys.stderr)
 
 
-def _open_model(text: str) -> "TrainedModel":
-    from dml_core.network_description import DESCRIPTION_FILE
+def _open_model(text: str, device: str | None = None) -> "tuple[Path, TrainedModel]":
     from dml_core.trained import load_model
-    from flows.cli.app import open_project
     from tasks.models.lookup import resolve_model
 
-    project = None if (Path(text) / DESCRIPTION_FILE).is_file() else open_project()  # a network's own folder needs no project
-    return load_model(resolve_model(text, project))
+    folder = resolve_model(text, open_project_of(text))
+    return folder, load_model(folder, device)
 
 
-def _model_of(index: "Index", named: str | None) -> "TrainedModel":
-    """Return the named model, or the index's own, found by its identity or by its name when the index was built.
+def open_index_model(index: Index, named: str | None, device: str | None = None) -> "tuple[Path, TrainedModel]":
+    """Open the named model, or the index's own, found by its identity or by its name when the index was built; return its folder too.
 
     Raises:
         ConfigError: the model is not the index's, or it is not here.
     """
     if named is not None:
-        trained = _open_model(named)
+        folder, trained = _open_model(named, device)
         index.check_model(trained.identity)
-        return trained
-    for text in (index.model_identity, index.info.model_source):
-        try:
-            trained = _open_model(text or "")
-        except ConfigError:
-            continue
-        if trained.identity == index.model_identity:
-            return trained
+        return folder, trained
+    for text in filter(None, (index.model_identity, index.info.model_source)):
+        with suppress(ConfigError):
+            folder, trained = _open_model(text, device)
+            if trained.identity == index.model_identity:
+                return folder, trained
     called = f" ({index.info.model_source})" if index.info.model_source else ""
     raise ConfigError(f"{index.folder}: its model {index.model_identity}{called} was not found; give it with --model")
 
 
-def _print_index(index: "Index") -> None:
+def _print_index(index: Index) -> None:
     from tasks.models.searching import describe
 
     print(f"{index.folder}: {index.nbytes / 2**20:,.1f} MiB")
@@ -206,9 +183,7 @@ def _print_index(index: "Index") -> None:
         print(f"  {line}")
 
 
-def _write_page(path: Path, index: "Index", answers: "list[Answer]") -> None:
-    from dml_core.errors import StoreError
-    from tasks.files import write_whole
+def _write_page(path: Path, index: Index, answers: "list[Answer]") -> None:
     from tasks.models.searching import search_page
 
     try:
@@ -218,10 +193,7 @@ def _write_page(path: Path, index: "Index", answers: "list[Answer]") -> None:
     print(f"page: {path}", file=sys.stderr)
 
 
-def _print_answers(index: "Index", answers: "list[Answer]") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
+def _print_answers(index: Index, answers: "list[Answer]") -> None:
     from tasks.models.searching import kind_line
 
     for answer in answers:

@@ -2,15 +2,16 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from dml_core.errors import ConfigError
+from dml_core.index.index import Index
+from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app
-
-if TYPE_CHECKING:
-    from dml_core.index.index import Index
-    from tasks.environment import Project
+from flows.cli.search import open_index_model
+from flows.cli.session import open_project
 
 TOKEN = "DML_SERVE_TOKEN"
 
@@ -29,18 +30,16 @@ def serve(
 
     Stop it with Ctrl-C.
     """
-    from dml_core.errors import ConfigError
-    from flows.cli.app import open_project
-
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
     project = open_project()  # sets the environment that Ray reads when it is imported
     from dml_core.trained import read_description
+    from tasks.models.lookup import resolve_model
     from tasks.serving.application import Served
     from tasks.serving.service import run_service
 
-    index = _open_index(Path(what))
-    folder = _find_model(project, what, model, index)
+    index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
+    folder = resolve_model(model or what, project) if index is None else open_index_model(index, model, "cpu")[0]
     description = read_description(folder)
     num_items = index.num_items if index is not None else None
     identity = index.model_identity if index is not None else description.identity or ""
@@ -58,33 +57,3 @@ def serve(
         token=os.environ.get(token_env) or None,
         report=lambda address: print(f"listening at {address}; end with Ctrl-C", flush=True),
     )
-
-
-def _open_index(folder: Path) -> "Index | None":
-    """Return the index of a folder, or None if it is not an index."""
-    from dml_core.index.index import Index
-    from dml_core.index.layout import INFO_FILE
-
-    return Index.open(folder) if (folder / INFO_FILE).is_file() else None
-
-
-def _find_model(project: "Project", what: str, model: str | None, index: "Index | None") -> Path:
-    """Return the folder of the named network, or of the index's, found by its identity or by its name when the index was built.
-
-    Raises:
-        ConfigError: it is missing, or not the index's.
-    """
-    from dml_core.errors import ConfigError
-    from dml_core.trained import load_model
-    from tasks.models.lookup import resolve_model
-
-    if index is None:
-        return resolve_model(model or what, project)
-    try:
-        folder = resolve_model(model or index.model_identity, project)
-    except ConfigError:
-        if model is not None or not index.info.model_source:
-            raise
-        folder = resolve_model(index.info.model_source, project)
-    index.check_model(load_model(folder, "cpu").identity)
-    return folder

@@ -7,8 +7,18 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
+from rich.table import Table
 
-from flows.cli.app import app, print_table, stack_app
+from dml_core.errors import ConfigError, StoreError
+from flows.cli.app import app, new_group
+from flows.cli.session import open_project, print_table
+from tasks.doctor import examine
+from tasks.environment import find_project, set_environment
+from tasks.gc import delete as delete_steps
+from tasks.gc import find_unused
+from tasks.stack import lifecycle
+
+stack_app = new_group("stack", no_args_is_help=True)
 
 
 @app.command()
@@ -17,12 +27,6 @@ def doctor() -> None:
 
     Exits with code 2 if something is wrong. Starts and changes nothing, and prints no secrets.
     """
-    from rich.table import Table
-
-    from dml_core.errors import StoreError
-    from tasks.doctor import check_findings, examine
-    from tasks.environment import find_project, set_environment
-
     project = find_project()
     with suppress(StoreError):  # the table reports it
         set_environment(project)
@@ -31,9 +35,11 @@ def doctor() -> None:
     for name in ("what", "where", "", "found", "to do"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        table.add_row(finding.what, finding.where, finding.how, finding.said, finding.mend)
+        table.add_row(finding.what, finding.where, finding.status, finding.result, finding.remedy)
     print_table(table)
-    check_findings(findings)
+    wrong = [finding.what for finding in findings if finding.status == "wrong"]
+    if wrong:
+        raise ConfigError(f"{len(wrong)} of {len(findings)} checks failed: {', '.join(wrong)}; see the table for what to do")
 
 
 @app.command()
@@ -45,27 +51,21 @@ def gc(
 
     Keeps steps that a table, MLflow or the outbox references or that the current parameters would reuse, and the steps they were made from.
     """
-    from rich.table import Table
-
-    from flows.cli.app import open_project
-    from tasks.gc import delete as remove
-    from tasks.gc import find_unused
-
     project = open_project()
-    found = find_unused(project, days)
+    steps = find_unused(project, days)
     table = Table(title="dml gc")
     for name in ("step", "MB", "last written"):
         table.add_column(name)
-    for step in found.unused:
+    for step in steps.unused:
         table.add_row(step.key, f"{step.num_bytes / 1e6:.1f}", time.strftime("%Y-%m-%d %H:%M", time.localtime(step.touched)))
-    if found.unused:
+    if steps.unused:
         print_table(table)
-    recent = f" ({found.num_recent} of them only because they are younger than {days:g} days)" if found.num_recent else ""
-    print(f"{len(found.unused)} unused steps; {found.num_kept} kept{recent}")
+    recent = f" ({steps.num_recent} of them only because they are younger than {days:g} days)" if steps.num_recent else ""
+    print(f"{len(steps.unused)} unused steps; {steps.num_kept} kept{recent}")
     if delete:
-        print(f"{remove(project, found) / 1e6:.1f} MB removed")
-    elif found.unused:
-        print(f"{sum(step.num_bytes for step in found.unused) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
+        print(f"{delete_steps(project, steps) / 1e6:.1f} MB removed")
+    elif steps.unused:
+        print(f"{sum(step.num_bytes for step in steps.unused) / 1e6:.1f} MB; nothing was removed; to remove them: dml gc --delete")
 
 
 @stack_app.command()
@@ -76,11 +76,8 @@ def up(
     ] = None,
 ) -> None:
     """Start the missing servers of infra/stack.yaml. They run on this machine; dml uses them from then on."""
-    from tasks.environment import find_project
-    from tasks.stack.lifecycle import up as start
-
     begun = time.monotonic()
-    stack = start(find_project(), lambda line: print(line, flush=True), s3)
+    stack = lifecycle.up(find_project(), lambda line: print(line, flush=True), s3)
     print(f"the stack is up ({time.monotonic() - begun:.0f} s); dml uses it from now on: {stack.environment_file}")
     for name, what in (("PREFECT_API_URL", "Prefect"), ("MLFLOW_TRACKING_URI", "MLflow")):
         print(f"{what}: {stack.file.clients[name].removesuffix('/api')}")
@@ -90,20 +87,14 @@ def up(
 @stack_app.command()
 def status() -> None:
     """Show the state of each server; exit code 2 unless all are up."""
-    from rich.table import Table
-
-    from dml_core.errors import ConfigError
-    from tasks.environment import find_project
-    from tasks.stack.lifecycle import status as read_states
-
-    states = read_states(find_project())
     table = Table(title="dml stack")
     for name in ("server", "", "process", "at", "log"):
         table.add_column(name, overflow="fold")
-    for server in states:
+    servers = lifecycle.status(find_project())
+    for server in servers:
         table.add_row(server.name, server.state, str(server.pid or ""), server.address, str(server.log))
     print_table(table)
-    if any(server.state != "up" for server in states):
+    if any(server.state != "up" for server in servers):
         raise ConfigError("not all servers of the stack are up; check the logs, and start the missing ones: dml stack up")
 
 
@@ -113,9 +104,6 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines; stop with Ctrl-C.")] = False,
 ) -> None:
     """Show the last lines of a server's log."""
-    from dml_core.errors import ConfigError
-    from tasks.environment import find_project
-
     log = find_project().state / "stack" / server / "log"
     if not log.is_file():
         raise ConfigError(f"server '{server}' has no log; dml stack status lists the servers")
@@ -126,9 +114,6 @@ def logs(
 @stack_app.command()
 def down() -> None:
     """Stop all servers of the stack. Deletes their databases, objects and stored records; keeps the logs and your own S3 server."""
-    from tasks.environment import find_project
-    from tasks.stack.lifecycle import down as end
-
-    num_killed = end(find_project())
+    num_killed = lifecycle.down(find_project())
     beside = f"; {num_killed} processes were killed" if num_killed else ""
     print(f"the stack is down{beside}; dml uses your own settings again, or this machine's defaults")

@@ -17,15 +17,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from flows.cli.exit_codes import BROKEN_PIPE, BUG, DONE, MENDABLE, SUPERVISED_BUG
 from tasks.processes import GO_ON
 
-if TYPE_CHECKING:
-    import psutil
-
-GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
 PR_SET_CHILD_SUBREAPER = 36
 INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -48,20 +45,20 @@ def supervise(logs: Path, grace_seconds: float = 0.0, go_on: str = GO_ON) -> Pat
     log = logs / f"dml-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     log.touch()
     _adopt_orphans()
-    asked = {number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN}  # signals ignored under nohup stay ignored
-    signal.pthread_sigmask(signal.SIG_BLOCK, asked | {signal.SIGCHLD})
-    ours, theirs = os.pipe()
+    handled = {number for number in INTERRUPTS if signal.getsignal(number) is not signal.SIG_IGN}  # under nohup some are ignored
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled | {signal.SIGCHLD})
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(theirs)
+        os.close(write_end)
         _adopt_orphans()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to every process; the parent handles it
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, asked | {signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled | {signal.SIGCHLD})
         _divert_standard_error(log)
-        threading.Thread(target=_end_with_the_parent, args=(ours,), name="supervisor-watch", daemon=True).start()
+        threading.Thread(target=_end_with_the_parent, args=(read_end,), name="supervisor-watch", daemon=True).start()
         return log
-    os.close(ours)
-    sys.exit(_stand_by(child, asked, log, grace_seconds, go_on))
+    os.close(read_end)
+    sys.exit(_stand_by(child, handled, log, grace_seconds, go_on))
 
 
 def _adopt_orphans() -> None:
@@ -70,11 +67,11 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: float, go_on: str) -> int:
+def _stand_by(child: int, handled: set[signal.Signals], log: Path, grace_seconds: float, go_on: str) -> int:
     """Wait for the flow's end or a signal, end the remaining processes, print what the user must know, and return the exit code."""
     code: int | None = None
     while code is None:
-        number = signal.sigwait(asked | {signal.SIGCHLD})
+        number = signal.sigwait(handled | {signal.SIGCHLD})
         code = _reap(child)
         if code is None and number != signal.SIGCHLD:
             _end_flow(child, grace_seconds)
@@ -88,8 +85,11 @@ def _stand_by(child: int, asked: set[signal.Signals], log: Path, grace_seconds: 
     if code not in (DONE, MENDABLE, BROKEN_PIPE):
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"exited unexpectedly (exit code {code})"
         _say(f"error: the flow's process {how}; {go_on}; its last messages are in {log}")
-        return 2
-    _drop_if_empty(log) if code else log.unlink(missing_ok=True)
+        return MENDABLE
+    if code == DONE:
+        log.unlink(missing_ok=True)
+    else:
+        _drop_if_empty(log)
     return code
 
 
@@ -104,8 +104,7 @@ def _reap(child: int) -> int | None:
 
 
 def _end_flow(child: int, grace_seconds: float) -> None:
-    """End the flow's process. If a Prefect server records it, it gets a moment to report the interruption."""
-    grace_seconds = grace_seconds or (GRACE_SECONDS if "PREFECT_API_URL" in os.environ else 0.0)
+    """End the flow's process, after `grace_seconds` in which it can end itself."""
     if grace_seconds:
         os.kill(child, signal.SIGTERM)
         until = time.monotonic() + grace_seconds
@@ -119,10 +118,6 @@ def _end_flow(child: int, grace_seconds: float) -> None:
 
 def _end_descendants() -> None:
     """End every process left below this one: terminate, then kill."""
-    if not _has_children():
-        return  # the usual case: psutil need not be loaded
-    import psutil
-
     for process in _descendants():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -137,18 +132,8 @@ def _end_descendants() -> None:
         time.sleep(0.05)
 
 
-def _has_children() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return False
-    return True
-
-
-def _descendants() -> "list[psutil.Process]":
+def _descendants() -> list[psutil.Process]:
     """Return the running processes below this one; reap those that have ended."""
-    import psutil
-
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -158,12 +143,10 @@ def _descendants() -> "list[psutil.Process]":
 def _end_with_the_parent(pipe: int) -> None:
     """Wait until the supervisor is gone; then kill every process this one started, and exit."""
     os.read(pipe, 1)
-    import psutil
-
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    os._exit(2)
+    os._exit(MENDABLE)
 
 
 def _divert_standard_error(log: Path) -> None:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.app import open_project, prefect_starting, print_table, tables_app
+from flows.cli.app import FirstByDefault, new_group
+from flows.cli.session import open_project, prefect_starting, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tasks.tables.choice import Choice
     from tasks.tables.seeds_auto import Resolve
 
+tables_app = new_group("tables", cls=FirstByDefault)
 Name = Annotated[str, typer.Argument(help="Table or figure, for example softtriple/table1.")]
 
 

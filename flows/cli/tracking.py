@@ -1,11 +1,23 @@
 """Verbs of MLflow's data: compare runs, deliver waiting records, open its pages."""
 
+import os
+import socket
 import sys
 from typing import Annotated
 
 import typer
 
-from flows.cli.app import app, open_project, print_table
+from dml_core.config import check_name
+from dml_core.errors import ConfigError, TrackingError
+from flows.cli.app import app
+from flows.cli.session import open_project, print_table
+from tasks.environment import shown
+from tasks.runs.comparable import present_digest, standing_today
+from tasks.runs.specs import comparison_title, load_params
+from tasks.storage import open_store
+from tasks.tracking.connection import check_available
+from tasks.tracking.outbox import OUTBOX
+from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
 
 
 @app.command()
@@ -20,27 +32,21 @@ def compare(
     Reads the runs from MLflow. Prints the significant differences above the table.
     """
     project = open_project()
-    from dml_core.config import check_name
-    from dml_core.errors import ConfigError, TrackingError
-    from tasks.runs.comparable import present_digest, standing_today
-    from tasks.runs.specs import comparison_title, load_params
-    from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs
-
     params = load_params(project.params_file, override or ())
-    name = dataset or params.comparison.default_datasets[0]
+    dataset = dataset or params.comparison.default_datasets[0]
     try:
-        check_name(name)
+        check_name(dataset)
     except ValueError as error:
         raise ConfigError(f"dataset {error}") from None
-    title = comparison_title(name, params.evaluation.role, override or ())
-    today = standing_today(params, name, present_digest(project, name), override or ())
-    selection = comparable_runs(name, published_runs(project.tracking_uri, name, title), today)
+    title = comparison_title(dataset, params.evaluation.role, override or ())
+    today = standing_today(params, dataset, present_digest(project, dataset), override or ())
+    selection = comparable_runs(dataset, published_runs(project.tracking_uri, dataset, title), today)
     for line in selection.left_out:
         print(line)
     runs = selection.runs
     if not runs:
-        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {name}")
-    comparison = compare_published(name, runs, params.comparison.reference)
+        raise TrackingError(f"{title}: no run in MLflow has the current data and settings; run dml reproduce --dataset {dataset}")
+    comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
         print(comparison.sentence)
     print_table(comparison_table(title, runs, comparison))
@@ -52,12 +58,8 @@ def compare(
 def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
-    from tasks.environment import shown
-    from tasks.tracking.outbox import OUTBOX
-
     num_delivered = 0
     if any((project.state / OUTBOX).glob("*.json")):  # MLflow takes seconds to import
-        from tasks.storage import open_store
         from tasks.tracking.tracker import Tracker
 
         num_delivered = Tracker(project.tracking_uri, project.state, open_store(project)).sync()
@@ -70,14 +72,7 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
 
     Only this machine can reach it.
     """
-    import os
-    import socket
-
     project = open_project()
-    from dml_core.errors import TrackingError
-    from tasks.environment import shown
-    from tasks.tracking.connection import check_available
-
     if project.tracking_uri.startswith("http"):
         raise TrackingError(f"results are on the MLflow server {shown(project.tracking_uri)}; open that address in a browser")
     check_available(project.tracking_uri)

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.app import app, open_project, prefect_starting, print_table
+from flows.cli.app import app
+from flows.cli.session import open_project, prefect_starting, print_table
 
 if TYPE_CHECKING:
     from flows.tune import Tuned

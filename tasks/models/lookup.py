@@ -16,7 +16,7 @@ from dml_core.network_description import DESCRIPTION_FILE
 from dml_core.trained import save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import read_dataset
-from tasks.environment import Project, find_project
+from tasks.environment import Project, find_project, open_project
 from tasks.locks import alone
 from tasks.runs.best import VALIDATION, best_seed
 from tasks.runs.finished import finished_identities, finished_scores, parse_run_name
@@ -63,7 +63,7 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     if text.startswith(REGISTRY_PREFIX):
         from tasks.tracking.registered import Registry
 
-        project = project or find_project()
+        project = project or open_project()
         return Registry(project.tracking_uri).fetch(text, project.state / "models")
     path = Path(text)
     if (path / DESCRIPTION_FILE).is_file() or path.name == DESCRIPTION_FILE:

@@ -18,6 +18,7 @@ from dml_core.evaluation.config import EvaluationConfig
 from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import MEASUREMENTS, measurement, parse_measurement
 from dml_core.models.backbones.registry import BACKBONES
+from flows.cli.app import VERBS
 from tasks.runs.identity import STEP_MODULES, source_files
 from tasks.runs.specs import load_params
 from tests.architecture.readme_results import readme_with, results_text
@@ -72,9 +73,15 @@ def test_a_flow_that_reuses_everything_loads_no_trainer() -> None:
 
 
 def test_the_command_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
-    loaded = modules_loaded_by("import flows.cli")
+    loaded = modules_loaded_by("import flows.cli.exits")
     assert "typer" in loaded
-    assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic"}
+    assert not loaded & {"torch", "numpy", "ray", "prefect", "mlflow", "dvc", "pandas", "pydantic", "rich", "psutil"}
+
+
+def test_the_help_of_every_verb_loads_nothing_heavy() -> None:
+    loaded = modules_loaded_by(f"import {', '.join(f'flows.cli.{module}' for module, _ in VERBS.values())}")
+    assert "rich" in loaded
+    assert not loaded & {"torch", "ray", "prefect", "mlflow", "dvc", "optuna", "pandas", "matplotlib", "boto3"}
 
 
 @pytest.mark.parametrize(
@@ -164,3 +171,15 @@ def test_continuous_integration_calls_the_readmes_command() -> None:
 def test_the_readme_s_results_are_the_reports() -> None:
     assert len(re.findall(r"\| (?:\*\*)?softtriple(?:\*\*)? ", results_text())) == len(list((ROOT / "results").glob("*/report.md"))) > 0
     assert (ROOT / "README.md").read_text() == readme_with(results_text())
+
+
+def test_pip_audit_takes_the_command_of_make_audit_and_the_whole_lock() -> None:
+    """A dry run collects the packages without a request to pip-audit's service."""
+    makefile = (ROOT / "Makefile").read_text()
+    words = re.findall(r"^\t@pip-audit (.*)", makefile, re.MULTILINE)[0].split()
+    assert "--strict" in words, "without it, packages that cannot be audited are skipped and the exit code is 0"
+    ran = subprocess.run([sys.executable, "-m", "pip_audit", *words, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    num_pins = len(re.findall(r"^\S+==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    num_audited = int(re.findall(r"would have audited (\d+) packages", ran.stderr.lower())[0])
+    assert num_audited > 0.8 * num_pins, "pins for other platforms are left out"

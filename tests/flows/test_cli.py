@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from dml_core.config import merge, read_yaml
 from dml_core.errors import ConfigError, EvaluationError
-from flows.cli import app
+from flows.cli.app import VERBS, app, load_verb
 from tests.conftest import ROOT
+from tests.flows.verbs import leaves
 
 
 def dml(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,27 +43,10 @@ def change(project: Path, **changes: object) -> None:
     path.write_text(yaml.safe_dump(merge(read_yaml(path), changes)))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        [],
-        ["reproduce"],
-        ["run"],
-        ["compare"],
-        ["evaluate"],
-        ["sync"],
-        ["ui"],
-        ["report"],
-        ["look"],
-        ["data"],
-        ["data", "prepare"],
-        ["models", "promote"],
-        ["embed"],
-    ],
-)
-def test_help_says_what_a_command_does(command: list[str], tmp_path: Path) -> None:
-    shown = dml(*command, "--help", cwd=tmp_path)
-    assert shown.returncode == 0
+@pytest.mark.parametrize("words", ["", *VERBS, *dict(leaves())])
+def test_help_says_what_a_command_does(words: str) -> None:
+    shown = CliRunner().invoke(app, [*words.split(), "--help"])
+    assert shown.exit_code == 0
     assert "Usage:" in shown.stdout
     assert len(shown.stdout.splitlines()) > 4
 
@@ -90,6 +74,11 @@ def test_the_help_says_whole_sentences(group: list[str]) -> None:
     shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=80).stdout
     assert "Commands:" in shown
     assert "..." not in shown.partition("Commands:")[2], shown
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_is_listed_with_the_first_line_of_its_help(verb: str) -> None:
+    assert load_verb(verb).help.splitlines()[0] == VERBS[verb][1]
 
 
 def test_completion_offers_the_verbs() -> None:

@@ -13,7 +13,7 @@ from dml_core.config import merge, read_yaml
 from dml_core.errors import DmlError, SavedNetworkError
 from flows.cli import exits, main
 from tests.conftest import ROOT
-from tests.flows.verbs import ARGUMENTS, DML, dml, leaves
+from tests.flows.verbs import ARGUMENTS, dml, leaves
 
 VERBS = dict(leaves())
 SECRET = "a-very-secret-word"
@@ -37,7 +37,6 @@ def ending(words: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) ->
         raise error
 
     monkeypatch.setattr(VERBS[words], "callback", broken)
-    monkeypatch.setattr(exits, "app", DML)  # built once: it takes a tenth of a second
     monkeypatch.setattr(sys, "argv", ["dml", *words.split(), *ARGUMENTS[words]])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -155,6 +154,20 @@ def test_a_prefect_server_that_does_not_answer_is_named(
     )
 
 
+@pytest.mark.parametrize(("verb", "server", "seconds"), [("run", "", 0.0), ("run", "http://127.0.0.1:9/api", 4.0), ("serve", "", 8.0)])
+def test_a_flow_that_a_server_records_has_time_to_report_its_end(
+    verb: str, server: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"PREFECT_API_URL": server, "DML_STATE": str(tmp_path / "state")})
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["dml", verb])
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("flows.cli.supervisor.supervise", lambda *arguments: calls.append(arguments))
+    exits._supervised()
+    assert calls[0][:2] == (tmp_path / "state/logs", seconds)
+
+
 # ---------------------------------------------------------------- real processes
 
 INTERRUPTED_AT = """
@@ -179,7 +192,7 @@ main()
         ("flows.cli.app", "data list"),
         ("typer", "data list"),
         ("typer.core", "data list"),
-        ("flows.cli.tune", "data list"),
+        ("flows.cli.data", "data list"),
         ("dml_core.errors", "data list"),
         ("flows.cli.exits", "data list"),
         ("tasks.environment", "data list"),
@@ -195,13 +208,6 @@ def test_ctrl_c_while_modules_are_imported_is_130_without_a_line(module: str, wo
         [sys.executable, "-c", INTERRUPTED_AT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
     )
     assert (shown.returncode, shown.stdout, shown.stderr) == (130, "", "")
-
-
-def test_an_import_by_others_leaves_their_handling_of_ctrl_c_alone() -> None:
-    code = "import signal; before = signal.getsignal(signal.SIGINT); import flows.cli; assert signal.getsignal(signal.SIGINT) is before"
-    thread = f"import threading; t = threading.Thread(target=lambda: exec({'import flows.cli'!r})); t.start(); t.join()"
-    shown = subprocess.run([sys.executable, "-c", f"{code}; {thread}"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (shown.returncode, shown.stderr) == (0, "")
 
 
 def in_a_project(folder: Path) -> Path:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from flows.cli import app
+from flows.cli.app import VERBS, load_verb
 from tests.conftest import ROOT
 
 # Valid arguments of each verb, for the tests that run all verbs.
@@ -51,16 +49,12 @@ ARGUMENTS = {
 }
 
 
-DML = get_command(app)
-
-
-def leaves(group: Any = DML, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (words, command) of every verb in a click group."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from leaves(command, f"{before}{name} ")
-        else:
-            yield f"{before}{name}", command
+def leaves() -> Iterator[tuple[str, Any]]:
+    """Yield (words, command) of every verb."""
+    for verb in VERBS:
+        command = load_verb(verb)
+        for name, inner in getattr(command, "commands", {"": command}).items():
+            yield f"{verb} {name}".strip(), inner
 
 
 def dml(words: list[str], cwd: Path, shell: str = "", **environment: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tasks.doctor import Finding, examine
-from tasks.environment import STACK_ENV, find_project, stack_text
+from tasks.environment import STACK_ENV, find_project, open_project, stack_text
 from tasks.tracking.connection import schemas
 from tests.conftest import ROOT
 
@@ -24,9 +24,8 @@ SECRET = "planted-secret"
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project without any configuration."""
-    for name in list(os.environ):
-        if name.startswith(("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")):
-            monkeypatch.delenv(name)
+    configured = ("MLFLOW_", "PREFECT_", "RAY_", "DML_", "AWS_")
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if not name.startswith(configured)})
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / ".dvc", tmp_path / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp"))
     monkeypatch.chdir(tmp_path)
@@ -34,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(what: str) -> Finding:
-    return {finding.what: finding for finding in examine(find_project())}[what]
+    return {finding.what: finding for finding in examine(open_project())}[what]
 
 
 def free_port() -> int:
@@ -69,7 +68,7 @@ def old_server() -> Iterator[str]:
 
 def test_a_project_that_nothing_is_configured_for_is_in_order(here: Path) -> None:
     findings = examine(find_project())
-    assert [(finding.what, finding.said) for finding in findings if finding.how == "wrong"] == []
+    assert [(finding.what, finding.result) for finding in findings if finding.status == "wrong"] == []
     assert not (here / "state" / "mlflow.db").exists(), "looking makes nothing"
 
 
@@ -86,49 +85,49 @@ def test_servers_that_are_not_there(here: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     findings = {finding.what: finding for finding in examine(find_project())}
     for what in ("prefect", "mlflow", "ray", "store"):
-        assert (findings[what].how, findings[what].said) == ("wrong", "does not answer"), findings[what]
-        assert findings[what].mend
+        assert (findings[what].status, findings[what].result) == ("wrong", "does not answer"), findings[what]
+        assert findings[what].remedy
 
 
 def test_an_s3_store_that_is_up_and_a_bucket_that_is_not_there(here: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DML_STORE", f"s3://{s3_bucket}/team")
-    assert found("store").how == "ok"
+    assert found("store").status == "ok"
     monkeypatch.setenv("DML_STORE", "s3://no-such-bucket")
-    assert (found("store").how, found("store").said) == ("wrong", "cannot be written")
+    assert (found("store").status, found("store").result) == ("wrong", "cannot be written")
 
 
 def test_a_server_that_is_older_or_refuses(here: Path, old_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"{old_server}/api")
-    assert found("prefect").how == "wrong"
-    assert "the server has 3.0.1" in found("prefect").said
+    assert found("prefect").status == "wrong"
+    assert "the server has 3.0.1" in found("prefect").result
     monkeypatch.setenv("MLFLOW_TRACKING_URI", old_server)
-    assert (found("mlflow").said, found("mlflow").mend) == ("refuses (403)", "add its host to --allowed-hosts")
+    assert (found("mlflow").result, found("mlflow").remedy) == ("refuses (403)", "add its host to --allowed-hosts")
 
 
 def test_a_damaged_database_and_records_that_wait(here: Path) -> None:
     state = here / "state"
     (state / "outbox").mkdir(parents=True)
     (state / "outbox" / "a.json").write_text("{}")
-    assert (found("outbox").how, found("outbox").mend) == ("note", "dml sync")
+    assert (found("outbox").status, found("outbox").remedy) == ("note", "dml sync")
     (state / "mlflow.db").write_bytes(b"no database" * 100)
-    assert found("mlflow").how == "wrong"
+    assert found("mlflow").status == "wrong"
     (state / "mlflow.db").unlink()
     (state / "mlflow.db").mkdir()
-    assert (found("mlflow").said, found("mlflow").mend) == ("it is not a file", "move it away")
+    assert (found("mlflow").result, found("mlflow").remedy) == ("it is not a file", "move it away")
     (state / "mlflow.db").rmdir()
     with sqlite3.connect(state / "mlflow.db") as database:
         database.execute("CREATE TABLE alembic_version (version_num TEXT)")
         database.execute("INSERT INTO alembic_version VALUES (?)", [schemas()[1]])
         database.execute("CREATE TABLE runs (lifecycle_stage TEXT)")
         database.execute("INSERT INTO runs VALUES ('active')")
-    assert "1 runs" in found("mlflow").said
+    assert "1 runs" in found("mlflow").result
 
 
 def test_parameters_and_a_remote_that_are_wrong(here: Path) -> None:
     (here / "params.yaml").write_text("datasets: {}\nunknown: 1\n")
-    assert found("parameters").how == "wrong"
+    assert found("parameters").status == "wrong"
     (here / ".dvc" / "config").write_text("[core]\nremote = team\n['remote \"team\"']\nurl = /dev/null/nowhere\n")
-    assert (found("dvc remote").how, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
+    assert (found("dvc remote").status, found("dvc remote").where) == ("wrong", "team: /dev/null/nowhere")
 
 
 def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +135,9 @@ def test_settings_of_the_stack_are_used_and_the_user_s_come_first(here: Path, mo
     file.parent.mkdir(parents=True)
     file.write_text(stack_text({"MLFLOW_TRACKING_URI": f"http://127.0.0.1:{free_port()}", "DML_STORE": str(here / "stacked")}))
     monkeypatch.setenv("DML_STORE", str(here / "own"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restored after the test
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     project = find_project()
     assert (project.store, project.tracking_uri[:17]) == (str(here / "own"), "http://127.0.0.1:")
-    assert found("stack").said == "used except for DML_STORE"
+    assert found("stack").result == "used except for DML_STORE"
 
 
 def test_the_command_ends_with_2_and_prints_no_secret(here: Path) -> None:

@@ -14,6 +14,9 @@ from tasks.environment import (
     Project,
     find_project,
     git_tags,
+    open_project,
+    overridden,
+    prefect_server,
     ray_cluster,
     set_environment,
     shown,
@@ -74,8 +77,8 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", ["DML_STATE", "DML_STORE", "DML_TUNING_STORAGE", *PLACES])
 def test_an_empty_variable_is_unset(name: str, inside: Path) -> None:
     os.environ[name] = ""
-    project = find_project()
-    assert name not in os.environ
+    project = open_project()
+    assert os.environ.get(name) != ""
     assert (project.state, project.store) == (inside / "state", str(inside / "state/store"))
     assert project.tracking_uri == f"sqlite:///{inside}/state/mlflow.db"
 
@@ -86,6 +89,19 @@ def test_a_state_folder_that_no_database_address_can_name_is_refused(inside: Pat
         find_project()
     os.environ["DML_STATE"] = str(inside / "a b#ü%41")
     assert find_project().state == inside / "a b#ü%41"
+
+
+def test_finding_a_project_changes_no_variable_and_opening_it_sets_the_stack_s(inside: Path) -> None:
+    values = {"DML_STORE": "s3://dml/store", "MLFLOW_TRACKING_URI": "http://127.0.0.1:5000", "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
+    write_whole(inside / "state/stack/env", stack_text(values))
+    os.environ["DML_STORE"], os.environ["MLFLOW_TRACKING_URI"] = "own", ""
+    before = dict(os.environ)
+    project = find_project()
+    assert (project.store, project.tracking_uri) == ("own", values["MLFLOW_TRACKING_URI"])
+    assert os.environ == before
+    assert open_project() == project
+    assert {name: os.environ[name] for name in values} == values | {"DML_STORE": "own"}
+    assert (overridden(values), prefect_server()) == (["DML_STORE"], values["PREFECT_API_URL"])
 
 
 def test_a_machine_without_git_has_no_commit(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

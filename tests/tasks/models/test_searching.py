@@ -19,7 +19,8 @@ from dml_core.index.index import Index
 from dml_core.index.thumbnails import picture_size
 from dml_core.index.writing import add_items, build_index
 from dml_core.trained import TrainedModel, load_model
-from flows.cli import app, main
+from flows.cli import main
+from flows.cli.app import app
 from tasks.environment import Project
 from tasks.models.embed import embed_to
 from tasks.models.indexing import batches_of_embeddings, batches_of_images, is_embeddings

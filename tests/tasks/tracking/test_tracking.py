@@ -649,7 +649,7 @@ def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report
     shutil.copy(ROOT / "params.yaml", tmp_path)
     code = """
 import json, sys
-from flows.cli import app
+from flows.cli.app import app
 from tasks.environment import find_project
 for words in (["sync"], ["compare", "d"]):
     app(words, standalone_mode=False)

@@ -1,0 +1,75 @@
+"""What verbs share: opening the project, Prefect's server starting beside imports, tables printed on a terminal or into a pipe."""
+
+import atexit
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.local_database import set_aside_if_damaged
+from tasks import environment
+from tasks.environment import STACK_ENV, Project, overridden, stack_environment
+from tasks.processes import watch_children
+
+PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
+
+
+def open_project() -> Project:
+    """Return the project around the working directory, with the environment set for later imports.
+
+    A line reports the use of the local stack.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its callers report the result of retries in one line
+    project = environment.open_project()
+    if stack := stack_environment(project.state):
+        names = ", ".join(overridden(stack))
+        beside = f"; overridden by your own settings: {names}" if names else ""
+        print(f"note: using the local stack ({project.state / STACK_ENV}){beside}; `dml stack down` ends it", file=sys.stderr)
+    return project
+
+
+def open_project_of(model: str) -> Project | None:
+    """Open the project in which a model is looked up; None for a network's own folder, which needs none."""
+    from dml_core.network_description import DESCRIPTION_FILE
+
+    return None if (Path(model) / DESCRIPTION_FILE).is_file() else open_project()
+
+
+@contextmanager
+def prefect_starting() -> Iterator[None]:
+    """Let Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
+
+    Prefect itself is imported first: two concurrent imports share one interpreter lock, and the server would wait for both.
+    """
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME
+
+    if not PREFECT_API_URL.value():
+        set_aside_if_damaged(PREFECT_HOME.value())
+        import prefect.server.api.server  # noqa: F401  the client would import it in the thread
+
+    def start() -> None:
+        get_client(sync_client=True)
+        if not PREFECT_API_URL.value():
+            atexit.register(watch_children(PREFECT_SERVER))  # called before Prefect's own handler, which stops the server
+
+    thread = threading.Thread(target=start, name="prefect-start")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def print_table(table: Table) -> None:
+    """Print a table fitted to the terminal, or in a pipe at its full width."""
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    with console.capture() as text:  # rich itself ends the process with 1 where the reader of a pipe has closed it
+        console.print(table)
+    sys.stdout.write(text.get())
