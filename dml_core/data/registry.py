@@ -1,8 +1,8 @@
 """Registry of datasets, each in its own module, so that `dvc.yaml` can name the file; imported only when used."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from dml_core.config import parse, unknown_name
@@ -30,9 +30,8 @@ def dataset_class(name: str) -> type[DatasetConfig]:
     """
     if name not in DATASETS:
         raise unknown_name("dataset", name, list(DATASETS))
-    module_name, class_name = DATASETS[name].split(":")
-    found: type[DatasetConfig] = getattr(import_module(module_name), class_name)
-    return found
+    dataset: type[DatasetConfig] = resolve_name(DATASETS[name])
+    return dataset
 
 
 def parse_dataset(name: str, options: Mapping[str, Any]) -> DatasetConfig:

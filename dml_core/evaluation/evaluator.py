@@ -16,7 +16,7 @@ from dml_core.evaluation.clustering import clustering_metrics, kmeans
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.inputs import EmbeddingShard, checked_embeddings, checked_labels, label_codes
 from dml_core.evaluation.retrieval.geometry import as_points
-from dml_core.evaluation.retrieval.metrics import QueryScores, class_recalls, per_query_metrics
+from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import retrieve
 from dml_core.evaluation.separability import class_distances, class_separability
 from dml_core.evaluation.statistics.confidence import interval_over_units
@@ -112,9 +112,9 @@ def recall_by_class(gallery: EmbeddingShard, config: EvaluationConfig, queries: 
 
 
 def _named_recalls(scores: QueryScores, codes_Q: NDArray[np.int64], names: NDArray[Any]) -> dict[Any, ClassRecall]:
-    codes, recalls = class_recalls(scores, codes_Q)
-    sizes = np.bincount(codes_Q[scores.is_scored])[codes]
-    return dict(zip(names[codes].tolist(), map(ClassRecall, recalls.tolist(), sizes.tolist()), strict=True))
+    codes, class_S, sizes = np.unique(codes_Q[scores.is_scored], return_inverse=True, return_counts=True)
+    hits = np.bincount(class_S, weights=scores.first_rank[scores.is_scored] == 1)
+    return dict(zip(names[codes].tolist(), map(ClassRecall, (hits / sizes).tolist(), sizes.tolist()), strict=True))
 
 
 def _intervals(metrics: dict[str, NDArray[np.float64]], codes_S: NDArray[np.int64], confidence: float) -> dict[str, float]:

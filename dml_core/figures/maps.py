@@ -5,7 +5,7 @@ Shapes: N samples, D dimensions.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import colormaps
@@ -55,15 +55,18 @@ def plot_map(
         raise EvaluationError(f"a map needs three samples of two dimensions or more, found {embeddings_ND.shape}")
     drawn = np.sort(np.random.default_rng(seed).permutation(len(labels_N))[:MAX_DRAWN_POINTS])
     points_N2 = _project(embeddings_ND[drawn].astype(np.float64), method, seed)
-    axes = _square_axes(SIDE_INCHES if named is None else SIDE_INCHES + LEGEND_INCHES)
+    figure = new_figure(SIDE_INCHES if named is None else SIDE_INCHES + LEGEND_INCHES, SIDE_INCHES)
+    axes = figure.add_subplot()
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.spines[:].set(color="#BBBBBB")
     if named is None:
         _scatter(axes, points_N2, labels_N[drawn])
     else:
-        _scatter_named(axes, points_N2, labels_N[drawn], named)
+        _scatter_named(figure, axes, points_N2, labels_N[drawn], named)
     shown = f", {len(drawn)} of {len(labels_N)} samples" if len(drawn) < len(labels_N) else ""
     axes.set(xticks=[], yticks=[])
     axes.set_title(plain_text((title or {"pca": "PCA", "tsne": "t-SNE"}[method]) + shown), fontsize=9)
-    return _write(axes, path)
+    return write_png(figure, path)
 
 
 def _project(embeddings_ND: NDArray[np.float64], method: str, seed: int) -> NDArray[np.float64]:
@@ -76,41 +79,29 @@ def _project(embeddings_ND: NDArray[np.float64], method: str, seed: int) -> NDAr
     return projected_N2
 
 
-def _square_axes(width_inches: float = SIDE_INCHES) -> Axes:
-    axes = new_figure(width_inches, SIDE_INCHES).add_subplot()
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.spines[:].set(color="#BBBBBB")
-    axes.tick_params(labelsize="small", color="#BBBBBB")
-    return axes
-
-
-def _scatter(axes: Any, points_ND: NDArray[Any], labels_N: NDArray[Any]) -> None:
+def _scatter(axes: Any, points_N2: NDArray[Any], labels_N: NDArray[Any]) -> None:
     names, (codes_N,) = label_codes([labels_N])
     is_named = len(names) <= MAX_NAMED_CLASSES
     size = float(np.clip(20_000 / len(labels_N), 4, 24))
     for code, name in enumerate(names.tolist()):
-        members = points_ND[codes_N == code]
+        members = points_N2[codes_N == code]
         axes.scatter(*members.T, s=size, color=_colour(code, len(names)), alpha=0.7, linewidths=0, label=str(name) if is_named else None)
     if is_named:
-        axes.legend(frameon=False, fontsize="small", markerscale=1.5, loc="best" if points_ND.shape[1] == 2 else "upper left")
+        axes.legend(frameon=False, fontsize="small", markerscale=1.5, loc="best")
 
 
-def _scatter_named(axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:
+def _scatter_named(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N: NDArray[Any], named: Mapping[Any, str]) -> None:
     """Draw the named classes with separate colours and markers above all others in grey, and the legend next to the map."""
     others = points_N2[~np.isin(labels_N, list(named))]
     handles, texts = [], list(named.values())
     for number, label in enumerate(named):
         style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "color": _colour(number, len(named))}
-        handles.append(_dots(axes, points_N2[labels_N == label], 24, alpha=0.85, zorder=2, **style))
+        x, y = points_N2[labels_N == label].T
+        handles.append(axes.scatter(x, y, s=24, linewidths=0, alpha=0.85, zorder=2, **style))
     if len(others):
-        handles.append(_dots(axes, others, 7, color="#C8C8C8", zorder=1))
+        handles.append(axes.scatter(*others.T, s=7, linewidths=0, color="#C8C8C8", zorder=1))
         texts.append(f"{len(np.unique(labels_N)) - len(named)} other classes")
-    figure = cast(Figure, axes.figure)
     figure.legend(handles, [plain_text(text) for text in texts], frameon=False, fontsize="x-small", loc="outside right upper")
-
-
-def _dots(axes: Axes, points_N2: NDArray[Any], area: float, **style: Any) -> Any:
-    return axes.scatter(points_N2[:, 0], points_N2[:, 1], s=area, linewidths=0, **style)
 
 
 def _colour(code: int, num_classes: int) -> Any:
@@ -118,7 +109,3 @@ def _colour(code: int, num_classes: int) -> Any:
     if num_classes <= len(COLOURS):
         return COLOURS[code]
     return colormaps["tab20" if num_classes <= 20 else "hsv"](code / num_classes)
-
-
-def _write(axes: Any, path: Path) -> Path:
-    return write_png(axes.figure, path)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import parse, unknown_name
@@ -52,9 +52,8 @@ def loss_class(name: str) -> "type[Loss]":
         ConfigError: unknown loss; the message suggests the nearest name.
     """
     check_loss_name(name)
-    module_name, class_name = LOSSES.get(name, PML_ADAPTER).split(":")
-    found: type[Loss] = getattr(import_module(module_name), class_name)
-    return found
+    loss: type[Loss] = resolve_name(LOSSES.get(name, PML_ADAPTER))
+    return loss
 
 
 def losses_with(attribute: str) -> str:

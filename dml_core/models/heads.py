@@ -6,7 +6,6 @@ Shapes: N samples, F backbone features, D training output dimensions, E test emb
 import torch
 from torch import Tensor, nn
 
-from dml_core.errors import ConfigError
 from dml_core.initial_weights import start_as_slim
 from dml_core.models.config import HeadConfig
 from dml_core.unit_length import unit_length
@@ -128,12 +127,8 @@ class BatchNormNeck(Head):
         return output_NE
 
 
-def build_head(config: HeadConfig, in_features: int, num_classes: int | None = None) -> Head:
-    """Build the configured head over `in_features` backbone features.
-
-    Raises:
-        ConfigError: a two-layer head without the number of classes.
-    """
+def build_head(config: HeadConfig, in_features: int, num_classes: int) -> Head:
+    """Build the configured head over `in_features` backbone features."""
     if config.kind == "identity":
         return Head(in_features, in_features, config.normalise_at_test)
     if config.kind == "bn_neck":
@@ -143,6 +138,4 @@ def build_head(config: HeadConfig, in_features: int, num_classes: int | None = N
         return LinearHead(config, in_features, config.embedding_dim)
     if config.kind == "bn":
         return BatchNormHead(config, in_features, config.embedding_dim)
-    if num_classes is None:
-        raise ConfigError("head kind 'two_layer' has one output per class: give the number of classes")
     return TwoLayerHead(config, in_features, config.embedding_dim, num_classes)

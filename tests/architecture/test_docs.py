@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dml_core.losses.registry import LOSSES
 from dml_core.measurements.registry import MEASUREMENTS
 from tasks.environment import Project, set_environment
 from tests.conftest import ROOT
@@ -17,6 +18,11 @@ DOCS = ROOT / "docs"
 def test_every_measurement_is_named() -> None:
     named = set(re.findall(r"`(\w+)`", (DOCS / "evaluation.md").read_text()))
     assert set(MEASUREMENTS) <= named
+
+
+def test_every_loss_is_listed_with_its_source() -> None:
+    table = [line.split("|")[1] for line in (DOCS / "losses.md").read_text().splitlines() if line.startswith("| `")]
+    assert set(LOSSES) <= {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_the_environment_of_every_process_is_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,12 +176,12 @@ def test_what_the_table_could_have_shown_is_found_as_often_as_it_says() -> None:
 
 def test_the_seeds_that_are_needed_show_a_point_as_often_as_promised() -> None:
     found = compared(drawn({"a": 50, "b": 48}, 6, deviation=0.6))
-    (num_seeds,), (pair,) = found.needed.values(), found.pairs
-    assert num_seeds is not None
+    (needed,), (pair,) = found.needed, found.pairs
+    assert needed.seeds is not None
     assert pair.deviation is not None
-    samples = np.random.default_rng(2).normal(1.0, pair.deviation, (4000, num_seeds))
+    samples = np.random.default_rng(2).normal(1.0, pair.deviation, (4000, needed.seeds))
     assert (stats.ttest_1samp(samples, 0, axis=1).pvalue < 0.05).mean() >= 0.78
-    fewer = samples[:, : num_seeds - 1]
+    fewer = samples[:, : needed.seeds - 1]
     assert (stats.ttest_1samp(fewer, 0, axis=1).pvalue < 0.05).mean() < 0.82
 
 

@@ -59,7 +59,7 @@ def test_alpha_scales_the_logits():
 def test_the_five_variants_of_the_paper(variant, last_alpha):
     """The loss sees unnormalised (SM), unit-length (LN) or variance-1/k (BN) embeddings; H variants end with the heated alpha."""
     kind = {"kind": "bn"} if variant.endswith("BN") else {"normalise_in_training": variant != "SM"}
-    head = build_head(parse(HeadConfig, {"embedding_dim": 5, **kind}, "head"), 12).double()
+    head = build_head(parse(HeadConfig, {"embedding_dim": 5, **kind}, "head"), 12, 7).double()
     seen_ND = head(3 + torch.randn(400, 12, dtype=torch.float64))
     unit_length = torch.allclose(seen_ND.norm(dim=1), torch.ones(400).double())
     unit_variance = torch.allclose(seen_ND.var(dim=0, correction=0), torch.full((5,), 1 / 5).double(), rtol=0.05)

@@ -44,7 +44,7 @@ def test_test_embeddings_are_as_they_come_without_normalisation(kind):
 
 
 def test_default_is_a_linear_layer_with_bias_to_64():
-    built = build_head(HeadConfig(), 12)
+    built = build_head(HeadConfig(), 12, 7)
     assert built(FEATURES).shape == (16, 64)
     torch.testing.assert_close(built(FEATURES), FEATURES @ built.linear.weight.T + built.linear.bias)
 
@@ -57,7 +57,7 @@ def test_linear_head_normalises_what_the_loss_sees_on_request():
 @pytest.mark.parametrize("kind", ["linear", "bn"])
 @pytest.mark.parametrize(("initial", "deviation"), [("uniform", 0.018), ("slim", 0.0442)])
 def test_a_bottleneck_starts_with_torchs_deviation_or_tf_slims(kind, initial, deviation):
-    layer = build_head(HeadConfig(kind=kind, initial=initial), 1024).linear
+    layer = build_head(HeadConfig(kind=kind, initial=initial), 1024, 7).linear
     assert layer.weight.std().item() == pytest.approx(deviation, rel=0.02)
     assert layer.bias is None or bool(layer.bias.any()) == (initial == "uniform")
 
@@ -135,8 +135,3 @@ def test_settings_that_do_not_fit_are_refused(values, message):
 def test_settings_survive_being_written_out_and_read_back(kind):
     config = HeadConfig(kind=kind, **SMALL[kind])
     assert parse(HeadConfig, config.model_dump(), "head") == config
-
-
-def test_two_layer_head_needs_the_number_of_classes():
-    with pytest.raises(ConfigError, match="give the number of classes"):
-        build_head(HeadConfig(kind="two_layer"), 12)

@@ -51,13 +51,6 @@ def per_query_metrics(scores: QueryScores, recall_at: tuple[int, ...]) -> dict[s
     }
 
 
-def class_recalls(scores: QueryScores, codes_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the codes of the classes that have a scored query, ascending, and Recall@1 of each."""
-    codes, class_S = np.unique(codes_Q[scores.is_scored], return_inverse=True)
-    hits = np.bincount(class_S, weights=scores.first_rank[scores.is_scored] == 1)
-    return codes, hits / np.bincount(class_S)
-
-
 def concatenate(parts: Sequence[QueryScores]) -> QueryScores:
     """Return the scores of several sets of queries as one."""
     return QueryScores(*(np.concatenate(columns) for columns in zip(*(astuple(part) for part in parts), strict=True)))

@@ -77,6 +77,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Needed:
+    """Seeds needed to detect a difference of `points` between a system and the reference; None if above `MOST_SEEDS` or unknown."""
+
+    system: str
+    seeds: int | None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of systems by one metric on one dataset.
 
@@ -91,8 +99,7 @@ class Comparison:
         to_best: interval of each compared system's true mean minus the highest of the others' (Hsu); simultaneous.
         smallest: smallest true difference of two systems detected with power POWER, the median over pairs; None if nothing is compared.
         points: difference used by `needed` and posteriors; None for units without points.
-        needed: for every system of `against`, the seeds that detect a difference of `points` to the reference, at the corrected level with
-            power POWER; None if above `MOST_SEEDS` or unknown.
+        needed: for every system of `against`, at the corrected level with power POWER.
         decimals: decimals of figures in the sentence.
         num_classes: number of classes scored, if known.
         sentence: the comparison in words.
@@ -108,7 +115,7 @@ class Comparison:
     to_best: dict[str, tuple[float, float]]
     smallest: float | None
     points: float | None
-    needed: dict[str, int | None]
+    needed: tuple[Needed, ...]
     decimals: int
     num_classes: int | None = None
     sentence: str = field(default="")
@@ -231,7 +238,7 @@ def compare(
         to_best=_to_best(means, compared),
         smallest=median(_smallest(pair, len(compared)) for pair in compared) if compared else None,
         points=points,
-        needed={pair.system: _seeds_needed(pair, points, len(against if is_named else compared)) for pair in against},
+        needed=tuple(_needed(pair, points, len(against if is_named else compared)) for pair in against),
         decimals=decimals,
         num_classes=num_classes,
     )
@@ -317,10 +324,10 @@ def _smallest(pair: Pair, num_comparisons: int) -> float:
     return smallest_difference(pair.deviation or 0.0, len(pair.seeds), POWER, LEVEL / num_comparisons)
 
 
-def _seeds_needed(pair: Pair, points: float | None, num_comparisons: int) -> int | None:
+def _needed(pair: Pair, points: float | None, num_comparisons: int) -> Needed:
     if points is None or not pair.deviation:
-        return None
-    return seeds_needed(points, pair.deviation, POWER, LEVEL / max(num_comparisons, 1))
+        return Needed(pair.system, None)
+    return Needed(pair.system, seeds_needed(points, pair.deviation, POWER, LEVEL / max(num_comparisons, 1)))
 
 
 # ---------------------------------------------------------------- in words

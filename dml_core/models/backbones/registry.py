@@ -1,6 +1,6 @@
 """Registry of backbones: name -> builder, imported only when used, so that a run depends only on its own family's file."""
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from dml_core.config import unknown_name
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 TIMM_PREFIX = "timm:"
+TIMM_ADAPTER = "dml_core.models.backbones.timm_model:TimmModel"
 BACKBONES: dict[str, str] = {
     "small_cnn": "dml_core.models.backbones.small:build_small",
     "lenet": "dml_core.models.backbones.small:build_small",
@@ -45,11 +46,7 @@ def backbone_module(name: str) -> str:
     Raises:
         ConfigError: unknown backbone; the message suggests the nearest name.
     """
-    if name.startswith(TIMM_PREFIX):
-        return "dml_core.models.backbones.timm_model"
-    if name not in BACKBONES:
-        raise unknown_name("backbone", name, [*BACKBONES, f"{TIMM_PREFIX}<model>"])
-    return BACKBONES[name].partition(":")[0]
+    return _builder(name).partition(":")[0]
 
 
 def build_backbone(config: BackboneConfig) -> "nn.Module":
@@ -58,12 +55,19 @@ def build_backbone(config: BackboneConfig) -> "nn.Module":
     Raises:
         ConfigError: unknown name, or weights that are missing, damaged or incompatible.
     """
-    module = import_module(backbone_module(config.name))
+    builder = resolve_name(_builder(config.name))
     if config.weights == "imagenet":
         from dml_core.models.backbones.published import PUBLISHED, fetch_published  # a reopened network needs none
 
         if config.name in PUBLISHED:
             config = config.model_copy(update={"weights": str(fetch_published(config.name))})
-    builder = "TimmModel" if config.name.startswith(TIMM_PREFIX) else BACKBONES[config.name].partition(":")[2]
-    network: nn.Module = getattr(module, builder)(config)
+    network: nn.Module = builder(config)
     return network
+
+
+def _builder(name: str) -> str:
+    if name.startswith(TIMM_PREFIX):
+        return TIMM_ADAPTER
+    if name not in BACKBONES:
+        raise unknown_name("backbone", name, [*BACKBONES, f"{TIMM_PREFIX}<model>"])
+    return BACKBONES[name]

@@ -113,27 +113,28 @@ class Watch:
         self._num_until_look -= 1
         if self._num_until_look > 0:
             return due, False
-        old, stop, self._num_between = self._exchange()
+        is_old, stop, self._num_between = self._exchange()
         self._num_until_look = self._num_between
-        return due or bool(old), bool(stop)
+        return due or is_old, stop
 
-    def _exchange(self) -> tuple[int, int, int]:
+    def _exchange(self) -> tuple[bool, bool, int]:
+        """Return whether a checkpoint is due by time, whether to stop, and the steps until the next exchange, the same on every worker."""
         now = time.monotonic()
         seconds_a_step = max((now - self._looked) / self._num_between, 1e-6)
         self._looked = now
         stop = False
         with self._failures.kept():
-            stop = bool(self._saving.stop_wanted is not None and self._saving.stop_wanted())
-        said = [0, int(stop), 0, int(self._failures.exist)]
+            stop = self._saving.stop_wanted is not None and self._saving.stop_wanted()
+        is_due, num_steps = False, 0
         if rank() == 0:
             every = self._saving.every_minutes
-            old = every is not None and now - self._saved >= 60 * every and not self._is_behind()
-            said = [int(old), int(stop), min(max(1, int(LOOK_SECONDS / seconds_a_step)), MAX_STEPS_BETWEEN_LOOKS), said[3]]
+            is_due = every is not None and now - self._saved >= 60 * every and not self._is_behind()
+            num_steps = min(max(1, int(LOOK_SECONDS / seconds_a_step)), MAX_STEPS_BETWEEN_LOOKS)
+        state = torch.tensor([is_due, stop, num_steps, self._failures.exist], dtype=torch.int64)
         if world_size() > 1:
-            heard = torch.tensor(said, device=self._device)
-            dist.all_reduce(heard, op=dist.ReduceOp.MAX)
-            said = heard.tolist()
-        old_, stop_, num_steps, has_failed = said
+            state = state.to(self._device)
+            dist.all_reduce(state, op=dist.ReduceOp.MAX)
+        is_due, stop, num_steps, has_failed = state.tolist()
         if has_failed:
             self._failures.raise_together()
-        return old_, stop_, num_steps
+        return bool(is_due), bool(stop), num_steps
