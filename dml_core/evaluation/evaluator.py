@@ -93,7 +93,7 @@ def evaluate_shards(
     metrics = per_query_metrics(scores, config.recall_at)
     values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
     recalls = _named_recalls(scores, codes_Q, names)
-    values |= {"recall@1_class_mean": float(np.mean([found.recall for found in recalls.values()])), "num_query_classes": len(recalls)}
+    values |= {"recall@1_class_mean": float(np.mean([of_class.recall for of_class in recalls.values()])), "num_query_classes": len(recalls)}
     if by_class is not None:
         by_class.update(recalls)
     if config.intervals is not None:

@@ -6,13 +6,14 @@ separate stream, one batch ahead of training.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels, train_pixels
@@ -22,27 +23,6 @@ CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
-
-
-class ImageSource(Protocol):
-    """The part of a dataset that batches need; `PackedDataset` implements it."""
-
-    def image(self, index: int) -> Tensor:
-        """Return the image, uint8 (3, H, W)."""
-
-    def box(self, index: int) -> Box | None:
-        """Return the box (left, top, right, bottom), or None."""
-
-
-class View(Protocol):
-    """A picklable function of (image, box, index, copy) that returns the uint8 pixels of a view."""
-
-    @property
-    def config(self) -> TransformConfig:
-        """Cropping and scaling of the views."""
-
-    def __call__(self, image: Tensor, box: Box | None, index: int, copy: int = 0) -> Tensor:
-        """Return the view, uint8 (3, H, W), RGB."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +49,9 @@ class TestView:
         """Return `transforms.test_pixels`; reject an image without a box if the configuration crops to it."""
         _require_box(self.config, box, index)
         return test_pixels(image, self.config, box)
+
+
+View = TrainView | TestView
 
 
 def _require_box(config: TransformConfig, box: Box | None, index: int) -> None:
@@ -98,7 +81,7 @@ class Loader:
         device: device of the batches.
     """
 
-    def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
+    def __init__(self, dataset: PackedDataset, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
         self._tasks: list[_Task] = []
         # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
@@ -142,7 +125,7 @@ class Loader:
 
 
 def iterate_batches(
-    dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
+    dataset: PackedDataset, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
 ) -> Iterator[Batch]:
     """Like `Loader.batches`, on the CPU, with processes for this call only."""
     yield from Loader(dataset, num_loader_workers).batches(batches, view, copies)
@@ -195,7 +178,7 @@ _Task = tuple[View, Indices, Indices]
 class _Batches(Dataset[Any]):
     """Map tasks to batches of uint8 pixels. User errors are returned, not raised, as a DataLoader would add lines to their message."""
 
-    def __init__(self, dataset: ImageSource) -> None:
+    def __init__(self, dataset: PackedDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, task: _Task) -> Batch | DmlError:

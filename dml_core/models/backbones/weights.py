@@ -68,13 +68,13 @@ def check_fit(own: StateDict, state: StateDict, source: str) -> None:
             if key in state and state[key].shape != value.shape
         ],
     }
-    found = [
+    differences = [
         f"{len(keys)} {kind} ({', '.join(keys[:NUM_NAMES_SHOWN])}{', ...' * (len(keys) > NUM_NAMES_SHOWN)})"
         for kind, keys in problems.items()
         if keys
     ]
-    if found:
-        raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(found)}")
+    if differences:
+        raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(differences)}")
 
 
 def _read_state_dict(path: Path, source: str) -> StateDict:

@@ -48,8 +48,8 @@ def from_rank_zero(read: Callable[[], T]) -> T:
         dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
         raise own or answer[1]
-    found: T = answer[0]
-    return found
+    value: T = answer[0]
+    return value
 
 
 def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple[Any, ...], Tensor], Tensor]) -> Any:
