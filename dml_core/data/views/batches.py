@@ -6,14 +6,13 @@ separate stream, one batch ahead of training.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Box
 from dml_core.data.views.transform_config import Scaling, TransformConfig
 from dml_core.data.views.transforms import scale, test_pixels, train_pixels
@@ -23,6 +22,16 @@ CPU = torch.device("cpu")
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 _PART_PIXELS = 2**17  # values: one photograph at network size, or a batch of small images
 Batch = tuple[Tensor, Indices]
+
+
+class ImageSource(Protocol):
+    """The part of a dataset that batches need; `PackedDataset` implements it."""
+
+    def image(self, index: int) -> Tensor:
+        """Return the image, uint8 (3, H, W)."""
+
+    def box(self, index: int) -> Box | None:
+        """Return the box (left, top, right, bottom), or None."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ class Loader:
         device: device of the batches.
     """
 
-    def __init__(self, dataset: PackedDataset, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
+    def __init__(self, dataset: ImageSource, num_loader_workers: int = 0, device: torch.device = CPU) -> None:
         self.device = device
         self._tasks: list[_Task] = []
         # The sampler yields tasks of whole batches, so loader processes return stacked batches that need no collation.
@@ -125,7 +134,7 @@ class Loader:
 
 
 def iterate_batches(
-    dataset: PackedDataset, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
+    dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
 ) -> Iterator[Batch]:
     """Like `Loader.batches`, on the CPU, with processes for this call only."""
     yield from Loader(dataset, num_loader_workers).batches(batches, view, copies)
@@ -178,7 +187,7 @@ _Task = tuple[View, Indices, Indices]
 class _Batches(Dataset[Any]):
     """Map tasks to batches of uint8 pixels. User errors are returned, not raised, as a DataLoader would add lines to their message."""
 
-    def __init__(self, dataset: PackedDataset) -> None:
+    def __init__(self, dataset: ImageSource) -> None:
         self.dataset = dataset
 
     def __getitem__(self, task: _Task) -> Batch | DmlError:
