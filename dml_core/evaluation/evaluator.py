@@ -62,12 +62,12 @@ def evaluate(
     if query_embeddings is None or query_labels is None:
         if query_embeddings is not None or query_labels is not None:
             raise EvaluationError("query embeddings and query labels go together; give both or neither")
-        values = evaluate_shards(gallery, config, None, seed, by_class)
+        values = evaluate_shards(gallery, config, None, by_class)
         samples_SD, codes_S = gallery_ND, label_codes([labels_N])[1][0]
     else:
         queries_QD = checked_embeddings(query_embeddings, "query embeddings")
         query_labels_Q = checked_labels(query_labels, len(queries_QD), "query labels")
-        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed, by_class)
+        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], by_class)
         samples_SD, codes_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate(label_codes([labels_N, query_labels_Q])[1])
     return values | _class_structure(samples_SD, codes_S, config, seed)
 
@@ -76,7 +76,6 @@ def evaluate_shards(
     gallery: Sequence[EmbeddingShard],
     config: EvaluationConfig,
     queries: Sequence[EmbeddingShard] | None = None,
-    seed: int = 0,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
     """Return the exact retrieval metrics of a gallery that may exceed memory; without `queries` its items are the queries.
