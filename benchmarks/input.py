@@ -30,7 +30,7 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Row
 from dml_core.data.views.batches import TrainView, iterate_batches
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.data.views.transforms import train_view
+from dml_core.data.views.transforms import scale, train_pixels
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
 BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS = 32, 5, 4
@@ -58,7 +58,9 @@ def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
     seconds = interleaved(
         {
             "decode": lambda: exhaust(decode_rgb(data) for data in encoded),
-            "transform": lambda: exhaust(train_view(image, CONFIG, 0, 0, index) for index, image in enumerate(decoded)),
+            "transform": lambda: exhaust(
+                scale(train_pixels(image, CONFIG, 0, 0, index), CONFIG.scaling) for index, image in enumerate(decoded)
+            ),
             "ours": lambda: exhaust(our_batches(dataset, 1, 0)),
             "folder": lambda: exhaust(folder_batches(raw, len(dataset), 1, 0)),
         }

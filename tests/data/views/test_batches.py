@@ -14,8 +14,8 @@ from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views import batches as batches_module
 from dml_core.data.views.batches import Loader, count_copies, iterate_batches
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.data.views.transforms import train_view
 from dml_core.errors import ConfigError
+from tests.one_view import train_view
 
 VIEW = batches_module.TrainView(TransformConfig(crop="padded", padding=2, crop_size=32, flip=True), seed=1, epoch=2)
 BATCHES = [np.array([3, 1, 7]), np.array([], dtype=np.int64), np.array([14, 0])]
