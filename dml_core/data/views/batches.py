@@ -133,13 +133,6 @@ class Loader:
         self._loader = None
 
 
-def iterate_batches(
-    dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
-) -> Iterator[Batch]:
-    """Like `Loader.batches`, on the CPU, with processes for this call only."""
-    yield from Loader(dataset, num_loader_workers).batches(batches, view, copies)
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
 

@@ -127,8 +127,8 @@ def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
 
     batch = np.array([2, 0, 1, 2])
     copies = [np.array([0, 0, 0, 1])]
-    ((trained, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TrainView(views, 1, 2), 0, copies)
-    ((tested, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TestView(views), 0)
+    ((trained, _),) = batches_module.Loader(Images()).batches([batch], batches_module.TrainView(views, 1, 2), copies)
+    ((tested, _),) = batches_module.Loader(Images()).batches([batch], batches_module.TestView(views))
     for place, (index, copy) in enumerate(zip(batch, copies[0], strict=True)):
         box = Images().box(index)
         pixels = transforms.train_pixels(images[index], views, 1, 2, int(index), box, int(copy))
