@@ -48,6 +48,7 @@ def start_from(
         raise ConfigError(f"backbone '{config.name}' has no ImageNet weights; set weights: none, a file or an address")
     own = network.state_dict()
     state = {key: value for key, value in state.items() if not key.startswith(left_out)}
+    # BN-Inception's older file has vectors as matrices of one row.
     state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
     check_fit(own, state, config.weights)
     network.load_state_dict(own | state)
