@@ -19,15 +19,7 @@ import pyarrow.parquet as pq
 from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb
-from dml_core.data.store.info import (
-    IMAGES_FILE,
-    INFO_FILE,
-    MANIFEST_FILE,
-    DatasetInfo,
-    RoleInfo,
-    verify_files,
-    write_info,
-)
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, verify_files, write_info
 from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
 from dml_core.files import file_sha256
