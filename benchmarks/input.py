@@ -28,9 +28,9 @@ from dml_core.data.prepare import pack, prepare
 from dml_core.data.store.decode import decode_rgb
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.rows import Manifest, Row
-from dml_core.data.views.batches import TrainView, iterate_batches
+from dml_core.data.views.batches import Loader, TrainView
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.data.views.transforms import train_view
+from dml_core.data.views.transforms import scale, train_pixels
 
 NUM_CLASSES, NUM_PER_CLASS, WIDTH, HEIGHT = 8, 40, 500, 375
 BATCH_SIZE, NUM_REPEATS, NUM_LOADER_EPOCHS = 32, 5, 4
@@ -58,7 +58,9 @@ def compare_on_one_core(dataset: PackedDataset, raw: Path) -> None:
     seconds = interleaved(
         {
             "decode": lambda: exhaust(decode_rgb(data) for data in encoded),
-            "transform": lambda: exhaust(train_view(image, CONFIG, 0, 0, index) for index, image in enumerate(decoded)),
+            "transform": lambda: exhaust(
+                scale(train_pixels(image, CONFIG, 0, 0, index), CONFIG.scaling) for index, image in enumerate(decoded)
+            ),
             "ours": lambda: exhaust(our_batches(dataset, 1, 0)),
             "folder": lambda: exhaust(folder_batches(raw, len(dataset), 1, 0)),
         }
@@ -91,7 +93,7 @@ def long_store(folder: Path) -> None:
     start = time.perf_counter()
     dataset = PackedDataset(folder, "train")
     order = np.random.default_rng(0).permutation(len(dataset))
-    next(iterate_batches(dataset, [order[:BATCH_SIZE]], TrainView(config, 0, 0), 0))
+    next(Loader(dataset).batches([order[:BATCH_SIZE]], TrainView(config, 0, 0)))
     print(f"time to first batch of {len(dataset)} images: {time.perf_counter() - start:.2f} s (to stay under: 2)")
 
 
@@ -124,7 +126,7 @@ def write_photographs(raw: Path) -> None:
 
 def our_batches(dataset: PackedDataset, num_epochs: int, num_workers: int) -> Iterator[Any]:
     batches = np.array_split(np.arange(len(dataset)), len(dataset) // BATCH_SIZE)
-    return iterate_batches(dataset, batches * num_epochs, TrainView(CONFIG, 0, 0), num_workers)
+    return Loader(dataset, num_workers).batches(batches * num_epochs, TrainView(CONFIG, 0, 0))
 
 
 def folder_batches(raw: Path, num_images: int, num_epochs: int, num_workers: int) -> Iterator[Any]:

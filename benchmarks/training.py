@@ -22,7 +22,7 @@ from dml_core.config import parse
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.batches import Loader, TestView
 from dml_core.training.config import TrainingConfig
 from dml_core.training.history import Progress
 from dml_core.training.loop import build_system, fit
@@ -81,7 +81,7 @@ def bare_loop(config: TrainingConfig, dataset: PackedDataset, channels_last: boo
     batches = [torch.arange(step * BATCH_SIZE, (step + 1) * BATCH_SIZE).numpy() for step in range(NUM_STEPS)]
     ready = [
         (to_device(images, channels_last), torch.from_numpy(dataset.labels[rows]).to(DEVICE))
-        for images, rows in iterate_batches(dataset, batches, TestView(config.transform), 0)
+        for images, rows in Loader(dataset).batches(batches, TestView(config.transform))
     ]
     system = build_system(config, NUM_CLASSES, 0, DEVICE).train()
     optimiser = build_optimiser(config.optimiser, system)

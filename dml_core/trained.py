@@ -11,7 +11,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,9 @@ class TrainedModel:
         if batch_size < 1:
             raise ConfigError(f"batch_size {batch_size}: expected 1 or more")
         views = (self.view(image, box, f"image {number}") for number, (image, box) in enumerate(_with_boxes(images, boxes)))
-        rows = [self.embed_views(batch) for batch in _batches(views, batch_size)]
+        rows = []
+        while batch := list(islice(views, batch_size)):
+            rows.append(self.embed_views(batch))
         return np.concatenate(rows) if rows else np.empty((0, self.num_dimensions), np.float32)
 
     def view(self, image: AnyImage, box: Box | None = None, name: str = "image") -> Tensor:
@@ -293,17 +295,6 @@ def _check(folder: Path, description: NetworkDescription) -> None:
 def _file_identity(path: Path) -> str:
     """Return the hash of the weights, as identity of a network written before identities were saved."""
     return file_sha256(path)[:32]
-
-
-def _batches(views: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
-    batch: list[Tensor] = []
-    for view in views:
-        batch.append(view)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | None] | None) -> Iterator[tuple[AnyImage, Box | None]]:

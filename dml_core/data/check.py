@@ -6,7 +6,7 @@
 import hashlib
 import io
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.readers.shared.contract import OfficialDataset
 from dml_core.data.readers.shared.rules import published_differences
 from dml_core.data.registry import parse_dataset
@@ -58,15 +59,16 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _Image:
+    """A readable image; `size` is (width, height)."""
+
     row: Row
     sha256: str
     mode: str
     size: tuple[int, int]
-    is_readable: bool
 
 
-def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Callable[[int, int], None] | None = None) -> CheckReport:
+def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Progress | None = None) -> CheckReport:
     """Read the annotations of a raw folder and check every image.
 
     Raises:
@@ -78,86 +80,70 @@ def check_dataset(name: str, raw: Path, options: Mapping[str, Any], progress: Ca
     if isinstance(dataset, OfficialDataset) and dataset.published_counts:
         published, dataset = dict(dataset.published), dataset.model_copy(update={"published_counts": False})
     manifest = dataset.read(raw)
-    facts = _look_at_all(manifest, dataset.own_images, progress)
-    violations = _violations(facts, published_differences(manifest.rows, published))
+    rows = manifest.rows
+    images: list[_Image] = []
+    unreadable: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        read = pool.map(lambda row: _read_image(manifest, row, dataset.own_images), rows)
+        for number, (row, image) in enumerate(zip(rows, read, strict=True), start=1):
+            if image is None:
+                unreadable.append(row.path)
+            else:
+                images.append(image)
+            if progress:
+                progress(number, len(rows))
+    modes = {"L": "grayscale, converted to RGB", "CMYK": "CMYK, converted to RGB"}
+    notes = {what: [image.row.path for image in images if image.mode == mode] for mode, what in modes.items()}
+    violations = {
+        "counts are not the published ones": published_differences(rows, published),
+        "unreadable": unreadable,
+        "same bytes in train and in another role": _leaks(images),
+        "box outside the image": [image.row.path for image in images if _box_is_outside(image)],
+    }
+    sides = sorted(min(image.size) for image in images) or [0]
     return CheckReport(
-        role_counts(manifest.rows),
-        _class_sizes(manifest.rows),
-        published,
-        _notes(facts),
-        violations,
-        _short_sides(facts),
-        sum(row.box is not None for row in manifest.rows),
+        counts=role_counts(rows),
+        class_sizes=_class_sizes(rows),
+        published=published,
+        notes=_findings(notes),
+        violations=_findings(violations),
+        short_sides=(sides[0], sides[len(sides) // 2], sides[-1]),
+        num_boxes=sum(row.box is not None for row in rows),
     )
 
 
 def _class_sizes(rows: list[Row]) -> dict[str, tuple[int, int]]:
     sizes = Counter((row.role, row.label) for row in rows)
     per_role = {role: [size for (of, _), size in sizes.items() if of == role] for role in role_counts(rows)}
-    return {role: (min(found), max(found)) for role, found in per_role.items()}
+    return {role: (min(of_role), max(of_role)) for role, of_role in per_role.items()}
 
 
-def _short_sides(facts: list[_Facts]) -> tuple[int, int, int]:
-    sides = sorted(min(fact.size) for fact in facts if fact.is_readable) or [0]
-    return sides[0], sides[len(sides) // 2], sides[-1]
-
-
-def _look_at_all(manifest: Manifest, own_images: bool, progress: Callable[[int, int], None] | None) -> list[_Facts]:
-    facts = []
-    with ThreadPoolExecutor() as pool:
-        for fact in pool.map(lambda row: _look_at(manifest, row, own_images), manifest.rows):
-            facts.append(fact)
-            if progress:
-                progress(len(facts), len(manifest.rows))
-    return facts
-
-
-def _look_at(manifest: Manifest, row: Row, own_images: bool) -> _Facts:
+def _read_image(manifest: Manifest, row: Row, own_images: bool) -> _Image | None:
     try:
         data = manifest.read_bytes(row)
         _, height, width = (decode_upright if own_images else decode_rgb)(data).shape
         with Image.open(io.BytesIO(data)) as image:
-            return _Facts(row, hashlib.sha256(data).hexdigest(), image.mode, (width, height), is_readable=True)
+            return _Image(row, hashlib.sha256(data).hexdigest(), image.mode, (width, height))
     except (DataError, ValueError, OSError):
-        return _Facts(row, "", "", (0, 0), is_readable=False)
+        return None
 
 
-def _notes(facts: list[_Facts]) -> list[Finding]:
-    by_mode: dict[str, list[str]] = defaultdict(list)
-    for fact in facts:
-        by_mode[fact.mode].append(fact.row.path)
-    kinds = {"L": "grayscale, converted to RGB", "CMYK": "CMYK, converted to RGB"}
-    return [_finding(what, by_mode[mode]) for mode, what in kinds.items() if mode in by_mode]
-
-
-def _violations(facts: list[_Facts], differences: list[str]) -> list[Finding]:
-    found = {
-        "counts are not the published ones": differences,
-        "unreadable": [fact.row.path for fact in facts if not fact.is_readable],
-        "same bytes in train and in another role": _leaks(facts),
-        "box outside the image": [fact.row.path for fact in facts if fact.is_readable and _box_is_outside(fact)],
-    }
-    return [_finding(what, examples) for what, examples in found.items() if examples]
-
-
-def _leaks(facts: list[_Facts]) -> list[str]:
+def _leaks(images: list[_Image]) -> list[str]:
     """Return the images whose bytes are both in train and in another role."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for fact in facts:
-        if fact.is_readable:
-            groups[fact.sha256].append(fact.row)
+    for image in images:
+        groups[image.sha256].append(image.row)
     roles = {sha256: {row.role for row in rows} for sha256, rows in groups.items()}
     return [row.path for sha256, rows in groups.items() if "train" in roles[sha256] and len(roles[sha256]) > 1 for row in rows]
 
 
-def _box_is_outside(fact: _Facts) -> bool:
-    if fact.row.box is None:
+def _box_is_outside(image: _Image) -> bool:
+    if image.row.box is None:
         return False
-    left, top, right, bottom = fact.row.box
-    width, height = (side + _BOX_TOLERANCE_PIXELS for side in fact.size)
+    left, top, right, bottom = image.row.box
+    width, height = (side + _BOX_TOLERANCE_PIXELS for side in image.size)
     return min(left, top) < -_BOX_TOLERANCE_PIXELS or right > width or bottom > height or left >= right or top >= bottom
 
 
-def _finding(what: str, examples: Iterable[str]) -> Finding:
-    listed = list(examples)
-    return Finding(what, len(listed), tuple(listed[:_MAX_EXAMPLES]))
+def _findings(examples: Mapping[str, list[str]]) -> list[Finding]:
+    return [Finding(what, len(paths), tuple(paths[:_MAX_EXAMPLES])) for what, paths in examples.items() if paths]

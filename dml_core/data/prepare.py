@@ -7,7 +7,7 @@ with any other file is rejected, and no other file is ever removed. Images packe
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 from pathlib import Path
@@ -16,23 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dml_core.data.readers.shared.archives import Progress
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.decode import decode_rgb
-from dml_core.data.store.info import (
-    IMAGES_FILE,
-    INFO_FILE,
-    MANIFEST_FILE,
-    DatasetInfo,
-    RoleInfo,
-    file_sha256,
-    read_info,
-    verify_files,
-    write_info,
-)
+from dml_core.data.store.info import IMAGES_FILE, INFO_FILE, MANIFEST_FILE, DatasetInfo, RoleInfo, verify_files, write_info
 from dml_core.data.store.rows import Manifest, Row, role_counts
 from dml_core.errors import DataError, StoreError
-
-__all__ = ["DatasetInfo", "prepare", "read_info"]
+from dml_core.files import file_sha256
 
 IMAGES_SCHEMA = pa.schema([pa.field("image", pa.binary(), nullable=False)])
 MANIFEST_SCHEMA = pa.schema(
@@ -48,7 +38,6 @@ MANIFEST_SCHEMA = pa.schema(
 _FILES = (IMAGES_FILE, MANIFEST_FILE, INFO_FILE)
 _NUM_ROWS_PER_BATCH = 128
 _NUM_MAGIC_BYTES = 8
-Progress = Callable[[int, int], None]
 
 
 def prepare(dataset_name: str, raw: Path, out: Path, options: Mapping[str, Any], progress: Progress | None = None) -> DatasetInfo:

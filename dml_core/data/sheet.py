@@ -11,6 +11,7 @@ from dml_core.files import writing
 _TILE_PIXELS = 96
 _GAP_PIXELS = 4
 _NAME_PIXELS = 180
+_MAX_CHARACTERS = 28
 _BOX_COLOUR = (255, 60, 60)
 
 
@@ -28,7 +29,9 @@ def contact_sheet(folder: Path, role: str, num_classes: int, num_samples: int, p
     draw = ImageDraw.Draw(sheet)
     for class_index in shown:
         top = class_index * step + _GAP_PIXELS
-        draw.text((_GAP_PIXELS, top + _TILE_PIXELS // 2 - 6), _shortened(dataset.class_names[class_index]), fill="black")
+        name = dataset.class_names[class_index]
+        shown_name = name if len(name) <= _MAX_CHARACTERS else f"{name[: _MAX_CHARACTERS - 1]}…"
+        draw.text((_GAP_PIXELS, top + _TILE_PIXELS // 2 - 6), shown_name, fill="black")
         members = np.flatnonzero(dataset.labels == class_index)
         for column, position in enumerate(np.linspace(0, len(members) - 1, min(num_samples, len(members)))):
             sheet.paste(_tile(dataset, int(members[round(position)])), (_NAME_PIXELS + column * step, top))
@@ -46,7 +49,3 @@ def _tile(dataset: PackedDataset, index: int) -> Image.Image:
         left, top, right, bottom = (side * scale for side in box)
         ImageDraw.Draw(fitted).rectangle((left, top, right - 1, bottom - 1), outline=_BOX_COLOUR)
     return ImageOps.pad(fitted, (_TILE_PIXELS, _TILE_PIXELS), color="white")
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 28 else name[:27] + "…"

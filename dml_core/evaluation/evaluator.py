@@ -62,12 +62,12 @@ def evaluate(
     if query_embeddings is None or query_labels is None:
         if query_embeddings is not None or query_labels is not None:
             raise EvaluationError("query embeddings and query labels go together; give both or neither")
-        values = evaluate_shards(gallery, config, None, seed, by_class)
+        values = evaluate_shards(gallery, config, None, by_class)
         samples_SD, codes_S = gallery_ND, label_codes([labels_N])[1][0]
     else:
         queries_QD = checked_embeddings(query_embeddings, "query embeddings")
         query_labels_Q = checked_labels(query_labels, len(queries_QD), "query labels")
-        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], seed, by_class)
+        values = evaluate_shards(gallery, config, [EmbeddingShard(lambda: queries_QD, query_labels_Q)], by_class)
         samples_SD, codes_S = np.concatenate([gallery_ND, queries_QD]), np.concatenate(label_codes([labels_N, query_labels_Q])[1])
     return values | _class_structure(samples_SD, codes_S, config, seed)
 
@@ -76,7 +76,6 @@ def evaluate_shards(
     gallery: Sequence[EmbeddingShard],
     config: EvaluationConfig,
     queries: Sequence[EmbeddingShard] | None = None,
-    seed: int = 0,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
     """Return the exact retrieval metrics of a gallery that may exceed memory; without `queries` its items are the queries.
@@ -93,7 +92,7 @@ def evaluate_shards(
     metrics = per_query_metrics(scores, config.recall_at)
     values: dict[str, float | int] = {name: float(values_S.mean()) for name, values_S in metrics.items()}
     recalls = _named_recalls(scores, codes_Q, names)
-    values |= {"recall@1_class_mean": float(np.mean([found.recall for found in recalls.values()])), "num_query_classes": len(recalls)}
+    values |= {"recall@1_class_mean": float(np.mean([of_class.recall for of_class in recalls.values()])), "num_query_classes": len(recalls)}
     if by_class is not None:
         by_class.update(recalls)
     if config.intervals is not None:

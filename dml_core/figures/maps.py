@@ -99,7 +99,8 @@ def _scatter_named(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N
         x, y = points_N2[labels_N == label].T
         handles.append(axes.scatter(x, y, s=24, linewidths=0, alpha=0.85, zorder=2, **style))
     if len(others):
-        handles.append(axes.scatter(*others.T, s=7, linewidths=0, color="#C8C8C8", zorder=1))
+        x, y = others.T
+        handles.append(axes.scatter(x, y, s=7, linewidths=0, color="#C8C8C8", zorder=1))
         texts.append(f"{len(np.unique(labels_N)) - len(named)} other classes")
     figure.legend(handles, [plain_text(text) for text in texts], frameon=False, fontsize="x-small", loc="outside right upper")
 

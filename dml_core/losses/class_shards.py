@@ -7,6 +7,7 @@ centres; `training.parallel` adds up the parts. Without a shard (None) each func
 Shapes: N samples, C classes of all workers or, with a shard, of this one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,16 @@ class ClassShard:
     @torch.no_grad()
     def join(self, part: Tensor, dim: int) -> Tensor:
         """Gather the workers' parts into the whole tensor, on every worker; all workers must call it."""
-        rows = part.transpose(0, dim)
-        padded = rows.new_zeros(max(self.sizes), *rows.shape[1:])
-        padded[: self.size] = rows
-        received = [torch.empty_like(padded) for _ in self.sizes]
-        dist.all_gather(received, padded)
-        whole = torch.cat([rows[:size] for rows, size in zip(received, self.sizes, strict=True)])
-        return whole.transpose(0, dim).contiguous()
+        return gather(part.transpose(0, dim), self.sizes).transpose(0, dim).contiguous()
+
+
+def gather(part: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the workers' parts, whose sizes may differ, concatenated along their first dimension; all workers must call it."""
+    padded = part.new_zeros(max(sizes), *part.shape[1:])
+    padded[: part.shape[0]] = part
+    received = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(received, padded)
+    return torch.cat([rows[:size] for rows, size in zip(received, sizes, strict=True)])
 
 
 def cross_entropy(logits_NC: Tensor, labels_N: Tensor, shard: ClassShard | None, label_smoothing: float = 0.0) -> Tensor:

@@ -128,9 +128,9 @@ def _named(kind: str, name: str) -> Any:
     return known[name]
 
 
-def _parameters(found: type) -> set[str]:
+def _parameters(cls: type) -> set[str]:
     """Return the names of a class's keyword arguments, including its bases'."""
-    own = [base for base in found.__mro__ if base.__module__.startswith("pytorch_metric_learning")]
+    own = [base for base in cls.__mro__ if base.__module__.startswith("pytorch_metric_learning")]
     parameters = [parameter for base in own for parameter in inspect.signature(base.__init__).parameters.values()]  # type: ignore[misc]
     return {parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD} - {"self"}
 

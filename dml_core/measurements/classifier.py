@@ -65,16 +65,16 @@ def classifier_of(run: FinishedRun) -> Classifier:
     """
     loss = run.system.loss
     if isinstance(loss, HeatedUpSoftmax):
-        found = _classifier(functional.normalize(loss.classifier.weight), loss.classifier.bias)
+        classifier = _classifier(functional.normalize(loss.classifier.weight), loss.classifier.bias)
     elif isinstance(loss, Softmax):
-        found = _classifier(loss.classifier.weight, loss.classifier.bias)
+        classifier = _classifier(loss.classifier.weight, loss.classifier.bias)
     elif isinstance(loss, SGSL):
-        found = _classifier(loss.weight_CD, None)
+        classifier = _classifier(loss.weight_CD, None)
     else:
         raise EvaluationError(f"{run.title}: the loss '{run.training.loss.name}' has no classifier to look at")
-    if int(run.gallery.labels.max()) >= len(found.weight):
+    if int(run.gallery.labels.max()) >= len(classifier.weight):
         raise EvaluationError(f"{run.title}: scored images have classes that the classifier was not trained on; score the training images")
-    return found
+    return classifier
 
 
 def choose_samples(margins_N: Floats, samples: Samples) -> NDArray[np.int64]:

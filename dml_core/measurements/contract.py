@@ -78,7 +78,7 @@ class FinishedRun:
         import torch
 
         from dml_core.data.store.splits import open_role
-        from dml_core.data.views.batches import TestView, iterate_batches
+        from dml_core.data.views.batches import Loader, TestView
         from dml_core.models.embedder import Embedder
 
         model = self.system.model
@@ -86,6 +86,6 @@ class FinishedRun:
         dataset = open_role(self.dataset, "train", self.training.validation)
         batches = np.split(np.arange(len(dataset)), range(BATCH_SIZE, len(dataset), BATCH_SIZE))
         with torch.no_grad():
-            views = iterate_batches(dataset, batches, TestView(self.training.transform), 0)
+            views = Loader(dataset).batches(batches, TestView(self.training.transform))
             parts = [model.embed(images).float().numpy() for images, _ in views]
         return Scored("train", np.concatenate(parts), dataset.labels)

@@ -18,7 +18,7 @@ def measure(run: FinishedRun, options: Config, folder: Path) -> dict[str, float]
         EvaluationError: no class has a spread.
     """
     scored = run.training_images
-    found = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)
-    if "csc" not in found:
+    separability = class_separability(as_points(scored.embeddings, "euclidean"), scored.labels)
+    if "csc" not in separability:
         raise EvaluationError(f"{run.title}: all training images of a class have one embedding, and CSC has no value")
-    return {METRICS[0]: found["csc"]}
+    return {METRICS[0]: separability["csc"]}

@@ -43,13 +43,7 @@ from dml_core.training.optimisation.schedules import learning_rate_factor
 from dml_core.training.parallel.batchnorm import check_batches, synchronise_batchnorm
 from dml_core.training.parallel.cross_batch import CrossBatchMemory
 from dml_core.training.parallel.grad_cache import ChunkedSystem, backward_in_chunks, check_independent
-from dml_core.training.parallel.sharded_state import (
-    check_shardable,
-    leave_to_their_worker,
-    own_part,
-    whole_optimiser_state,
-    whole_state,
-)
+from dml_core.training.parallel.sharded_state import check_shardable, leave_to_their_worker, own_part, whole_optimiser_state, whole_state
 from dml_core.training.parallel.workers import Failures, TrainingSystem, from_rank_zero, rank, shard_sizes, state_from_rank_zero, world_size
 from dml_core.training.preparing import load, prepare, training_outputs
 from dml_core.training.pulse import beat, patient
@@ -538,11 +532,7 @@ def _is_due(run: _Run, num_epochs_done: int, every: int | None) -> bool:
 
 def _score(run: _Run, num_epochs_done: int) -> dict[str, float]:
     """Return the metrics of the result so far that are due: on classes unseen in training, and for the curve."""
-    due = (
-        (run.validate, 1),
-        (run.score_test, run.config.keep_every_epochs),
-        (run.score_curve, run.config.recall_every_epochs),
-    )
+    due = ((run.validate, 1), (run.score_test, run.config.keep_every_epochs), (run.score_curve, run.config.recall_every_epochs))
     metrics: dict[str, float] = {}
     with patient():
         for score, every in due:

@@ -21,8 +21,8 @@ def nearest_of_other_classes(embeddings_ND: Tensor, labels_N: Tensor, num_neares
     """Return the (N, k) nearest images of other classes by cosine, nearest first; k is smaller if some image has fewer."""
     unit_ND = functional.normalize(embeddings_ND.float())
     fewest = len(labels_N) - int(torch.bincount(labels_N).max())
-    found = []
+    nearest = []
     for rows_RD, labels_R in zip(torch.split(unit_ND, ROWS_AT_ONCE), torch.split(labels_N, ROWS_AT_ONCE), strict=True):
         sim_RN = (rows_RD @ unit_ND.T).masked_fill_(labels_R[:, None] == labels_N, -torch.inf)
-        found.append(sim_RN.topk(min(num_nearest, fewest), dim=1).indices)
-    return torch.cat(found).cpu().numpy()
+        nearest.append(sim_RN.topk(min(num_nearest, fewest), dim=1).indices)
+    return torch.cat(nearest).cpu().numpy()

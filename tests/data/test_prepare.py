@@ -13,10 +13,11 @@ import pytest
 
 from dml_core.config import ConfigError
 from dml_core.data import prepare as prepare_module
-from dml_core.data.prepare import prepare, read_info
+from dml_core.data.prepare import prepare
 from dml_core.data.readers.shared.contract import DatasetConfig
 from dml_core.data.registry import materialise
 from dml_core.data.store.decode import decode_rgb
+from dml_core.data.store.info import read_info
 from dml_core.data.store.rows import Row
 from dml_core.errors import DataError, StoreError
 from tests.data.conftest import OPTIONS

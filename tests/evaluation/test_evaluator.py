@@ -121,9 +121,9 @@ def test_shards_and_memory_give_the_same_numbers_to_the_last_bit() -> None:
     shards = [EmbeddingShard(lambda rows=rows: embeddings[rows], labels[rows]) for rows in (slice(0, 25), slice(25, 26), slice(26, 60))]
     config = EvaluationConfig(clustering=False, intervals=IntervalConfig())
     whole = evaluate(embeddings, labels, config, seed=3)
-    assert evaluate_shards(shards, config, seed=3).items() <= whole.items()
+    assert evaluate_shards(shards, config).items() <= whole.items()
     queries = evaluate(embeddings, labels, config, embeddings[:9], labels[:9], seed=3)
-    assert evaluate_shards(shards, config, [EmbeddingShard(lambda: embeddings[:9], labels[:9])], seed=3).items() <= queries.items()
+    assert evaluate_shards(shards, config, [EmbeddingShard(lambda: embeddings[:9], labels[:9])]).items() <= queries.items()
 
 
 def test_the_seed_is_k_means_alone() -> None:

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from dml_core.evaluation.statistics.population import difference_over_classes
+from dml_core.evaluation.statistics.paired import difference_over_classes
 
 
 def test_by_hand() -> None:

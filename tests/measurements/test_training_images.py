@@ -10,7 +10,6 @@ import torch
 
 from dml_core.config import Config
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.transforms import test_view as view_of
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.separability import class_separability
@@ -18,6 +17,7 @@ from dml_core.measurements import contract, last_softmax, pair_cosines, training
 from dml_core.measurements.contract import FinishedRun, Scored
 from dml_core.training.loop import build_system
 from tests.conftest import small_training
+from tests.one_view import plain_view as view_of
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.errors import ConfigError, StoreError, TrainingError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
@@ -23,6 +22,7 @@ from dml_core.training.loop import fit
 from dml_core.training.validation import HeldOutRecall, scorers
 from tests.conftest import small_training
 from tests.damage import contents
+from tests.one_view import plain_view
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

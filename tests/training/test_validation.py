@@ -13,7 +13,6 @@ from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.split_config import ValidationConfig
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.training import validation
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.epochs import RECALL
@@ -22,6 +21,7 @@ from dml_core.training.loop import build_system, fit
 from dml_core.training.validation import METRIC, HeldOutRecall, bounded_rows, scorers
 from tasks.scores.evaluation import recall_by_epoch
 from tests.conftest import MODEL, SYNTHETIC_OPTIONS, small_training
+from tests.one_view import plain_view
 
 CPU = torch.device("cpu")
 CONFIG = small_training(model={**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}, num_epochs=2)

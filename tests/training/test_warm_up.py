@@ -5,11 +5,11 @@ import torch
 
 from dml_core.config import merge, parse
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.errors import ConfigError
 from dml_core.training.config import TrainingConfig
 from dml_core.training.loop import build_system, fit
 from tests.conftest import MODEL, SETTINGS, small_training
+from tests.one_view import plain_view
 
 CPU = torch.device("cpu")
 HEAD = {"model": {**MODEL, "head": {"kind": "bn", "embedding_dim": 8}}}

@@ -13,9 +13,8 @@ are inclusive.
 
 import csv
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from dml_core.data.readers.shared.annotations import read_file, read_lines, read_numbers
 from dml_core.data.readers.shared.archives import Archive
@@ -30,8 +29,7 @@ _NUM_CSV_COLUMNS = 6
 Annotation = tuple[str, list[float], int]
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A file or folder of a layout.
 
     Attributes:
@@ -41,9 +39,6 @@ class _Part:
 
     paths: tuple[str, ...]
     fetch: str
-
-    def find(self, folder: Path) -> Path | None:
-        return find_place(folder, self.paths)
 
 
 def _devkit(name: str, beside: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -124,7 +119,7 @@ def _parts(folder: Path) -> tuple[str, Parts]:
     Raises:
         DataError: no layout is complete; the message names the parts missing from the most complete one and what to fetch.
     """
-    found = {layout: {name: part.find(folder) for name, part in parts.items()} for layout, parts in _LAYOUTS.items()}
+    found = {layout: {name: find_place(folder, part.paths) for name, part in parts.items()} for layout, parts in _LAYOUTS.items()}
     for layout, places in found.items():
         parts = {name: path for name, path in places.items() if path is not None}
         if len(parts) == len(places):

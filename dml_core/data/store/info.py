@@ -14,15 +14,11 @@ from dml_core.config import Config
 from dml_core.errors import DataError, StoreError
 from dml_core.files import check_regular, file_sha256, read_regular, sealed, unsealed
 
-__all__ = ["DatasetInfo", "RoleInfo", "file_sha256", "read_info"]
-
 FORMAT: Literal[2] = 2  # format 1 had no hash of the file itself
 INFO_FILE = "dataset.json"
 IMAGES_FILE = "images.arrow"
 MANIFEST_FILE = "manifest.parquet"
 REMEDY = "run `dml data prepare` again"
-
-
 OWN_READERS = frozenset({"folder", "manifest"})
 
 

@@ -34,17 +34,6 @@ class ImageSource(Protocol):
         """Return the box (left, top, right, bottom), or None."""
 
 
-class View(Protocol):
-    """A picklable function of (image, box, index, copy) that returns the uint8 pixels of a view."""
-
-    @property
-    def config(self) -> TransformConfig:
-        """Cropping and scaling of the views."""
-
-    def __call__(self, image: Tensor, box: Box | None, index: int, copy: int = 0) -> Tensor:
-        """Return the view, uint8 (3, H, W), RGB."""
-
-
 @dataclass(frozen=True)
 class TrainView:
     """Training views of one epoch."""
@@ -69,6 +58,9 @@ class TestView:
         """Return `transforms.test_pixels`; reject an image without a box if the configuration crops to it."""
         _require_box(self.config, box, index)
         return test_pixels(image, self.config, box)
+
+
+View = TrainView | TestView
 
 
 def _require_box(config: TransformConfig, box: Box | None, index: int) -> None:
@@ -139,13 +131,6 @@ class Loader:
     def close(self) -> None:
         """Stop the processes."""
         self._loader = None
-
-
-def iterate_batches(
-    dataset: ImageSource, batches: Sequence[Indices], view: View, num_loader_workers: int, copies: Sequence[Indices] | None = None
-) -> Iterator[Batch]:
-    """Like `Loader.batches`, on the CPU, with processes for this call only."""
-    yield from Loader(dataset, num_loader_workers).batches(batches, view, copies)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -26,11 +26,6 @@ _MEANS_BGR = {"bgr-caffe": (104.0, 117.0, 128.0), "bgr-bvlc": (104.0, 117.0, 123
 _NUM_CROP_ATTEMPTS = 10
 
 
-def train_view(image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0) -> Tensor:
-    """Return a training view of uint8 `image` (C, H, W) as float32 (C, H', W'): `train_pixels`, scaled."""
-    return scale(train_pixels(image, config, seed, epoch, index, box, copy), config.scaling)
-
-
 def train_pixels(
     image: Tensor, config: TransformConfig, seed: int, epoch: int, index: int, box: Box | None = None, copy: int = 0
 ) -> Tensor:
@@ -51,11 +46,6 @@ def train_pixels(
     if not config.jitter_first:
         image = _jitter(image, config.jitter, rng)
     return image
-
-
-def test_view(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)
-    """Return the test view of uint8 `image` (C, H, W) as float32: `test_pixels`, scaled."""
-    return scale(test_pixels(image, config, box), config.scaling)
 
 
 def test_pixels(image: Tensor, config: TransformConfig, box: Box | None = None) -> Tensor:  # noqa: PT028 (not a test)

@@ -177,8 +177,8 @@ class Comparison:
 
     def pair(self, system: str, other: str) -> Pair:
         """Return the system minus the other, from `pairs`."""
-        found = next(pair for pair in self.pairs if {pair.system, pair.other} == {system, other})
-        return found if found.system == system else found.reversed
+        pair = next(pair for pair in self.pairs if {pair.system, pair.other} == {system, other})
+        return pair if pair.system == system else pair.reversed
 
 
 class Tested(TypedDict):
@@ -227,7 +227,7 @@ def compare(
     pairs = _corrected([_pair(scores, *names, points, floor) for names in combinations(means, 2)])
     compared = [pair for pair in pairs if pair.deviation is not None]
     against = _against(means, chosen, pairs, is_named)
-    found = Comparison(
+    comparison = Comparison(
         dataset=dataset,
         metric=metric,
         means=means,
@@ -242,7 +242,7 @@ def compare(
         decimals=decimals,
         num_classes=num_classes,
     )
-    return replace(found, sentence=_sentence(found, scores))
+    return replace(comparison, sentence=_sentence(comparison, scores))
 
 
 def differences(scores: Scores, reference: str | None, points: float | None = None, num_queries: int | None = None) -> list[Pair]:
@@ -267,9 +267,9 @@ def _pair(scores: Scores, system: str, other: str, points: float | None, num_que
     if len(seeds) < MIN_SEEDS:
         return Pair(system, other, seeds)
     values = [[scores[name][seed] for seed in seeds] for name in (system, other)]
-    found = paired_difference(values[0], values[1], None if points is None else num_queries, 100 * (points or 0.01))
-    posterior = None if points is None else probabilities(found, points)
-    return Pair(system, other, seeds, found.mean, found.half_width, found.deviation, found.p_value, posterior=posterior)
+    difference = paired_difference(values[0], values[1], None if points is None else num_queries, 100 * (points or 0.01))
+    posterior = None if points is None else probabilities(difference, points)
+    return Pair(system, other, seeds, difference.mean, difference.half_width, difference.deviation, difference.p_value, posterior=posterior)
 
 
 def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
@@ -289,9 +289,9 @@ def _corrected(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _against(means: Mapping[str, float], reference: str, pairs: Sequence[Pair], is_named: bool) -> list[Pair]:
     """Return every system minus the reference, corrected over these if it was named, else as in `pairs`."""
-    found = {pair.system if pair.other == reference else pair.other: pair for pair in pairs if reference in (pair.system, pair.other)}
-    less = [pair if pair.other == reference else pair.reversed for pair in (found[name] for name in means if name != reference)]
-    return _corrected(less) if is_named else less
+    by_system = {pair.system if pair.other == reference else pair.other: pair for pair in pairs if reference in (pair.system, pair.other)}
+    differences = [pair if pair.other == reference else pair.reversed for pair in (by_system[name] for name in means if name != reference)]
+    return _corrected(differences) if is_named else differences
 
 
 def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, tuple[float, float]]:
@@ -313,11 +313,11 @@ def _to_best(means: Mapping[str, float], compared: Sequence[Pair]) -> dict[str, 
         bounds[pair.other][pair.system] = -pair.difference - half, -pair.difference + half
     highs = {name: max(0.0, min(high for _, high in bounds[name].values())) for name in systems}
     best = [name for name in systems if highs[name] > 0]
-    found = {}
+    intervals = {}
     for name, against in bounds.items():
         rivals = [low for other, (low, _) in against.items() if other in best] or [low for low, _ in against.values()]
-        found[name] = (0.0 if best == [name] else min(0.0, *rivals), highs[name])
-    return found
+        intervals[name] = (0.0 if best == [name] else min(0.0, *rivals), highs[name])
+    return intervals
 
 
 def _smallest(pair: Pair, num_comparisons: int) -> float:
@@ -333,48 +333,50 @@ def _needed(pair: Pair, points: float | None, num_comparisons: int) -> Needed:
 # ---------------------------------------------------------------- in words
 
 
-def _sentence(found: Comparison, scores: Scores) -> str:
-    title = metric_info(found.metric).title
-    leaders = [name for name, value in found.means.items() if abs(value - found.means[found.best]) <= SAME * max(1.0, abs(value))]
-    where = f" on these {found.num_classes} classes" if found.num_classes is not None else ""
-    said = [f"Best mean {title}{where}: {_names(leaders)}, {found.means[found.best]:.{found.decimals}f}."]
-    if not found.to_best:
-        return f"{said[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
-    said.append(_who_may_be_best(found))
-    worse = [pair for pair in found.pairs if pair.system == found.best and pair.is_significant and (pair.difference or 0) > 0]
-    said += [f"Significantly worse than {found.best}: {_worse(found, worse)}."] if worse else []
-    if found.is_named and any(pair.p_adjusted is not None for pair in found.against):
-        said.append(_against_reference(found))
-    left = [name for name in found.means if name not in found.to_best]
-    said += [f"Not compared: {_names(left)} (fewer than {MIN_SEEDS} shared seeds)."] if left else []
-    return " ".join([*said, _seeds(scores)])
+def _sentence(comparison: Comparison, scores: Scores) -> str:
+    title = metric_info(comparison.metric).title
+    leaders = [
+        name for name, value in comparison.means.items() if abs(value - comparison.means[comparison.best]) <= SAME * max(1.0, abs(value))
+    ]
+    where = f" on these {comparison.num_classes} classes" if comparison.num_classes is not None else ""
+    sentences = [f"Best mean {title}{where}: {_names(leaders)}, {comparison.means[comparison.best]:.{comparison.decimals}f}."]
+    if not comparison.to_best:
+        return f"{sentences[0]} Nothing is compared: fewer than {MIN_SEEDS} shared seeds."
+    sentences.append(_who_may_be_best(comparison))
+    worse = [pair for pair in comparison.pairs if pair.system == comparison.best and pair.is_significant and (pair.difference or 0) > 0]
+    sentences += [f"Significantly worse than {comparison.best}: {_worse(comparison, worse)}."] if worse else []
+    if comparison.is_named and any(pair.p_adjusted is not None for pair in comparison.against):
+        sentences.append(_against_reference(comparison))
+    left = [name for name in comparison.means if name not in comparison.to_best]
+    sentences += [f"Not compared: {_names(left)} (fewer than {MIN_SEEDS} shared seeds)."] if left else []
+    return " ".join([*sentences, _seeds(scores)])
 
 
-def _who_may_be_best(found: Comparison) -> str:
+def _who_may_be_best(comparison: Comparison) -> str:
     """Describe the confidence set of the best. It may exclude systems without a significant difference, which are worse or equal."""
-    others = [name for name in found.means if name in found.best_set and name != found.best]
+    others = [name for name in comparison.means if name in comparison.best_set and name != comparison.best]
     if not others:
-        return f"{found.best} is the best (95 % confidence)."
-    if len(others) + 1 == len(found.to_best):
-        return f"{'Either' if len(others) == 1 else f'Any of the {len(found.to_best)}'} may be the best (95 % confidence)."
+        return f"{comparison.best} is the best (95 % confidence)."
+    if len(others) + 1 == len(comparison.to_best):
+        return f"{'Either' if len(others) == 1 else f'Any of the {len(comparison.to_best)}'} may be the best (95 % confidence)."
     if len(others) > MOST_NAMES:
-        return f"The best is {found.best} or one of {len(others)} others (95 % confidence)."
-    return f"The best is one of {_names([found.best, *others], MOST_NAMES + 1)} (95 % confidence)."
+        return f"The best is {comparison.best} or one of {len(others)} others (95 % confidence)."
+    return f"The best is one of {_names([comparison.best, *others], MOST_NAMES + 1)} (95 % confidence)."
 
 
-def _worse(found: Comparison, worse: Sequence[Pair]) -> str:
+def _worse(comparison: Comparison, worse: Sequence[Pair]) -> str:
     """Name the nearest system with its difference, and count the others."""
     nearest, others = worse[0], len(worse) - 1
-    said = f"{nearest.other} ({found.said(nearest.reversed)})"
-    return f"{said} and {others} other{'s' if others > 1 else ''}" if others else said
+    first = f"{nearest.other} ({comparison.said(nearest.reversed)})"
+    return f"{first} and {others} other{'s' if others > 1 else ''}" if others else first
 
 
-def _against_reference(found: Comparison) -> str:
+def _against_reference(comparison: Comparison) -> str:
     kinds = {"better": 0, "worse": 0, "with no significant difference": 0}
-    for pair in found.against:
+    for pair in comparison.against:
         if pair.difference is not None:
             kinds["with no significant difference" if not pair.is_significant else "better" if pair.difference > 0 else "worse"] += 1
-    return f"Compared with {found.reference}: {', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)}."
+    return f"Compared with {comparison.reference}: {', '.join(f'{count} {kind}' for kind, count in kinds.items() if count)}."
 
 
 def _seeds(scores: Scores) -> str:

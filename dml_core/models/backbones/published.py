@@ -93,10 +93,10 @@ def is_kept(file: PublishedFile) -> bool:
     if not file.path.is_file():
         return False
     status = file.path.stat()
-    found = _sha256(file.path, status.st_size, status.st_mtime_ns)
-    if not found.startswith(file.sha256 or ""):
+    sha256 = _sha256(file.path, status.st_size, status.st_mtime_ns)
+    if not sha256.startswith(file.sha256 or ""):
         again = "a run downloads it again" if file.address else file.how_to_make
-        raise ConfigError(f"{file.path}: not {file.described} but damaged, or another file (SHA-256 {found}); remove it; {again}")
+        raise ConfigError(f"{file.path}: not {file.described} but damaged, or another file (SHA-256 {sha256}); remove it; {again}")
     return True
 
 

@@ -48,6 +48,7 @@ def start_from(
         raise ConfigError(f"backbone '{config.name}' has no ImageNet weights; set weights: none, a file or an address")
     own = network.state_dict()
     state = {key: value for key, value in state.items() if not key.startswith(left_out)}
+    # BN-Inception's older file has vectors as matrices of one row.
     state = {key: value[0] if key in own and value.shape == (1, *own[key].shape) else value for key, value in state.items()}
     check_fit(own, state, config.weights)
     network.load_state_dict(own | state)
@@ -68,13 +69,13 @@ def check_fit(own: StateDict, state: StateDict, source: str) -> None:
             if key in state and state[key].shape != value.shape
         ],
     }
-    found = [
+    differences = [
         f"{len(keys)} {kind} ({', '.join(keys[:NUM_NAMES_SHOWN])}{', ...' * (len(keys) > NUM_NAMES_SHOWN)})"
         for kind, keys in problems.items()
         if keys
     ]
-    if found:
-        raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(found)}")
+    if differences:
+        raise ConfigError(f"weights '{source}' do not fit the backbone: {'; '.join(differences)}")
 
 
 def _read_state_dict(path: Path, source: str) -> StateDict:

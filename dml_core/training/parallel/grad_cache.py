@@ -41,13 +41,7 @@ class ChunkedSystem(nn.Module):
 
 
 def backward_in_chunks(
-    parallel: nn.Module,
-    images: Tensor,
-    labels_N: Tensor,
-    sizes: list[int],
-    generator: Generator,
-    embed_at_once: int,
-    autocast: Autocast,
+    parallel: nn.Module, images: Tensor, labels_N: Tensor, sizes: list[int], generator: Generator, embed_at_once: int, autocast: Autocast
 ) -> LossOutput:
     """Leave the same gradients as `TrainingSystem.forward` and `backward`, and return the same output.
 

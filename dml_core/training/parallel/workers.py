@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dml_core.errors import DmlError
+from dml_core.losses.class_shards import gather
 from dml_core.losses.contract import Loss, LossOutput
 
 T = TypeVar("T")
@@ -48,8 +49,8 @@ def from_rank_zero(read: Callable[[], T]) -> T:
         dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
         raise own or answer[1]
-    found: T = answer[0]
-    return found
+    value: T = answer[0]
+    return value
 
 
 def state_from_rank_zero(state: Any, device: torch.device, keep: Callable[[tuple[Any, ...], Tensor], Tensor]) -> Any:
@@ -171,11 +172,7 @@ class _Gather(torch.autograd.Function):
             gathered = shard.new_empty(sum(sizes), *shard.shape[1:])
             dist.all_gather_into_tensor(gathered, shard.contiguous())
             return gathered
-        padded = shard.new_zeros(max(sizes), *shard.shape[1:])
-        padded[: shard.shape[0]] = shard
-        received = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(received, padded)
-        return torch.cat([part[:size] for part, size in zip(received, sizes, strict=True)])
+        return gather(shard, sizes)
 
     @staticmethod
     @once_differentiable

@@ -13,7 +13,7 @@ from dml_core.data.prepare import prepare
 from dml_core.data.registry import parse_dataset
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views import batches as batches_module
-from dml_core.data.views.batches import iterate_batches
+from dml_core.data.views.batches import Loader
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.errors import DataError
 
@@ -41,7 +41,7 @@ def test_views_are_bit_identical(raw: Path, tmp_path: Path, size: Any, interpola
         prepare("folder", raw, tmp_path / name, options)
         dataset = PackedDataset(tmp_path / name, "train")
         for view in (batches_module.TrainView(config, 1, 2), batches_module.TestView(config)):
-            ((views[name, type(view)], _),) = iterate_batches(dataset, [np.arange(6)], view, 0)
+            ((views[name, type(view)], _),) = Loader(dataset).batches([np.arange(6)], view)
     for view_type in (batches_module.TrainView, batches_module.TestView):
         assert torch.equal(views["original", view_type], views["resized", view_type])
     assert {dataset.raw_bytes(index)[:4] for index in range(6)} == {b"\x89PNG"}

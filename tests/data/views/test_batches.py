@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.views import batches as batches_module
-from dml_core.data.views.batches import Loader, count_copies, iterate_batches
+from dml_core.data.views.batches import Loader, count_copies
 from dml_core.data.views.transform_config import TransformConfig
-from dml_core.data.views.transforms import train_view
 from dml_core.errors import ConfigError
+from tests.one_view import train_view
 
 VIEW = batches_module.TrainView(TransformConfig(crop="padded", padding=2, crop_size=32, flip=True), seed=1, epoch=2)
 BATCHES = [np.array([3, 1, 7]), np.array([], dtype=np.int64), np.array([14, 0])]
@@ -23,7 +23,7 @@ BATCHES = [np.array([3, 1, 7]), np.array([], dtype=np.int64), np.array([14, 0])]
 
 def test_stacks_the_views_of_the_indices(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "train")
-    found = list(iterate_batches(dataset, BATCHES, VIEW, 0))
+    found = list(Loader(dataset).batches(BATCHES, VIEW))
     assert [indices.tolist() for _, indices in found] == [[3, 1, 7], [], [14, 0]]
     assert [images.shape for images, _ in found] == [(3, 3, 32, 32), (0, 3, 32, 32), (2, 3, 32, 32)]
     assert torch.equal(found[0][0][2], train_view(dataset.image(7), VIEW.config, 1, 2, 7))
@@ -31,7 +31,7 @@ def test_stacks_the_views_of_the_indices(packed_synthetic: Path) -> None:
 
 def test_loader_workers_change_nothing(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "train")
-    here, there = (list(iterate_batches(dataset, BATCHES, VIEW, workers)) for workers in (0, 2))
+    here, there = (list(Loader(dataset, workers).batches(BATCHES, VIEW)) for workers in (0, 2))
     for (images_a, indices_a), (images_b, indices_b) in zip(here, there, strict=True):
         assert torch.equal(images_a, images_b)
         assert isinstance(indices_b, np.ndarray)
@@ -42,7 +42,7 @@ def test_views_of_different_sizes_are_refused(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "test")
     view = batches_module.TestView(TransformConfig(crop_to_box=True))
     with pytest.raises(ConfigError, match="set crop_size or a fixed resize"):
-        list(iterate_batches(dataset, [np.arange(15)], view, 0))
+        list(Loader(dataset).batches([np.arange(15)], view))
 
 
 def test_cropping_to_boxes_that_are_not_there_is_refused(packed_synthetic: Path) -> None:
@@ -53,13 +53,13 @@ def test_cropping_to_boxes_that_are_not_there_is_refused(packed_synthetic: Path)
     config = TransformConfig(crop_to_box=True)
     for view in (batches_module.TestView(config), batches_module.TrainView(config, 0, 0)):
         with pytest.raises(ConfigError, match="image 4 has no box"):
-            list(iterate_batches(WithoutBoxes(packed_synthetic, "test"), [np.array([4])], view, 0))
+            list(Loader(WithoutBoxes(packed_synthetic, "test")).batches([np.array([4])], view))
 
 
 def test_box_reaches_the_view(packed_synthetic: Path) -> None:
     dataset = PackedDataset(packed_synthetic, "test")
     view = batches_module.TestView(TransformConfig(crop_to_box=True))
-    ((images, _),) = iterate_batches(dataset, [np.array([4])], view, 0)
+    ((images, _),) = Loader(dataset).batches([np.array([4])], view)
     left, top, right, bottom = dataset.box(4) or (0, 0, 0, 0)
     assert images.shape[2:] == (bottom - top, right - left)
 
@@ -104,14 +104,14 @@ def test_what_is_left_of_an_epoch_that_was_given_up_does_not_come_in_the_next(pa
 @pytest.mark.parametrize("num_loader_workers", [0, 1])
 def test_loading_draws_nothing_from_torch_s_stream(packed_synthetic: Path, num_loader_workers: int) -> None:
     before = torch.get_rng_state()
-    list(iterate_batches(PackedDataset(packed_synthetic, "train"), BATCHES, VIEW, num_loader_workers))
+    list(Loader(PackedDataset(packed_synthetic, "train"), num_loader_workers).batches(BATCHES, VIEW))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_user_s_mistake_is_one_line_from_a_loader_process_too(packed_synthetic: Path) -> None:
     dataset, view = PackedDataset(packed_synthetic, "test"), batches_module.TestView(TransformConfig(crop_to_box=True))
     with pytest.raises(ConfigError, match=r"^views of one batch are .* set crop_size or a fixed resize$"):
-        list(iterate_batches(dataset, [np.arange(15)], view, 1))
+        list(Loader(dataset, 1).batches([np.arange(15)], view))
 
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=1, max_size=5))
@@ -126,7 +126,7 @@ def test_copies_are_counted_over_the_epoch(epoch: list[list[int]]) -> None:
 def test_an_image_that_comes_again_has_another_view(packed_synthetic: Path, num_loader_workers: int) -> None:
     dataset = PackedDataset(packed_synthetic, "train")
     batches = [np.array([3, 1, 3]), np.array([3, 7])]
-    (first, _), (second, _) = iterate_batches(dataset, batches, VIEW, num_loader_workers, count_copies(batches))
+    (first, _), (second, _) = Loader(dataset, num_loader_workers).batches(batches, VIEW, count_copies(batches))
     views = [first[0], first[2], second[0]]
     assert not any(torch.equal(views[i], views[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
     assert torch.equal(second[0], train_view(dataset.image(3), VIEW.config, 1, 2, 3, copy=2))

@@ -14,6 +14,7 @@ from torchvision import transforms as classic
 from dml_core.config import ConfigError, parse
 from dml_core.data.views import batches as batches_module
 from dml_core.data.views import transforms
+from tests.one_view import plain_view, train_view
 
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -34,14 +35,14 @@ def test_test_view_is_the_usual_pillow_pipeline(interpolation: str) -> None:
     mode = classic.InterpolationMode(interpolation)
     usual = classic.Compose([classic.Resize(40, mode), classic.CenterCrop(32), classic.ToTensor(), classic.Normalize(MEAN, STD)])
     expected = usual(Image.fromarray(image.permute(1, 2, 0).numpy()))
-    view = transforms.test_view(image, config(test_resize=40, crop_size=32, interpolation=interpolation))
+    view = plain_view(image, config(test_resize=40, crop_size=32, interpolation=interpolation))
     # Pillow and torchvision round resized pixels by different integer arithmetic: they differ by at most one step of 255.
     assert (view - expected).abs().max() <= 1.01 / 255 / STD.min()
 
 
 def test_fixed_size_ignores_the_aspect_ratio() -> None:
-    assert transforms.test_view(picture(), config(test_resize=[20, 20])).shape == (3, 20, 20)
-    assert transforms.test_view(picture(), config(test_resize=30)).shape == (3, 30, 40)
+    assert plain_view(picture(), config(test_resize=[20, 20])).shape == (3, 20, 20)
+    assert plain_view(picture(), config(test_resize=30)).shape == (3, 30, 40)
 
 
 def test_scalings_by_hand() -> None:
@@ -54,7 +55,7 @@ def test_scalings_by_hand() -> None:
         "rgb-imagenet": [(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225],
     }
     for scaling, values in expected.items():
-        assert transforms.test_view(pixel, config(scaling=scaling)).flatten().tolist() == pytest.approx(values, abs=1e-5)
+        assert plain_view(pixel, config(scaling=scaling)).flatten().tolist() == pytest.approx(values, abs=1e-5)
 
 
 CROPS: list[dict[str, Any]] = [
@@ -71,7 +72,7 @@ def test_a_random_crop_takes_every_offset_and_an_exclusive_one_all_but_the_last(
     """The released code of heated-up softmax draws offsets 0 to 31, although offset 32 fits too."""
     places = torch.arange(100, dtype=torch.uint8).reshape(1, 10, 10).expand(3, 10, 10)
     views = config(crop=crop, crop_size=6, scaling="zero-one")
-    corners = {round(float(transforms.train_view(places, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)}
+    corners = {round(float(train_view(places, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)}
     assert corners == {10 * top + left for top in range(last + 1) for left in range(last + 1)}
 
 
@@ -126,8 +127,8 @@ def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
 
     batch = np.array([2, 0, 1, 2])
     copies = [np.array([0, 0, 0, 1])]
-    ((trained, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TrainView(views, 1, 2), 0, copies)
-    ((tested, _),) = batches_module.iterate_batches(Images(), [batch], batches_module.TestView(views), 0)
+    ((trained, _),) = batches_module.Loader(Images()).batches([batch], batches_module.TrainView(views, 1, 2), copies)
+    ((tested, _),) = batches_module.Loader(Images()).batches([batch], batches_module.TestView(views))
     for place, (index, copy) in enumerate(zip(batch, copies[0], strict=True)):
         box = Images().box(index)
         pixels = transforms.train_pixels(images[index], views, 1, 2, int(index), box, int(copy))
@@ -138,34 +139,34 @@ def test_loaded_batches_have_the_bits_of_views_scaled_one_by_one(
 
 def test_box_crop_takes_the_pixels_that_the_box_touches() -> None:
     image = picture()
-    view = transforms.test_view(image, config(crop_to_box=True, scaling="zero-one"), box=(10.5, 5.0, 20.2, 100.0))
+    view = plain_view(image, config(crop_to_box=True, scaling="zero-one"), box=(10.5, 5.0, 20.2, 100.0))
     assert torch.equal(view, transforms.scale(image[:, 5:60, 10:21], "zero-one"))
-    whole = transforms.test_view(image, config(crop_to_box=True, scaling="zero-one"), box=None)
+    whole = plain_view(image, config(crop_to_box=True, scaling="zero-one"), box=None)
     assert whole.shape == (3, 60, 80)
 
 
 @given(st.tuples(*[st.floats(-50, 150)] * 4))
 def test_any_box_leaves_at_least_a_pixel(box: tuple[float, float, float, float]) -> None:
-    view = transforms.test_view(picture(), config(crop_to_box=True), box=box)
+    view = plain_view(picture(), config(crop_to_box=True), box=box)
     assert min(view.shape) >= 1
 
 
 @pytest.mark.parametrize("options", CROPS)
 def test_view_depends_on_seed_epoch_and_index_alone(options: dict[str, Any]) -> None:
     image, views = picture(), config(crop_size=32, flip=True, **options)
-    first = transforms.train_view(image, views, 1, 2, 3)
+    first = train_view(image, views, 1, 2, 3)
     torch.manual_seed(99)
     np.random.seed(99)
     assert first.shape == (3, 32, 32)
-    assert torch.equal(first, transforms.train_view(image, views, 1, 2, 3))
+    assert torch.equal(first, train_view(image, views, 1, 2, 3))
     for other in ((2, 2, 3), (1, 3, 3), (1, 2, 4)):
-        assert not torch.equal(first, transforms.train_view(image, views, *other))
+        assert not torch.equal(first, train_view(image, views, *other))
 
 
 def test_random_crop_is_a_window_and_all_windows_come() -> None:
     image = torch.arange(36, dtype=torch.uint8).reshape(1, 6, 6).expand(3, 6, 6)
     views = config(crop="random", crop_size=4, scaling="zero-one")
-    corners = [round(float(transforms.train_view(image, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)]
+    corners = [round(float(train_view(image, views, 0, 0, index)[0, 0, 0]) * 255) for index in range(400)]
     expected = {row * 6 + column for row in range(3) for column in range(3)}
     assert set(corners) == expected
     assert min(corners.count(corner) for corner in expected) > 20
@@ -174,18 +175,18 @@ def test_random_crop_is_a_window_and_all_windows_come() -> None:
 def test_padded_crop_brings_black_borders_and_pads_small_images() -> None:
     white = torch.full((3, 8, 8), 255, dtype=torch.uint8)
     views = config(crop="padded", padding=4, crop_size=8, scaling="zero-one")
-    shares = [float(transforms.train_view(white, views, 0, 0, index).mean()) for index in range(200)]
+    shares = [float(train_view(white, views, 0, 0, index).mean()) for index in range(200)]
     assert max(shares) == 1.0
     assert min(shares) < 0.5
-    assert transforms.train_view(white, config(crop="random", crop_size=12), 0, 0, 0).shape == (3, 12, 12)
+    assert train_view(white, config(crop="random", crop_size=12), 0, 0, 0).shape == (3, 12, 12)
 
 
 def test_flip_is_every_other_view() -> None:
     image, views = picture(), config(flip=True, scaling="zero-one")
     plain = transforms.scale(image, "zero-one")
-    kept = [torch.equal(transforms.train_view(image, views, 0, 0, index), plain) for index in range(400)]
+    kept = [torch.equal(train_view(image, views, 0, 0, index), plain) for index in range(400)]
     assert 160 < sum(kept) < 240
-    assert torch.equal(transforms.train_view(image, views, 0, 0, kept.index(False)), plain.flip(2))
+    assert torch.equal(train_view(image, views, 0, 0, kept.index(False)), plain.flip(2))
 
 
 def test_random_resized_parts_have_torchvisions_statistics() -> None:
@@ -208,7 +209,7 @@ def test_contrast_is_of_the_whole_image_or_of_the_part(first: bool, constant: bo
     halves = torch.zeros(3, 8, 16, dtype=torch.uint8)
     halves[:, :, 8:] = 255
     views = config(crop="random", crop_size=2, jitter={"contrast": 0.5}, jitter_first=first, scaling="zero-one")
-    parts = [transforms.train_view(halves, views, 0, 0, index) for index in range(200)]
+    parts = [train_view(halves, views, 0, 0, index) for index in range(200)]
     levels = {round(float(part[0, 0, 0]), 2) for part in parts if len(part.unique()) == 1}  # parts within one half
     assert (levels == {0.0, 1.0}) == constant
 
@@ -216,7 +217,7 @@ def test_contrast_is_of_the_whole_image_or_of_the_part(first: bool, constant: bo
 def test_jitter_moves_colours_within_its_strength() -> None:
     grey = torch.full((3, 4, 4), 100, dtype=torch.uint8)
     views = config(jitter={"brightness": 0.2}, scaling="zero-one")
-    levels = [float(transforms.train_view(grey, views, 0, 0, index)[0, 0, 0]) * 255 for index in range(300)]
+    levels = [float(train_view(grey, views, 0, 0, index)[0, 0, 0]) * 255 for index in range(300)]
     assert 79 <= min(levels) < 85
     assert 115 < max(levels) <= 120
 

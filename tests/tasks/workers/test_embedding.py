@@ -10,7 +10,6 @@ import torch
 from dml_core.data.prepare import prepare
 from dml_core.data.registry import materialise
 from dml_core.data.store.packed import PackedDataset
-from dml_core.data.views.transforms import test_view as plain_view
 from dml_core.errors import EvaluationError, StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.models.embedder import Embedder
@@ -20,6 +19,7 @@ from tasks.scores.evaluation import evaluate_run
 from tasks.scores.scoring import load_array
 from tasks.workers.embedding import BATCH_SIZE, MAX_SHARD_ROWS, extract, shard_rows
 from tests.conftest import small_training
+from tests.one_view import plain_view
 from tests.workers import spawn
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.batches import Loader, TestView
 from dml_core.errors import StoreError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
@@ -58,7 +58,7 @@ def test_the_embeddings_are_those_of_the_epoch_s_weights(packed: Path, state: Pa
     system = build_system(BOTH, len(open_role(packed, "train", BOTH.validation).class_names), 0, CPU)
     system.load_state_dict(weights)
     test = PackedDataset(packed, "test")
-    ((images, _),) = iterate_batches(test, [np.arange(len(test))], TestView(BOTH.transform), 0)
+    ((images, _),) = Loader(test).batches([np.arange(len(test))], TestView(BOTH.transform))
     embeddings_ND, labels_N = load_embeddings(state / "store/embed" / epoch, "test")
     with torch.no_grad():
         assert torch.equal(system.eval().model.embed(images), torch.from_numpy(embeddings_ND))

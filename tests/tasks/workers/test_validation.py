@@ -10,7 +10,7 @@ from torch import nn
 
 from dml_core.data.store.packed import PackedDataset
 from dml_core.data.store.splits import open_role
-from dml_core.data.views.batches import TestView, iterate_batches
+from dml_core.data.views.batches import Loader, TestView
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import read_history
@@ -57,7 +57,7 @@ def test_the_held_out_classes_are_scored_or_the_test_classes(packed: Path, state
     assert checkpoint is not None
     system = build_system(job.spec.training, 2, 0, CPU)  # its classifier has the two remaining classes
     system.load_state_dict(checkpoint["system"])
-    ((images, _),) = iterate_batches(expected, [np.arange(len(expected))], TestView(job.spec.training.transform), 0)
+    ((images, _),) = Loader(expected).batches([np.arange(len(expected))], TestView(job.spec.training.transform))
     with torch.no_grad():
         assert torch.equal(system.eval().model.embed(images), torch.from_numpy(embeddings_ND))
     history, validation = read_history(store / "train/x"), job.spec.training.validation
