@@ -95,9 +95,9 @@ def _scatter_named(figure: Figure, axes: Axes, points_N2: NDArray[Any], labels_N
     others = points_N2[~np.isin(labels_N, list(named))]
     handles, texts = [], list(named.values())
     for number, label in enumerate(named):
-        style: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "color": _colour(number, len(named))}
+        style = {"marker": MARKERS[number % len(MARKERS)], "color": _colour(number, len(named))}
         x, y = points_N2[labels_N == label].T
-        handles.append(axes.scatter(x, y, s=24, linewidths=0, alpha=0.85, zorder=2, **style))
+        handles.append(axes.scatter(x, y, s=24.0, linewidths=0, alpha=0.85, zorder=2, **style))
     if len(others):
         x, y = others.T
         handles.append(axes.scatter(x, y, s=7, linewidths=0, color="#C8C8C8", zorder=1))

@@ -1,6 +1,7 @@
 """The registry's gate computed by hand: when a network replaces the champion, without a server."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -59,13 +60,13 @@ class Registry:
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that runs `promote` on a registry; the new network's gains by class are `differences`, repeated."""
+    """Return a function that runs `promote` on a registry; the new network's gains in 12 classes are `differences`, repeated."""
 
-    def run(registry: Registry, differences: Any = (0.1, 0.2), **options: Any) -> promotion.Promotion:
-        differences = (*differences,) * 6
+    def run(registry: Registry, differences: Any = (0.1, 0.2), num_queries: int = MANY, **options: Any) -> promotion.Promotion:
+        differences = (*differences,) * (12 // len(differences))
         recalls = {
-            "r": {label: ClassRecall(0.5 + more, MANY) for label, more in enumerate(differences)},
-            "q": dict.fromkeys(range(len(differences)), ClassRecall(0.5, MANY)),
+            "r": {label: ClassRecall(0.5 + more, num_queries) for label, more in enumerate(differences)},
+            "q": dict.fromkeys(range(12), ClassRecall(0.5, num_queries)),
         }
         monkeypatch.setattr(promotion, "Registry", lambda uri: registry)
         monkeypatch.setattr(promotion, "class_recalls", lambda registry, network, folder: recalls[network.run_id])
@@ -99,6 +100,32 @@ def test_a_gain_that_is_certain_and_too_small_is_refused(gate: Any) -> None:
     with pytest.raises(ConfigError, match=r"no significant gain of 0.5 points or more: Recall@1 \+0.4 points, at least \+0.[1-4] "):
         gate(registry, (0.004, 0.004))
     assert not registry.promoted
+
+
+@pytest.mark.parametrize(
+    ("points", "num_queries", "is_promoted"),
+    [
+        pytest.param((0,), 20, False, id="the same network"),
+        pytest.param((10, -5, 5, 2), 20, False, id="better on the whole, within the noise"),  # mean 3, deviation 5.7: at least -0.5
+        pytest.param((5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 20, False, id="one query more in two classes"),
+        # floor 4.87, t(11) at 0.0304 is 2.089, so at least 5 - 2.089 * 4.87 / sqrt(12) = 2.06
+        pytest.param((5,), 20, True, id="one query more in every class alike"),
+        pytest.param((1, 0.2, 0.4, 0.4), 10**6, False, id="better, by less than the least gain"),  # at least 0.3
+        pytest.param((10, 8, 12, 10), 20, True, id="better beyond the noise"),
+        pytest.param((-10, -8, -12, -10), 20, False, id="worse beyond the noise"),
+    ],
+)
+def test_the_gate_opens_where_the_gain_is_known_to_be_enough(
+    gate: Any, points: tuple[float, ...], num_queries: int, is_promoted: bool
+) -> None:
+    registry, differences = Registry(), tuple(point / 100 for point in points)
+    gain = f"0.5 points or more: Recall@1 {np.mean(points):+.1f} points, at least "
+    if is_promoted:
+        assert gate(registry, differences, num_queries).said.startswith(f"better by {gain}+")
+    else:
+        with pytest.raises(ConfigError, match=rf"no significant gain of {re.escape(gain)}.*paired by 12 "):
+            gate(registry, differences, num_queries)
+    assert bool(registry.promoted) == is_promoted
 
 
 def test_each_attempt_is_judged_more_strictly_than_the_last(gate: Any) -> None:
