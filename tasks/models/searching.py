@@ -5,7 +5,7 @@ The page is one file that loads nothing: pictures, style and script are embedded
 
 import base64
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,11 +113,6 @@ def kind_line(index: Index) -> str:
 
 def search_page(index: Index, answers: Sequence[Answer]) -> str:
     """Return the search results as HTML."""
-    return _environment().get_template("search.html").render(index=index, answers=answers, kind=kind_line(index))
-
-
-@cache
-def _environment() -> Environment:
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("tasks.models"), PackageLoader("tasks")]),
         autoescape=True,
@@ -131,7 +126,7 @@ def _environment() -> Environment:
         "base": lambda name: name.rpartition("/")[2],  # without its folders
     }
     environment.globals |= {"nearness": _nearness, "share": _share}
-    return environment
+    return environment.get_template("search.html").render(index=index, answers=answers, kind=kind_line(index))
 
 
 def _nearness(score: float, metric: str) -> str:

@@ -43,11 +43,23 @@ def extract(
         StoreError: the folder cannot be written.
     """
     model.eval()
+    entries: dict[str, RoleEntry] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        entries = {
-            role: _extract_role(model, transform, role, dataset, folder, device, num_loader_workers) for role, dataset in roles.items()
-        }
+        for role, dataset in roles.items():
+            rows_of = shard_ranges(role, len(dataset), shard_rows(len(dataset)))
+            loader = Loader(dataset, num_loader_workers, device)
+            for name, rows in [*rows_of.items()][rank() :: world_size()]:
+                batches = np.split(np.arange(rows.start, rows.stop), range(BATCH_SIZE, len(rows), BATCH_SIZE))
+                outputs = []
+                for images, _ in loader.batches(batches, TestView(transform)):
+                    outputs.append(model.embed(images).float().cpu().numpy())
+                    beat()
+                save_array(folder / name, np.concatenate(outputs))
+            labels = f"{role}-labels.npy"
+            if rank() == 0:
+                save_array(folder / labels, dataset.labels)
+            entries[role] = RoleEntry(rows=len(dataset), dimensions=int(model.head.embedding_dim), shards=tuple(rows_of), labels=labels)
         if world_size() > 1:
             dist.barrier()
         if rank() == 0:
@@ -60,27 +72,3 @@ def shard_rows(num_rows: int) -> int:
     """Return the rows of one shard: at most a sixteenth of all, in whole batches, at least one batch."""
     batches = max(1, num_rows // (NUM_SHARDS * BATCH_SIZE))
     return min(batches * BATCH_SIZE, MAX_SHARD_ROWS)
-
-
-def _extract_role(
-    model: Embedder,
-    transform: TransformConfig,
-    role: str,
-    dataset: PackedDataset,
-    folder: Path,
-    device: torch.device,
-    num_loader_workers: int,
-) -> RoleEntry:
-    rows_of = shard_ranges(role, len(dataset), shard_rows(len(dataset)))
-    loader = Loader(dataset, num_loader_workers, device)
-    for name, rows in [*rows_of.items()][rank() :: world_size()]:
-        batches = np.split(np.arange(rows.start, rows.stop), range(BATCH_SIZE, len(rows), BATCH_SIZE))
-        outputs = []
-        for images, _ in loader.batches(batches, TestView(transform)):
-            outputs.append(model.embed(images).float().cpu().numpy())
-            beat()
-        save_array(folder / name, np.concatenate(outputs))
-    labels = f"{role}-labels.npy"
-    if rank() == 0:
-        save_array(folder / labels, dataset.labels)
-    return RoleEntry(rows=len(dataset), dimensions=int(model.head.embedding_dim), shards=tuple(rows_of), labels=labels)
