@@ -123,14 +123,8 @@ def make_app(served: Served, replicas: Replicas) -> FastAPI:
     async def refuse(_: Request, error: HTTPException) -> JSONResponse:
         return limits.refusal(error)
 
-    @app.exception_handler(ValidationError)
-    async def refuse_values(_: Request, error: ValidationError) -> JSONResponse:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        return limits.refusal(HTTPException(STATUS.get(problem["type"], 422), f"{where}: {problem['msg']}" if where else problem["msg"]))
-
     @app.exception_handler(Exception)
-    async def admit(_: Request, __: Exception) -> JSONResponse:
+    async def report_bug(_: Request, __: Exception) -> JSONResponse:
         return limits.refusal(HTTPException(500, "internal error; see the service's log"))
 
     return app
@@ -141,15 +135,19 @@ async def _read_request(request: Request, kind: type[RequestT]) -> RequestT:
 
     Raises:
         HTTPException: 400, 413, 415 or 422.
-        ValidationError: a field is wrong.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type == "application/json":
-        wanted = await run_in_threadpool(kind.model_validate_json, await request.body())
-    elif content_type == "multipart/form-data":
-        wanted = kind.model_validate(await _read_form(request), strict=False)  # the fields of a form are text
-    else:
-        raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
+    try:
+        if content_type == "application/json":
+            wanted = await run_in_threadpool(kind.model_validate_json, await request.body())
+        elif content_type == "multipart/form-data":
+            wanted = kind.model_validate(await _read_form(request), strict=False)  # the fields of a form are text
+        else:
+            raise HTTPException(415, "send application/json with the images in base64, or multipart/form-data with files named image")
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise HTTPException(STATUS.get(problem["type"], 422), f"{where}: {problem['msg']}" if where else problem["msg"]) from None
     for number, data in enumerate(wanted.images, 1):
         limits.check_image(data, f"image {number}")
     return wanted

@@ -1,0 +1,88 @@
+"""Servers are started in order, watched and ended, by a stack of two small ones; `tests/e2e/test_stack.py` starts the real ones."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dml_core.errors import ConfigError
+from tasks.environment import Project, stack_environment
+from tasks.stack import lifecycle
+from tasks.stack.lifecycle import StackError, Status, down, processes_of, status, up
+from tasks.stack.settings import run_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]  # supervisor's client leaves them
+SERVER = "{python} -m http.server --bind {host}"
+STACK: dict[str, Any] = {
+    "host": "127.0.0.1",
+    "versions": {"postgresql": "1"},
+    "bucket": "dml",
+    "clients": {"WEB": "{host}:{ports[web]}", **dict.fromkeys(("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "none")},
+    "common": {},
+    "services": {
+        "s3": {"command": f"{SERVER} {{ports[s3]}}", "ports": ["s3"], "health": "tcp"},
+        "web": {
+            "command": f"{SERVER} {{ports[web]}}",
+            "ports": ["web"],
+            "health": "/",
+            "after": ["s3"],
+            "setup": ["{python} -c 'print(\"set up\")'"],
+        },
+    },
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    (tmp_path / "infra").mkdir()
+    (tmp_path / "infra/stack.yaml").write_text(yaml.safe_dump(STACK))
+    monkeypatch.setattr(lifecycle, "make_bucket", lambda *_: None)
+    project = Project(tmp_path, tmp_path / "state", "", "")
+    yield project
+    down(project)
+
+
+def states(project: Project) -> dict[str, Status]:
+    return {server.name: server for server in status(project)}
+
+
+def test_what_is_down_is_started_what_dies_is_restarted_and_down_leaves_only_logs(project: Project) -> None:
+    lines: list[str] = []
+    up(project, lines.append)
+    assert [line.partition(":")[0] for line in lines] == ["s3", "web"]
+    up(project, lines.append)
+    assert len(lines) == 2, "what runs stays"
+    before = states(project)
+    assert {server.state for server in before.values()} == {"up"}
+    assert stack_environment(project.state)["WEB"] == before["web"].address
+    assert before["web"].pid is not None
+    os.kill(before["web"].pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while states(project)["web"].state != "up" or states(project)["web"].pid == before["web"].pid:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert before["web"].log.read_text().count("set up") == 1
+    os.kill(int((run_folder(project.state) / "supervisor.pid").read_text()), signal.SIGKILL)
+    up(project, lines.append)
+    assert len(lines) == 4, "what a killed supervisor left is ended and started again"
+    assert down(project) == 0
+    assert processes_of(project.state / "stack", run_folder(project.state)) == []
+    assert {path.name for path in (project.state / "stack").rglob("*") if path.is_file()} == {"log", "supervisor.log"}
+    with pytest.raises(ConfigError, match="no stack of this project is up"):
+        status(project)
+
+
+@pytest.mark.parametrize(("command", "message"), [("{python} -c 1", "web ended .*web/log"), ("/nowhere", "web cannot be started .NO_FILE")])
+def test_a_server_that_does_not_start_is_named(project: Project, command: str, message: str) -> None:
+    broken = STACK | {"services": STACK["services"] | {"web": STACK["services"]["web"] | {"command": command}}}
+    (project.root / "infra/stack.yaml").write_text(yaml.safe_dump(broken))
+    with pytest.raises(StackError, match=message):
+        up(project, print)
+    assert states(project)["s3"].state == "up", "what runs is left for a look"
+    assert states(project)["web"].state in ("dead", "down")
+    assert not (project.state / "stack/env").exists()
