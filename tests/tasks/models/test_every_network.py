@@ -178,7 +178,7 @@ def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
     project: Project, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow only warns; the run's flow fails, so that a smoke run of all tables reports it."""
-    from dml_core import trained
+    from tasks.tracking import models
 
     def damaged(folder: Path, *arguments: Any) -> NetworkDescription:
         description = save_network(folder, *arguments)
@@ -190,7 +190,7 @@ def test_a_network_that_does_not_open_is_not_published_and_fails_its_run(
             write_description(folder, description)
         return description
 
-    monkeypatch.setattr(trained, "save_network", damaged)
+    monkeypatch.setattr(models, "save_network", damaged)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     tracker = Tracker(uri, tmp_path, Store(project.store, project.state / "cache"))
     report = make_run(project, comparison_runs(load_params(project.params_file), "own")[0])
