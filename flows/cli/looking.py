@@ -30,9 +30,9 @@ def look(
     a server.
     """
     project = open_project()
-    from tasks.reports.look.pages import write_look
-    from tasks.reports.look.runs import choose
-    from tasks.reports.site.pages import SITE
+    from tasks.reports.finished_runs import choose
+    from tasks.reports.run_pages import write_look
+    from tasks.reports.table_pages import SITE
     from tasks.runs.specs import load_params
 
     params = load_params(project.params_file, override or ())

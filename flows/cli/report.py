@@ -20,7 +20,7 @@ def report(
     They work offline, without a server. Every run of a table updates its page and the index.
     """
     project = open_project()
-    from tasks.reports.site.pages import INDEX, SITE, write_site
+    from tasks.reports.table_pages import INDEX, SITE, write_site
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table, table_names
 

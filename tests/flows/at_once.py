@@ -17,7 +17,7 @@ from typing import Any
 MEETINGS, MEETING_SECONDS = 6, 0.3  # meetings of two processes; one that waits alone continues after this time
 PRELOADED = [
     "flows.cli", "torch", "faiss", "plotly", "pyarrow.parquet", "dml_core.data.prepare", "dml_core.index.writing", "tasks.data", "tasks.gc",
-    "tasks.plans.plan", "tasks.reports.look.pages", "tasks.reports.site.pages", "tasks.scores.scoring", "tasks.models.embed",
+    "tasks.plans.plan", "tasks.reports.run_pages", "tasks.reports.table_pages", "tasks.scores.scoring", "tasks.models.embed",
     "tasks.models.export", "tasks.models.indexing", "tasks.models.searching",
 ]  # fmt: skip
 

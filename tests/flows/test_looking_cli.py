@@ -1,4 +1,4 @@
-"""`dml look` from the user's side; tests/tasks/reports/look tests the content of its pages."""
+"""`dml look` from the user's side; tests/tasks/reports tests the content of its pages."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tests.tasks.reports.look.made_up import make_project
+from tests.tasks.reports.made_up_runs import make_project
 
 
 @pytest.fixture(scope="module")

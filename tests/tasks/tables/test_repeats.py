@@ -14,13 +14,13 @@ from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from flows.cli.table_options import choice_of
 from tasks.environment import Project
-from tasks.reports.reporting import compare_runs, summarise_runs, write_report
+from tasks.reports.compare import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params, standing_runs
 from tasks.tables.choice import Choice
-from tasks.tables.claims import judge_claims
 from tasks.tables.file import TableFile, chosen_tables
+from tasks.tables.judging import judge_claims
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import asked_runs
 from tasks.tables.view import shown_table
@@ -88,7 +88,7 @@ def _both(make: Callable[..., Any], seeds: Sequence[int]) -> list[Any]:
 
 def _shown(seeds: Sequence[int], file: TableFile) -> list[str]:
     found = shown_table("x/table1", file, TableResult(name="x/table1", runs=tuple(_both(_measured, seeds))))
-    return [str(found.rows[0].lines[0].cells[0]), *found.told]
+    return [str(found.rows[0].lines[0].cells[0]), *found.conclusions]
 
 
 # Computation of means or differences -> its result for runs with these seeds.

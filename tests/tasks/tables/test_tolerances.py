@@ -7,8 +7,9 @@ from dml_core.config import parse
 from dml_core.errors import ConfigError
 from tasks.tables.file import TableFile, load_table, paper_tables
 from tasks.tables.result import TableResult
+from tasks.tables.shown import ShownTable
 from tasks.tables.tolerances import Tolerance, common_tolerance
-from tasks.tables.view import ShownTable, shown_table
+from tasks.tables.view import shown_table
 from tests.tasks.tables.test_view import FILE
 
 SGSL_FINALS = [94.43, 94.60, 94.70, 94.50, 94.50, 94.92, 95.03, 94.61]  # released logs of Cars196
