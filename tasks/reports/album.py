@@ -13,7 +13,7 @@ from tasks.scores.figures import Side
 
 COLUMNS = 20
 CELLS = COLUMNS * COLUMNS
-RUNGS = ((160, 80), (112, 76), (80, 72), (64, 70), (48, 66), (32, 55), (24, 40), (16, 20))  # (pixels of a cell, quality), the best first
+LADDER = ((160, 80), (112, 76), (80, 72), (64, 70), (48, 66), (32, 55), (24, 40), (16, 20))  # (pixels of a cell, quality), the best first
 SMALL = 64  # pixels
 
 
@@ -28,10 +28,10 @@ class Album:
     def __init__(self, stem: str, most_bytes: int) -> None:
         self.stem, self.most_bytes = stem, most_bytes
         self._places: dict[tuple[str, int], int] = {}
-        self._images: list[tuple[Side, int]] = []
+        self.images: list[tuple[Side, int]] = []  # by their place
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     @property
     def num_sheets(self) -> int:
@@ -41,19 +41,14 @@ class Album:
     @property
     def is_small(self) -> bool:
         """True if its images (judged by the first) are so small that their pixels are better shown as squares."""
-        return len(self) > 0 and max(self._images[0][0].image(self._images[0][1]).size) <= SMALL
-
-    @property
-    def images(self) -> list[tuple[Side, int]]:
-        """The side and index of the image at each place."""
-        return self._images
+        return len(self) > 0 and max(self.images[0][0].image(self.images[0][1]).size) <= SMALL
 
     def place(self, side: Side, index: int) -> int:
         """Return the place of an image, adding it if it is new."""
         key = (side.dataset.role, int(index))
         if key not in self._places:
-            self._places[key] = len(self._images)
-            self._images.append((side, int(index)))
+            self._places[key] = len(self.images)
+            self.images.append((side, int(index)))
         return self._places[key]
 
     def style(self, place: int) -> str:
@@ -71,9 +66,9 @@ class Album:
         """Write all sheets, each within its share of the bytes."""
         rung = 0
         for sheet in range(self.num_sheets):
-            images = [side.image(index) for side, index in self._images[sheet * CELLS : (sheet + 1) * CELLS]]
+            images = [side.image(index) for side, index in self.images[sheet * CELLS : (sheet + 1) * CELLS]]
             largest = max(max(image.size) for image in images)
-            thumbnails = [_reduced(image, min(RUNGS[0][0], largest)) for image in images]
+            thumbnails = [_reduced(image, min(LADDER[0][0], largest)) for image in images]
             data, rung = _encoded(thumbnails, self.most_bytes // self.num_sheets, rung)
             (folder / f"{self.stem}-{sheet:03}.webp").write_bytes(data)
 
@@ -88,8 +83,8 @@ def _encoded(thumbnails: list[Image.Image], most_bytes: int, first: int) -> tupl
     """Encode a sheet with the first rung from `first` on that fits the bytes, else the last; return its bytes and the rung."""
     largest = max(max(image.size) for image in thumbnails)
     num_rows = -(-len(thumbnails) // COLUMNS)
-    for rung in range(first, len(RUNGS)):
-        pixels, quality = RUNGS[rung]
+    for rung in range(first, len(LADDER)):
+        pixels, quality = LADDER[rung]
         edge = min(pixels, largest)
         sheet = Image.new("RGB", (COLUMNS * edge, num_rows * edge), "white")
         for cell, image in enumerate(thumbnails):

@@ -3,7 +3,7 @@
 The JSON of a table is the record `ShownTable`, described in docs/tables.md; `tasks.tables.view` computes it.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from dml_core.evaluation.statistics.comparing import Comparison
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
@@ -19,9 +19,9 @@ EPOCH_NOTES = {
     "best_validation": "best epoch on held-out training classes",
     "oracle": "oracle epoch (chosen on the test classes)",
 }
-VERDICTS = ("compatible", "above", "below", "undecided")
 TIME = "_minutes"  # suffix of metrics that are times
 Judgement = Literal["compatible", "above", "below", "undecided"]
+VERDICTS = get_args(Judgement)
 ClaimJudgement = Literal["holds", "refuted", "not shown", "not decided"]
 Status = Literal["quoted", "measured", "partly measured", "stand-in only", "not run"]
 

@@ -20,7 +20,6 @@ EXCEPTIONS = {
     "tasks/runs/specs.py": "all of params.yaml as types",
     "tasks/serving/application.py:make_app": "routes are functions inside of it",
     "tasks/stack/settings.py:load_stack": "one service after the other",
-    "tasks/tables/view.py": "the types of a page's JSON and their computation",
     "tasks/tracking/tracker.py": "everything that is written to MLflow",
     "dml_core": "a file for each part of the library that users import",
     "dml_core/losses": "a file for each loss",
