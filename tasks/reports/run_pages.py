@@ -5,7 +5,6 @@ and MAX_PICTURES, a run's own data by the number of pictures. If a dataset has m
 selected, with all neighbours of each; counts and scores always cover all queries.
 """
 
-import html
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -248,46 +247,12 @@ def _run_data(evaluated: EvaluatedRun, images: Images, num_neighbours: int = NUM
     }
 
 
-def _map(evaluated: EvaluatedRun, images: Images) -> dict[str, Any] | None:
-    """Return the map for Plotly: correct queries as dots, wrong ones as crosses, a hue for each class."""
+def _map(evaluated: EvaluatedRun, images: Images) -> dict[str, list[float]] | None:
+    """Return the positions of the map's queries, which are named by their number among the selectable ones."""
     if evaluated.points is None:
         return None
-    drawn, outcomes = evaluated.drawn, evaluated.outcomes
-    numbers = np.searchsorted(images.selectable, drawn)  # the numbers by which the page selects a query
-    hues = np.floor((evaluated.queries.labels[drawn] * 0.61803398875 % 1) * 360).astype(int)  # consecutive classes get distant hues
-    traces = []
-    for name, symbol, is_of_kind in (
-        ("correct at rank 1", "circle", outcomes.is_found),
-        ("wrong at rank 1", "x", outcomes.is_missed),
-        ("no other image of its class", "circle-open", ~outcomes.scores.is_scored),
-    ):
-        places = np.flatnonzero(is_of_kind[drawn])
-        names = [
-            html.escape(evaluated.queries.class_name(query), quote=False) for query in drawn[places].tolist()
-        ]  # Plotly reads some HTML
-        trace = {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": np.round(evaluated.points[places, 0], 3).tolist(),
-            "y": np.round(evaluated.points[places, 1], 3).tolist(),
-            "customdata": numbers[places].tolist(),
-            "text": [f"{name}, image {query}" for name, query in zip(names, drawn[places].tolist(), strict=True)],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"symbol": symbol, "size": 8, "color": [f"hsl({hue},65%,48%)" for hue in hues[places]]},
-        }
-        traces += [trace] if len(places) else []
-    layout = {
-        "dragmode": "pan",
-        "hovermode": "closest",
-        "margin": {"l": 6, "r": 6, "t": 6, "b": 6},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"visible": False},
-        "yaxis": {"visible": False, "scaleanchor": "x"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-    }
-    return {"data": traces, "layout": layout}
+    x, y = np.round(evaluated.points.T, 3).tolist()
+    return {"x": x, "y": y, "queries": np.searchsorted(images.selectable, evaluated.drawn).tolist()}
 
 
 def _json(data: Any) -> str:

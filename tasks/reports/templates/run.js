@@ -127,14 +127,36 @@ function markOnMap() {
   Plotly.restyle(map, { "marker.size": sizes, "marker.line.width": sizes.map((of) => of.map((size) => (size === 22 ? 3 : 0))) });
 }
 
+const KINDS = [["correct at rank 1", "circle", (rank) => rank === 1], ["wrong at rank 1", "x", (rank) => rank > 1],
+  ["no image of its class in the gallery", "circle-open", (rank) => rank === 0]];
+const LAYOUT = {
+  dragmode: "pan", hovermode: "closest", margin: { l: 6, r: 6, t: 6, b: 6 }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
+  xaxis: { visible: false }, yaxis: { visible: false, scaleanchor: "x" }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+};
+const hueOf = (label) => Math.floor(((label * 0.61803398875) % 1) * 360); // consecutive classes get distant hues
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;"); // Plotly interprets some HTML
+
+function tracesOf({ x, y, queries }, ink) {
+  const ofKind = ([name, symbol, fits]) => {
+    const points = [...queries.keys()].filter((point) => fits(look.run.firstRanks[queries[point]]));
+    const shown = points.map((point) => places[queries[point]]);
+    return {
+      type: "scatter", mode: "markers", name, hovertemplate: "%{text}<extra></extra>",
+      x: points.map((point) => x[point]), y: points.map((point) => y[point]), customdata: points.map((point) => queries[point]),
+      text: shown.map((place) => `${escaped(nameOf(place))}, image ${numberOf(place)}`),
+      marker: { symbol, size: 8, color: shown.map((place) => `hsl(${hueOf(items.labels[place])},65%,48%)`), line: { color: ink, width: 0 } },
+    };
+  };
+  return KINDS.map(ofKind).filter((trace) => trace.x.length);
+}
+
 function drawMap() {
   const map = byId("drawn");
   if (!map || !look.run.map || !window.Plotly) return;
   const ink = () => getComputedStyle(document.body).color;
-  const { data, layout } = look.run.map;
-  data.forEach((trace) => { trace.marker.line = { color: ink(), width: 0 }; });
-  layout.font = { color: ink(), family: "system-ui, sans-serif" };
-  Plotly.newPlot(map, data, layout, { responsive: true, displaylogo: false, scrollZoom: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "toImage"] });
+  const layout = { ...LAYOUT, font: { color: ink(), family: "system-ui, sans-serif" } };
+  const options = { responsive: true, displaylogo: false, scrollZoom: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "toImage"] };
+  Plotly.newPlot(map, tracesOf(look.run.map, ink()), layout, options);
   map.on("plotly_click", (event) => choose(event.points[0].customdata));
   const recolour = () => Plotly.update(map, { "marker.line.color": ink() }, { "font.color": ink() });
   byId("theme").addEventListener("click", recolour);

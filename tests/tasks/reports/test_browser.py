@@ -1,5 +1,6 @@
 """The pages in Chromium, opened as files: selection with mouse and keyboard, at the width of a desktop and a phone."""
 
+import html
 import json
 import shutil
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.tasks.reports.made_up_runs import HOSTILE
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
@@ -101,6 +104,13 @@ def test_worst_queries_lead_to_their_neighbours_and_the_map_is_drawn(tab: Any, s
     assert shows(tab, single, number)
     tab.wait_for_selector("#drawn .scatterlayer .point")
     assert tab.locator("#drawn .scatterlayer .point").count() == 108
+    ranks = script(single / "run.js")["firstRanks"]
+    traces = tab.evaluate("document.getElementById('drawn').data.map(({name, customdata, text}) => [name, customdata, text])")
+    assert {name: [ranks[query] == 1 for query in queries] for name, queries, _ in traces} == {
+        "correct at rank 1": [True] * ranks.count(1),
+        "wrong at rank 1": [False] * (108 - ranks.count(1)),
+    }
+    assert f"{html.escape(HOSTILE, quote=False)}, image 0" in [text for _, _, texts in traces for text in texts]
     tab.evaluate("document.getElementById('drawn').emit('plotly_click', {points: [{customdata: 17}]})")
     assert shows(tab, single, 17)
     edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong differ by more than colour

@@ -1,6 +1,5 @@
 """A dataset of the size of Stanford Online Products keeps to the bounds in docs/comparing.md, and its counts are exact."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -77,5 +76,4 @@ def test_a_large_set_keeps_to_its_bounds(num_images: int, tmp_path: Path, monkey
     assert f"<strong>{num_images - found:,}</strong>" in lead
     if num_images == len(items["queries"]):
         assert data["firstRanks"].count(1) == found
-    json.dumps(data["map"])
-    assert sum(len(trace["customdata"]) for trace in data["map"]["data"]) == 2000
+    assert len(data["map"]["queries"]) == 2000
