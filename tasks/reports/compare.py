@@ -184,14 +184,14 @@ def _draw_figures(title: str, runs: Recorded, folder: Path) -> bool:
 def _rows(summaries: Summaries, comparison: Comparison | None, older_code: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return a header and a row per variant; the confidence set of the best is bold, and a last column has differences."""
     columns = table_columns(next(iter(summaries.values())))
-    is_compared = comparison is not None and bool(comparison.best_set)
-    rows = [["variant", *columns, *([comparison.heading] if comparison is not None and is_compared else [])]]
+    compared = comparison if comparison is not None and comparison.best_set else None
+    rows = [["variant", *columns, *([compared.heading] if compared else [])]]
     for variant, metrics in summaries.items():
         name, first, *others = variant, *(str(metrics[column]) for column in columns)
-        if comparison is not None and variant in comparison.best_set:
+        if compared and variant in compared.best_set:
             name, first = f"**{name}**", f"**{first}**"
         name += " (older code)" if variant in older_code else ""
-        rows.append([name, first, *others, *([comparison.beside(variant)] if comparison is not None and is_compared else [])])
+        rows.append([name, first, *others, *([compared.beside(variant)] if compared else [])])
     return rows
 
 

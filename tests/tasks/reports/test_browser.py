@@ -65,7 +65,7 @@ def shows(tab: Any, folder: Path, query: int) -> bool:
     return labels_of(tab, "#neighbours .pic") == wanted
 
 
-def test_a_chosen_image_shows_its_neighbours(tab: Any, single: Path) -> None:
+def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
     assert shows(tab, single, 0)
     tab.fill("#class", "kind 3")
@@ -96,7 +96,7 @@ def test_a_chosen_image_shows_its_neighbours(tab: Any, single: Path) -> None:
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_worst_queries_lead_to_their_neighbours_and_the_map_is_drawn(tab: Any, single: Path) -> None:
+def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, single: Path) -> None:
     tab.goto((single / "index.html").as_uri())
     link = tab.locator("#worst a").first
     number = int(str(link.get_attribute("href")).partition("=")[2])
@@ -132,7 +132,7 @@ def test_a_page_is_dark_where_the_system_is(browser: Any, single: Path) -> None:
     assert shades[1] == shades[2] != shades[0]
 
 
-def test_a_comparison_shows_what_one_finds_and_the_other_does_not(tab: Any, comparison: Path) -> None:
+def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
     tab.goto((comparison / "index.html").as_uri())
     runs = script(comparison / "comparison.js")
     by_name = {run["name"]: run["firstRanks"] for run in runs}

@@ -55,7 +55,7 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     assert "50.0 ± 317.7" in text
 
 
-def test_recall_over_epochs_is_drawn_where_runs_measured_it_and_goes_with_them(tmp_path: Path) -> None:
+def test_recall_over_epochs_is_drawn_only_if_runs_measured_it(tmp_path: Path) -> None:
     plain = [run(variant, seed, 0.1) for variant in ("a", "b") for seed in (0, 1)]
     curve = {"train": {1: 0.2, 2: 0.9}, "test": {1: 0.1, 2: 0.3}}
     curved = [(spec, record.model_copy(update={"recall_by_epoch": curve})) for spec, record in plain]
@@ -65,7 +65,7 @@ def test_recall_over_epochs_is_drawn_where_runs_measured_it_and_goes_with_them(t
     assert not (tmp_path / "epochs.png").exists()
 
 
-def test_the_others_are_held_against_the_reference_that_was_named(tmp_path: Path) -> None:
+def test_variants_are_compared_with_the_named_reference(tmp_path: Path) -> None:
     runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
     text = write_report("title", runs, tmp_path, reference="a")
     assert "difference to a (95 %, simultaneous)" in text
@@ -87,7 +87,7 @@ def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
     assert (rows[5]["mean"], rows[5]["half_width"], rows[5]["seed_0"], rows[5]["seed_2"]) == ("0.100000", "", "", "0.100000")
 
 
-def test_a_variant_that_left_the_comparison_leaves_dvc_s_metrics(tmp_path: Path) -> None:
+def test_a_removed_variant_is_removed_from_dvc_s_metrics(tmp_path: Path) -> None:
     write_report("title", [run("a", 0, 0.4), run("b", 0, 0.4)], tmp_path)
     write_report("title", [run("a", 0, 0.4)], tmp_path)
     assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["a.json"]
@@ -134,7 +134,7 @@ def test_significant_differences_come_first_with_the_best_in_bold_and_every_pair
     assert not (tmp_path / "differences/ranks.png").exists(), "two variants have no ranks"
 
 
-def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_path: Path) -> None:
+def test_intervals_for_other_classes_are_listed_with_those_on_these_classes(tmp_path: Path) -> None:
     """One system finds 10 or 30 points more by class: about 20 ± 6 for other classes, but a narrow interval for these twelve."""
     runs = []
     for seed in range(4):
@@ -155,7 +155,7 @@ def test_intervals_for_other_classes_stand_beside_those_on_these_classes(tmp_pat
     assert " No conclusion about other classes: 5 test classes are too few. " in text
 
 
-def test_one_seed_is_said_to_decide_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
+def test_one_seed_compares_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
     text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
     assert "Best mean R@1: a, 25.0. Nothing is compared: fewer than 3 shared seeds." in text
     assert "**" not in text
@@ -185,7 +185,7 @@ def test_the_terminal_s_table_has_a_row_for_each_variant_and_the_best_first() ->
     assert "10.0 ± 0.0" in lines[2]
 
 
-def test_a_narrow_terminal_still_tells_the_variants_apart() -> None:
+def test_a_narrow_terminal_prints_the_variants_names_whole() -> None:
     metrics = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8, 16, 32)}
     console = Console(width=60, record=True)
     console.print(comparison_table("title", [published(name, 0, **metrics) for name in ("triplet-semi-hard", "triplet-batch-hard")]))

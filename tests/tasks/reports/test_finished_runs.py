@@ -70,7 +70,7 @@ def test_a_name_is_a_run_or_a_comparison(made: Made) -> None:
         ("photos", 7, "the comparison on photos has no finished run with seed 7"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(made: Made, named: str, seed: int | None, said: str) -> None:
+def test_a_missing_run_is_a_one_line_error(made: Made, named: str, seed: int | None, said: str) -> None:
     with pytest.raises((ConfigError, NotRunError), match=said) as told:
         choose(*made, named, seed)
     assert "\n" not in str(told.value)
@@ -84,7 +84,7 @@ def test_a_variant_without_the_run_is_named_as_missing(own: Made) -> None:
     assert {run.spec.variant for run in chosen.runs} == {"proxy_nca", TRIPLET}
 
 
-def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_made_by_older_code_are_found_and_marked(own: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, record = spec_of(own), read_dataset(own[0], "photos")
     trained = identity.train_step(spec, record)
     embedded = identity.embed_step(spec, trained.identity)
@@ -97,7 +97,7 @@ def test_what_other_code_made_is_found_and_marked(own: Made, monkeypatch: pytest
     assert found.scores == Path(own[0].store) / "evaluate" / found.identity
 
 
-def test_embeddings_that_are_gone_or_of_other_images_are_told(own: Made) -> None:
+def test_missing_embeddings_or_those_of_other_images_are_refused(own: Made) -> None:
     embedded, _ = folders(own, spec_of(own))
     run = choose(*own, "photos/softmax").shown[0]
     record = read_dataset(own[0], "photos")
@@ -113,14 +113,14 @@ def test_embeddings_that_are_gone_or_of_other_images_are_told(own: Made) -> None
         choose(*own, "photos/softmax/0")
 
 
-def test_data_that_are_not_prepared_are_told(made: Made, tmp_path: Path) -> None:
+def test_unprepared_data_are_refused(made: Made, tmp_path: Path) -> None:
     project, params = made
     elsewhere = Project(tmp_path, project.state, project.store, project.tracking_uri)
     with pytest.raises(DataError):
         choose(elsewhere, params, "photos")
 
 
-def test_a_project_of_its_own_has_nothing_of_another(tmp_path: Path) -> None:
+def test_a_project_without_a_store_has_no_finished_run(tmp_path: Path) -> None:
     project, params = make_project(tmp_path / "project")
     shutil.rmtree(project.store)
     with pytest.raises(NotRunError, match=r"the comparison on photos has no finished run with seed 0; run dml reproduce --dataset photos"):

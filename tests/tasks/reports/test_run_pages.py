@@ -103,7 +103,7 @@ def test_neighbours_of_every_image_are_those_of_numpy(made: Made, single: Path) 
     assert len(run["map"]["x"]) == len(run["map"]["y"]) == len(items["queries"])
 
 
-def test_a_comparison_counts_what_one_finds_and_the_other_does_not(made: Made, comparison: Path) -> None:
+def test_a_comparison_counts_queries_correct_in_one_run_and_wrong_in_another(made: Made, comparison: Path) -> None:
     html = page(comparison / "index.html")
     variants = list(made[1].comparison.variants)
     brute = {variant: Brute(made, variant, 0) for variant in variants}
@@ -161,7 +161,7 @@ def test_a_run_s_scores_are_the_evaluator_s_with_intervals_around_them(made: Mad
     assert rows["NMI"][1:3] == ["-", "-"]
 
 
-def test_queries_of_their_own_are_searched_in_the_gallery(tmp_path: Path) -> None:
+def test_separate_queries_are_searched_in_the_gallery(tmp_path: Path) -> None:
     made = make_project(tmp_path / "shop", ("query", "gallery"))
     folder = write_look(made[0], choose(*made, "photos/softmax"), None, tmp_path / "pages", "tsne", quiet).parent
     brute = Brute(made, "softmax", 0, "query", "gallery")
@@ -176,7 +176,7 @@ def test_queries_of_their_own_are_searched_in_the_gallery(tmp_path: Path) -> Non
     ]
 
 
-def test_names_are_text_wherever_they_stand(comparison: Path) -> None:
+def test_names_are_text_and_never_markup(comparison: Path) -> None:
     for path in comparison.glob("*.html"):
         html = page(path)  # fails unless every element is closed
         assert not [image for image in html.all("img") if not (image.attributes.get("src") or "").startswith("data:image/")]
@@ -186,7 +186,7 @@ def test_names_are_text_wherever_they_stand(comparison: Path) -> None:
     assert all(script(path) is not None for path in comparison.glob("*.js") if path.name != "plotly.min.js")
 
 
-def test_pages_load_nothing_but_what_lies_beside_them(comparison: Path) -> None:
+def test_pages_load_only_files_of_their_folder(comparison: Path) -> None:
     there = {path.name for path in comparison.iterdir()}
     for path in comparison.glob("*.html"):
         text = path.read_text()
@@ -198,9 +198,7 @@ def test_pages_load_nothing_but_what_lies_beside_them(comparison: Path) -> None:
     assert {path.suffix for path in comparison.iterdir()} == {".html", ".js", ".webp"}
 
 
-def test_of_more_images_than_fit_queries_are_sampled_and_counts_are_of_all(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queries_of_a_large_dataset_are_sampled_and_counts_cover_all(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_pages, "MAX_PICTURES", 100)
     folder = write_look(made[0], choose(*made, "photos"), None, tmp_path / "pages", "pca", quiet).parent
     items = script(folder / "items.js")
@@ -218,9 +216,7 @@ def test_of_more_images_than_fit_queries_are_sampled_and_counts_are_of_all(
         assert "4 of 108 queries can be selected here" in html.text
 
 
-def test_writing_again_takes_the_place_of_the_pages_and_of_nothing_else(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_again_replaces_the_pages_and_nothing_else(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, params = made
     folder = tmp_path / "pages"
     write_look(project, choose(project, params, "photos"), None, folder, "pca", quiet)
@@ -244,7 +240,7 @@ def test_writing_again_takes_the_place_of_the_pages_and_of_nothing_else(
     assert (tmp_path / "own" / "letter.txt").read_text() == "dear"
 
 
-def test_scores_that_are_not_those_of_the_embeddings_are_refused(tmp_path: Path) -> None:
+def test_scores_that_do_not_match_the_embeddings_are_refused(tmp_path: Path) -> None:
     made = make_project(tmp_path / "project")
     spec = comparison_runs(made[1], "photos", ["softmax"], [0])[0]
     path = Path(made[0].store) / "evaluate" / evaluate_identity(spec, read_dataset(made[0], "photos")) / "metrics.json"

@@ -50,7 +50,7 @@ def test_a_label_is_text_and_never_markup(html: Element, page: TablePage) -> Non
     assert "<script>alert" not in page.html.read_text()
 
 
-def test_each_verdict_is_told_by_mark_and_word_beside_its_colour(html: Element) -> None:
+def test_each_verdict_has_a_mark_and_a_word_and_not_only_a_colour(html: Element) -> None:
     marks = {"compatible": "=", "above": "▲", "below": "▼", "undecided": "?"}
     seen = set()
     for cell in html.all("td", "measured"):
@@ -63,7 +63,7 @@ def test_each_verdict_is_told_by_mark_and_word_beside_its_colour(html: Element) 
     assert all(mark in html.all("details", "legend")[0].text for mark in marks.values())
 
 
-def test_an_interval_is_drawn_and_said_in_words(html: Element) -> None:
+def test_an_interval_is_drawn_and_described(html: Element) -> None:
     cell = lines(rows(html)["softtriple"])["as_published 5 seeds"].all("td")[1]
     assert cell.all("span", "figure")[0].text == "70.1 ± 0.3"
     (glyph,) = cell.all("svg")
@@ -77,7 +77,7 @@ def test_an_interval_is_drawn_and_said_in_words(html: Element) -> None:
     )
 
 
-def test_rows_that_lack_something_say_what(html: Element) -> None:
+def test_rows_that_cannot_be_run_name_the_reason(html: Element) -> None:
     assert rows(html)["one-day"].all("tr", "waits")[0].text == "not run on cub200: a loss that nobody has written"
     assert "dataset 'cub200' is not in params.yaml; add below datasets: cub200: {" in rows(html)["later"].all("tr", "waits")[0].text
     assert rows(html)["softtriple"].all("tr", "waits")[0].text.startswith("not run on cars196: dataset 'cars196' is not in params.yaml")
@@ -139,7 +139,7 @@ def test_a_row_opens_to_what_differs_from_the_protocol_first_then_to_everything(
     assert "dml ui" in run.text
 
 
-def test_pictures_of_the_first_seed_travel_in_the_page(html: Element) -> None:
+def test_pictures_of_the_first_seed_are_embedded(html: Element) -> None:
     (run,) = rows(html)["softmax-norm"].all("section", "run")
     pictures = run.all("img")
     assert [figure.text.split(",")[0] for figure in run.all("figcaption")] == ["loss over epochs", "retrieval gallery", "counts"]
@@ -147,9 +147,7 @@ def test_pictures_of_the_first_seed_travel_in_the_page(html: Element) -> None:
     assert all(HOSTILE not in str(picture.attributes["alt"]) and "seed 0" in str(picture.attributes["alt"]) for picture in pictures)
 
 
-def test_a_figure_s_own_pictures_stand_on_the_page_and_a_table_s_where_a_row_opens(
-    table_project: "tuple[Project, Params]", html: Element
-) -> None:
+def test_a_figure_s_pictures_are_on_the_page_and_a_table_s_in_opened_rows(table_project: "tuple[Project, Params]", html: Element) -> None:
     project, params = table_project
     figure = NAME.replace("table1", "figure1")
     tables = project.root / "tables"
@@ -182,7 +180,7 @@ def test_the_page_and_the_index_load_nothing(page: TablePage) -> None:
         assert "default-src 'none'" in text
 
 
-def test_the_index_leads_to_the_page_and_says_how_far_it_is(page: TablePage) -> None:
+def test_the_index_links_to_the_page_and_has_its_progress(page: TablePage) -> None:
     root = read((page.html.parents[1] / table_pages.INDEX).read_text())
     (item,) = root.all("ul", "index")[0].all("li")
     assert item.all("a")[0].attributes["href"] == "softtriple/table1.html"
@@ -202,7 +200,7 @@ def test_the_same_results_give_the_same_bytes(table_project: "tuple[Project, Par
     assert json.loads(again.json.read_text())["own_data"]["verdicts"] == {"compatible": 7, "above": 1, "below": 2, "undecided": 5}
 
 
-def test_a_run_whose_pictures_are_gone_or_damaged_is_shown_all_the_same(
+def test_a_run_with_missing_or_damaged_pictures_is_still_shown(
     table_project: "tuple[Project, Params]", page: TablePage, tmp_path: Path
 ) -> None:
     project, params = table_project

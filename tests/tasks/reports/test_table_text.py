@@ -40,7 +40,7 @@ def shown(*runs: MeasuredRun, file: TableFile = TABLE, **result: Any) -> ShownTa
     return shown_table("paper/table1", file, TableResult(name="paper/table1", runs=runs, **result))
 
 
-def test_what_was_measured_stands_below_what_was_printed() -> None:
+def test_measured_values_are_below_published_ones() -> None:
     runs = [run("ours", seed, variant="as_released", recall_at_1=value) for seed, value in enumerate((0.60, 0.61, 0.605))]
     runs.append(run("ours", 0, "sop", "as_released", csc=0.75))
     assert lines(shown(*runs)) == [
@@ -53,7 +53,7 @@ def test_what_was_measured_stands_below_what_was_printed() -> None:
     ]
 
 
-def test_the_page_says_the_tolerance_and_the_notes() -> None:
+def test_the_markdown_has_tolerances_and_notes() -> None:
     page = as_markdown(shown())
     assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
     assert "\n\nOurs is best.\n" in page
@@ -78,7 +78,7 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
 
 
-def test_what_the_comparison_could_have_shown_stands_below_what_it_shows() -> None:
+def test_the_detectable_difference_follows_the_conclusions() -> None:
     rows = TABLE.model_dump(mode="json")["rows"]
     other = {"label": "Other", "kind": "own", "published": [None, None], "variants": ["as_released"]}
     file = parse(TableFile, TABLE.model_dump(mode="json") | {"rows": {**rows, "other": other}}, "table")
@@ -93,7 +93,7 @@ def test_what_the_comparison_could_have_shown_stands_below_what_it_shows() -> No
     assert conclusion_lines(shown()) == []
 
 
-def test_the_note_says_what_the_table_is_and_how_far_it_is() -> None:
+def test_the_note_describes_the_table_and_its_progress() -> None:
     note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(3)]))
     assert note.startswith("**paper/table1**, page 3 of the paper: Two birds.")
     assert "The paper states: Ours is best." in note

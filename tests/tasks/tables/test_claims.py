@@ -140,7 +140,7 @@ def table(**claim) -> TableFile:
         ({"dataset": "cars196"}, "no column is of dataset 'cars196'"),
     ],
 )
-def test_a_claim_about_what_the_table_has_not_is_refused(claim, message):
+def test_a_claim_about_an_unknown_row_or_variant_is_refused(claim, message):
     with pytest.raises(ConfigError, match=f"claim 'a is better': {message}"):
         table(**claim)
     assert table(variant="other", dataset="sop").claims[0].variant == "other"
@@ -193,7 +193,7 @@ def test_times_are_compared_by_their_ratio_too_and_nothing_else_is():
     assert judged(table(metric="epoch_minutes", reference=0.0), *runs).ratio is None
 
 
-def test_what_a_claim_waits_for_is_said():
+def test_an_undecided_claim_has_a_reason():
     a, b = [run("a", seed, recall_at_1=0.6) for seed in (0, 1, 2)], [run("b", seed, recall_at_1=0.5) for seed in (0, 1, 2, 5)]
     assert judged(table()).why == "no runs of 'a' and 'b'"
     assert judged(table(), *a).why == "no runs of 'b'"

@@ -90,7 +90,7 @@ def test_what_is_measured_far_below_one_keeps_two_digits():
     assert column.measured(0.012) == "0.0", "per cent have theirs"
 
 
-def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
+def test_lines_are_in_the_file_s_order_of_variants_then_by_epoch():
     runs = [
         run("ours", 0, variant=variant, epoch=epoch, recall_at_1=0.6)
         for variant, epoch in (("common", "last"), ("as_released", "last"), ("as_published", "oracle"), ("as_published", "last"))
@@ -129,7 +129,7 @@ def test_verdicts_and_claims_are_of_the_epoch_that_the_paper_prints(name: str, e
     assert table.judged in as_markdown(table)
 
 
-def test_stand_ins_are_marked_and_counted_apart():
+def test_stand_ins_are_marked_and_counted_separately():
     """The paper's birds, drawn replacements, and a row measured only on the drawn ones."""
     file = FILE | {
         "columns": [
@@ -168,7 +168,7 @@ def test_columns_of_one_dataset_stand_in_for_one():
         parse(TableFile, FILE | {"columns": [*blocks, FILE["columns"][1]]}, "table")
 
 
-def test_a_row_says_what_it_waits_for():
+def test_an_unmeasured_row_has_a_reason():
     table = shown(run("ours", 0, variant="as_published", recall_at_1=0.6), waiting={("wide", "cub200"): "cub200 is not here"})
     found = rows(table)
     assert (found["theirs"].status, found["theirs"].waits) == ("quoted", {})
@@ -182,7 +182,7 @@ def test_a_row_says_what_it_waits_for():
     assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
-def test_older_code_failures_and_rows_that_are_gone_are_kept_in_sight():
+def test_older_code_failures_and_removed_rows_are_shown():
     old = run("ours", 0, variant="as_published", recall_at_1=0.6).model_copy(update={"older_code": ("dml_core/b.py", "dml_core/a.py")})
     table = shown(old, run("was", 0, recall_at_1=0.5), failures={"ours as_released, cub200, seed 3": "no memory"})
     assert rows(table)["ours"].lines[0].older_code == ("dml_core/a.py", "dml_core/b.py")
@@ -247,7 +247,7 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     assert json.loads(table.model_dump_json())["comparisons"][0]["sentence"] == found.sentence
 
 
-def test_one_seed_or_one_row_has_nothing_to_tell():
+def test_one_seed_or_one_row_has_no_conclusions():
     assert shown(*seeds("ours", recall_at_1=0.605)).conclusions == []
     assert (
         shown(run("ours", 0, variant="as_published", recall_at_1=0.5), run("wide", 0, variant="as_published", recall_at_1=0.6)).conclusions
