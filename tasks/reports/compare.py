@@ -20,7 +20,6 @@ from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
 from tasks.files import write_whole
-from tasks.reports.finished_runs import FinishedRun
 from tasks.reports.kit import render
 from tasks.runs.comparable import scores_by_seed
 from tasks.runs.provenance import made_by_older_code
@@ -32,7 +31,7 @@ REPORT_FILE, FIGURE_FILE, EPOCHS_FILE = "report.md", "recall.png", "epochs.png"
 DIFFERENCES_FOLDER, DIFFERENCES_FILE, RANKS_FILE = "differences", "differences.md", "ranks.png"
 Summaries = dict[str, dict[str, Summary]]
 Recorded = Sequence[tuple[RunSpec, MetricRecord]]
-Scored = Sequence[tuple[RunSpec, MetricRecord | FinishedRun]]
+Scored = Sequence[tuple[RunSpec, Mapping[str, float]]]  # with the metrics of each run
 
 
 def summarise_runs(runs: Scored) -> Summaries:
@@ -43,8 +42,8 @@ def summarise_runs(runs: Scored) -> Summaries:
             several datasets.
     """
     _check_comparable(runs)
-    names = {spec.variant: scored.metrics.keys() for spec, scored in reversed(runs)}
-    scores = {name: _scores(runs, name) for name in dict.fromkeys(name for _, scored in runs for name in scored.metrics)}
+    names = {spec.variant: metrics.keys() for spec, metrics in reversed(runs)}
+    scores = {name: _scores(runs, name) for name in dict.fromkeys(name for _, metrics in runs for name in metrics)}
     return {
         variant: {name: summarise(list(scores[name][variant].values())) for name in names[variant]}
         for variant in dict.fromkeys(spec.variant for spec, _ in runs)
@@ -58,9 +57,9 @@ def compare_runs(runs: Scored, reference: str | None = None) -> Comparison | Non
         EvaluationError: as `summarise_runs`.
     """
     _check_comparable(runs)
-    metrics = runs[0][1].metrics
+    spec, metrics = runs[0]
     first = table_columns(metrics)[0]
-    return compare(runs[0][0].dataset, first, _scores(runs, first, 100), reference, **tested_on(metrics))
+    return compare(spec.dataset, first, _scores(runs, first, 100), reference, **tested_on(metrics))
 
 
 def _check_comparable(runs: Scored) -> None:
@@ -73,7 +72,7 @@ def _check_comparable(runs: Scored) -> None:
 
 
 def _scores(runs: Scored, metric: str, factor: float = 1.0) -> dict[str, dict[int, float]]:
-    return scores_by_seed((spec.variant, spec.seed, factor * scored.metrics[metric]) for spec, scored in runs if metric in scored.metrics)
+    return scores_by_seed((spec.variant, spec.seed, factor * metrics[metric]) for spec, metrics in runs if metric in metrics)
 
 
 def write_report(
@@ -97,16 +96,17 @@ def write_report(
         older_code: variant -> source files that differ from those that made its runs; their rows are marked.
         reference: variant that the others are compared with; by default the best.
     """
-    summaries, comparison = summarise_runs(runs), compare_runs(runs, reference)
+    scored = [(spec, record.metrics) for spec, record in runs]
+    summaries, comparison = summarise_runs(scored), compare_runs(scored, reference)
     folder.mkdir(parents=True, exist_ok=True)
     _write_metrics(summaries, folder / METRICS_FOLDER)
     recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
     mean_recalls = ([variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *mean_recalls])
-    _write_csv(folder / SCORES_FILE, _score_rows(runs, summaries))
+    _write_csv(folder / SCORES_FILE, _score_rows(scored, summaries))
     has_curves = _draw_figures(title, runs, folder)
     over_classes = {} if comparison is None else _over_classes(runs, comparison)
-    _write_differences(title, runs, comparison, over_classes, folder / DIFFERENCES_FOLDER)
+    _write_differences(title, scored, comparison, over_classes, folder / DIFFERENCES_FOLDER)
     num_seeds = len({spec.seed for spec, _ in runs})
     text = render(
         "report.md",
@@ -143,10 +143,10 @@ def _write_metrics(summaries: Summaries, folder: Path) -> None:
         write_whole(folder / f"{variant}.json", json.dumps(means, indent=2) + "\n")
 
 
-def _score_rows(runs: Recorded, summaries: Summaries) -> list[list[str]]:
+def _score_rows(runs: Scored, summaries: Summaries) -> list[list[str]]:
     """Return a header and a row per variant and metric: mean, half of the 95 % interval, each seed's value; missing values are empty."""
     seeds = sorted({spec.seed for spec, _ in runs})
-    measured = {(spec.variant, spec.seed): record.metrics for spec, record in runs}
+    measured = {(spec.variant, spec.seed): metrics for spec, metrics in runs}
     rows = [["variant", "metric", "mean", "half_width", *(f"seed_{seed}" for seed in seeds)]]
     for variant, metrics in summaries.items():
         for name, summary in metrics.items():
@@ -195,7 +195,7 @@ def _rows(summaries: Summaries, comparison: Comparison | None, older_code: Mappi
     return rows
 
 
-def _write_differences(title: str, runs: Recorded, comparison: Comparison | None, over_classes: Mapping[str, str], folder: Path) -> None:
+def _write_differences(title: str, runs: Scored, comparison: Comparison | None, over_classes: Mapping[str, str], folder: Path) -> None:
     """Write every pair of variants and, for at least three variants and two seeds, their ranks over the seeds."""
     folder.mkdir(exist_ok=True)
     (folder / RANKS_FILE).unlink(missing_ok=True)

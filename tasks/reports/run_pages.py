@@ -138,7 +138,7 @@ def _write_all(
 
     (folder / PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
     (folder / ITEMS).write_text(f"look.items = {_json(_items(images))};\n")
-    summaries = summarise_runs([(run.spec, run) for run in selected.runs])
+    summaries = summarise_runs([(run.spec, run.metrics) for run in selected.runs])
     for stem, evaluated in runs.items():
         _write_run(selected, stem, evaluated, images, summaries[evaluated.variant], method, folder)
     if selected.is_comparison:
@@ -189,7 +189,7 @@ def _write_comparison(
     summaries: Summaries,
     folder: Path,
 ) -> None:
-    comparison = compare_runs([(run.spec, run) for run in selected.runs], reference)
+    comparison = compare_runs([(run.spec, run.metrics) for run in selected.runs], reference)
     stems = {evaluated.variant: stem for stem, evaluated in runs.items()}
     order = list(stems) if comparison is None else list(comparison.means)
     correct = {evaluated.variant: evaluated.outcomes.is_found for evaluated in runs.values()}
