@@ -89,14 +89,8 @@ def claim_lines(table: ShownTable) -> list[str]:
 
 def claim_line(claim: JudgedClaim) -> str:
     """Return a judged claim as one line."""
-    if claim.mean is None or claim.reference_mean is None or claim.difference is None:
-        return f"{claim.judgement}: {claim.says} ({claim.why})"
-    spread = f" ± {claim.half_width:.3g}" if claim.half_width is not None else ""
-    values = [f"{claim.metric} {claim.mean:.4g} vs {claim.reference_mean:.4g}", f"difference {claim.difference:+.3g}{spread}"]
-    values += [f"ratio {claim.ratio:.3g}"] if claim.ratio is not None else []
-    values += [f"{len(claim.seeds)} seeds", f"p = {claim.p_holm:.2g} (Holm)"] if claim.p_holm is not None else [str(claim.why)]
     exploratory = " (exploratory)" if claim.exploratory else ""
-    return f"{claim.judgement}{exploratory}: {claim.says} ({', '.join(values)})"
+    return f"{claim.judgement}{exploratory}: {claim.says} ({claim.numbers})"
 
 
 def as_markdown(table: ShownTable) -> str:

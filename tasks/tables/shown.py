@@ -5,7 +5,7 @@ The JSON of a table is the record `ShownTable`, described in docs/tables.md; `ta
 
 from typing import Literal, get_args
 
-from dml_core.evaluation.statistics.comparing import Comparison
+from dml_core.evaluation.statistics.comparing import Comparison, metric_title
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.training.epochs import Epoch
@@ -222,6 +222,21 @@ class JudgedClaim(Record):
         if not self.mean or not self.reference_mean or not self.metric.endswith(TIME):
             return None
         return self.mean / self.reference_mean
+
+    @property
+    def numbers(self) -> str:
+        """The compared means, their difference and the test in words; the reason if there is nothing to compare."""
+        if self.mean is None or self.reference_mean is None or self.difference is None:
+            return str(self.why)
+        other_metric = f" ({metric_title(self.reference_metric)})" if self.reference_metric != self.metric else ""
+        spread = f" ± {self.half_width:.3g}" if self.half_width is not None else ""
+        parts = [
+            f"{metric_title(self.metric)} on {self.dataset}: {self.mean:.4g} vs {self.reference_mean:.4g}{other_metric}",
+            f"difference {self.difference:+.3g}{spread}",
+        ]
+        parts += [f"ratio {self.ratio:.3g}"] if self.ratio is not None else []
+        parts += [f"{len(self.seeds)} seeds", f"p = {self.p_holm:.2g} (Holm)"] if self.p_holm is not None else [str(self.why)]
+        return ", ".join(parts)
 
 
 class Counted(Record):

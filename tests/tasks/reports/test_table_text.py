@@ -70,7 +70,7 @@ def test_claims_older_code_and_failures_are_in_the_page() -> None:
     runs = [run("ours", seed, variant="as_published", recall_at_1=0.6 + seed / 100) for seed in range(3)]
     runs[0] = runs[0].model_copy(update={"older_code": ("dml_core/losses/a.py",)})
     page = as_markdown(shown(*runs, file=file, failures={"ours as_released, sop, seed 1": "no memory | left"}))
-    assert "- holds: Ours is above 0.5. (recall@1 61 vs 50, difference +11 ± 2.48, 3 seeds, p = 0.0055 (Holm))" in page
+    assert "- holds: Ours is above 0.5. (R@1 on cub200: 61 vs 50, difference +11 ± 2.48, 3 seeds, p = 0.0055 (Holm))" in page
     assert "- refuted: Ours is below 0.5." in page
     assert "- 1 claim undecided: runs missing" in page
     assert "as_published, 3 seeds, made by older code" in page
