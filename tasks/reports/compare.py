@@ -100,7 +100,7 @@ def write_report(
     summaries, comparison = summarise_runs(scored), compare_runs(scored, reference)
     folder.mkdir(parents=True, exist_ok=True)
     _write_metrics(summaries, folder / METRICS_FOLDER)
-    recalls = {variant: recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
+    recalls = {variant: _recall_by_k({name: summary.mean for name, summary in metrics.items()}) for variant, metrics in summaries.items()}
     mean_recalls = ([variant, str(k), f"{value:.6f}"] for variant, by_k in recalls.items() for k, value in by_k.items())
     _write_csv(folder / PLOTS_FILE, [["variant", "k", "recall"], *mean_recalls])
     _write_csv(folder / SCORES_FILE, _score_rows(scored, summaries))
@@ -124,12 +124,12 @@ def write_report(
     return text
 
 
-def recall_by_k(metrics: dict[str, float]) -> dict[int, float]:
+# ---------------------------------------------------------------- for DVC
+
+
+def _recall_by_k(metrics: Mapping[str, float]) -> dict[int, float]:
     """Return K -> Recall@K, in ascending order of K."""
     return dict(sorted((k, value) for name, value in metrics.items() if (k := recall_k(name)) is not None))
-
-
-# ---------------------------------------------------------------- for DVC
 
 
 def _write_metrics(summaries: Summaries, folder: Path) -> None:
@@ -169,7 +169,7 @@ def _draw_figures(title: str, runs: Recorded, folder: Path) -> bool:
     recalls: dict[str, dict[int, list[float]]] = {}
     curves: dict[str, dict[str, dict[int, list[float]]]] = {}
     for spec, record in runs:
-        for k, value in recall_by_k(record.metrics).items():
+        for k, value in _recall_by_k(record.metrics).items():
             recalls.setdefault(spec.variant, {}).setdefault(k, []).append(value)
         for role, curve in record.recall_by_epoch.items():
             for epoch, value in curve.items():

@@ -1,18 +1,17 @@
-"""Means and intervals by hand, and a report that depends only on the scores."""
+"""A comparison's report: numbers by hand, and the same bytes from the same scores."""
 
 import csv
 import json
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from dml_core.evaluation.config import EvaluationConfig
-from tasks.reports.compare import recall_by_k, write_report
+from tasks.reports.compare import write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
 from tasks.tracking.names import SEED_TAG, VARIANT_TAG, PublishedRun
-from tasks.tracking.summaries import compare_published, comparison_table, summarise
+from tasks.tracking.summaries import compare_published, comparison_table
 from tests.conftest import small_training
 
 
@@ -22,20 +21,11 @@ def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
     return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
 
 
-def test_interval_of_three_seeds_by_hand() -> None:
-    # mean 0.5, standard deviation 0.1; t(0.975, 2 degrees of freedom) = 4.303, divided by sqrt(3)
-    summary = summarise([0.4, 0.5, 0.6])
-    assert summary.mean == pytest.approx(0.5)
-    assert summary.half_width == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
-    assert str(summary) == "50.0 ± 24.8"
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert str(summarise([0.123])) == "12.3"
-
-
-def test_only_plain_recalls_are_on_the_curve_in_order() -> None:
-    assert recall_by_k({"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}) == {2: 0.4, 10: 0.9}
+def test_only_plain_recalls_are_on_the_curve_in_ascending_order(tmp_path: Path) -> None:
+    spec, record = run("a", 0, 0.4)
+    metrics = {"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}
+    write_report("title", [(spec, record.model_copy(update={"metrics": metrics}))], tmp_path)
+    assert (tmp_path / "recall.csv").read_text().splitlines() == ["variant,k,recall", "a,2,0.400000", "a,10,0.900000"]
 
 
 def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
