@@ -196,7 +196,7 @@ def _status(table: TableFile, row: Row, runs: Sequence[MeasuredRun], missing: Se
 
 def _how_to_run(name: str, row: str, dataset: str | None) -> str:
     where = f" --dataset {dataset}" if dataset is not None else ""
-    return f"run dml reproduce {name} --row {row}{where}"
+    return f"start it with dml reproduce {name} --row {row}{where}"
 
 
 def _lines(name: str, table: TableFile, key: str, runs: Sequence[MeasuredRun]) -> tuple[ShownLine, ...]:

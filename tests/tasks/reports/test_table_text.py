@@ -58,7 +58,7 @@ def test_the_markdown_has_tolerances_and_notes() -> None:
     assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
     assert "\n\nOurs is best.\n" in page
     assert "| Ours | published, own | 60.5 | 7.5 |" in page
-    assert "not run: run dml reproduce paper/table1 --row ours" in page
+    assert "not run: start it with dml reproduce paper/table1 --row ours" in page
     assert "- Tolerance of every column: 1 (one run)." in page
     assert page.endswith("Ours: with a note.\n")
 

@@ -176,9 +176,9 @@ def test_an_unmeasured_row_has_a_reason():
     assert found["wide"].waits == {"cub200": "cub200 is not here"}
     assert (found["ours"].status, found["ours"].waits) == (
         "partly measured",
-        {"sop": "run dml reproduce paper/table1 --row ours --dataset sop"},
+        {"sop": "start it with dml reproduce paper/table1 --row ours --dataset sop"},
     )
-    assert rows(shown())["ours"].waits["sop"] == "run dml reproduce paper/table1 --row ours"
+    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce paper/table1 --row ours"
     assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
