@@ -214,12 +214,16 @@ def _difference_tables(comparison: Comparison, over_classes: Mapping[str, str]) 
     """Return the tables of differences, each with its header: all pairs, probabilities, and intervals for other classes."""
     pairs = [["row - column", *comparison.means]]
     for system, row in comparison.matrix:
-        differences = [(pair is not None and pair.is_significant, "" if pair is None else comparison.said(pair)) for pair in row]
-        pairs.append([system, *(f"**{said}**" if is_significant else said for is_significant, said in differences)])
+        differences = ["" if pair is None else comparison.said(pair) for pair in row]
+        is_bold = [pair is not None and pair.is_significant for pair in row]
+        pairs.append([system, *(f"**{text}**" if bold else text for text, bold in zip(differences, is_bold, strict=True))])
     posteriors = [["system", "P(better)", "P(practically equal)", "P(worse)"]]
-    posteriors += [[of.system, *(f"{share:.2f}" for share in of.posterior)] for of in comparison.against if of.posterior is not None]
     classes = [["system", f"on these {comparison.num_classes or 'test'} classes", "over seeds and classes"]]
-    classes += [[of.system, comparison.said(of), over_classes[of.system]] for of in comparison.against if of.system in over_classes]
+    for pair in comparison.against:
+        if pair.posterior is not None:
+            posteriors.append([pair.system, *(f"{share:.2f}" for share in pair.posterior)])
+        if pair.system in over_classes:
+            classes.append([pair.system, comparison.said(pair), over_classes[pair.system]])
     return {"pairs": pairs, "posteriors": posteriors, "over_classes": classes}
 
 

@@ -90,7 +90,7 @@ def _differences(run: MeasuredRun, other_training: Callable[[], TrainingConfig])
         return None
     here = flatten(run.training)
     values = {name: (here.get(name, "-"), there.get(name, "-")) for name in sorted({*here, *there})}
-    return tuple((name, _plain(one), _plain(other)) for name, (one, other) in values.items() if one != other)
+    return tuple((name, _plain(value), _plain(other)) for name, (value, other) in values.items() if value != other)
 
 
 def _tuned(name: str, run: MeasuredRun) -> str | None:

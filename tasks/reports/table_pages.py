@@ -88,7 +88,9 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     html = render(
         "table.html",
         table=table,
-        blocks=[(*block, len(list(columns))) for block, columns in groupby(table.columns, lambda of: (of.dataset, of.stands_in_for))],
+        blocks=[
+            (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
+        ],
         details=line_details(name, file, result, store),
         links=_links(project, table),
         diagram=None if table.ranking is None else diagram_picture(table.ranking),
@@ -127,9 +129,9 @@ def _waiting(project: Project, params: Params, name: str, table: TableFile, resu
     for key, row in table.rows.items():
         for dataset in unmeasured(table, key, result) if is_run(row) else ():
             try:
-                own = project_dataset(params, dataset, table.dataset_options(dataset))
+                prepared = project_dataset(params, dataset, table.dataset_options(dataset))
                 training, evaluation = row_training(name, row, dataset), scoring_of(name, table, dataset)
-                spec = RunSpec(dataset=own, variant=row.variants[0], seed=0, training=training, evaluation=evaluation, table=name)
+                spec = RunSpec(dataset=prepared, variant=row.variants[0], seed=0, training=training, evaluation=evaluation, table=name)
                 check_before(project, params, [spec])
             except (ConfigError, DataError) as error:
                 missing[key, dataset] = str(error)

@@ -56,7 +56,10 @@ def conclusion_lines(table: ShownTable) -> list[str]:
     """Return the statistical conclusions about the measured rows, and the meaning of bold."""
     if not table.comparisons:
         return []
-    limits = [(f"{of.dataset}: " if len(table.comparisons) > 1 else "") + of.limits for of in table.comparisons if of.limits]
+    has_several = len(table.comparisons) > 1
+    limits = [
+        (f"{comparison.dataset}: " if has_several else "") + comparison.limits for comparison in table.comparisons if comparison.limits
+    ]
     return [*table.conclusions, " ".join([table.comparisons[0].bold_says, *limits])]
 
 

@@ -297,13 +297,13 @@ class ShownTable(Record):
     def conclusions(self) -> list[str]:
         """Sentences of the comparisons and of a ranking over datasets; a table of several datasets names them."""
         has_several = len({column.dataset for column in self.columns}) > 1
-        sentences = [f"{of.dataset}: {of.sentence}" if has_several else of.sentence for of in self.comparisons]
+        sentences = [(f"{comparison.dataset}: " if has_several else "") + comparison.sentence for comparison in self.comparisons]
         return [*sentences, *([self.ranking.sentence] if self.ranking is not None and self.ranking.over == "datasets" else [])]
 
     def is_bold(self, line: ShownLine, column: int) -> bool:
         """Return whether the line's cell is in the confidence set of the best."""
-        dataset, metric = self.columns[column].dataset, self.columns[column].metric
-        return any((of.dataset, of.metric) == (dataset, metric) and line.system in of.best_set for of in self.comparisons)
+        best = {(comparison.dataset, comparison.metric): comparison.best_set for comparison in self.comparisons}
+        return line.system in best.get((self.columns[column].dataset, self.columns[column].metric), ())
 
     @property
     def is_figure(self) -> bool:

@@ -62,7 +62,7 @@ def shown_table(name: str, table: TableFile, result: TableResult, waiting: Waiti
         columns=columns,
         rows=rows,
         tolerances=tuple(
-            ShownTolerance(of=of, value=given.value, says=given.says, reason=given.reason) for of, given in _tolerances(table)
+            ShownTolerance(of=cells, value=given.value, says=given.says, reason=given.reason) for cells, given in _tolerances(table)
         ),
         unresolved=tuple(_unresolved(table)),
         claims=claims,
@@ -147,7 +147,7 @@ def _common_tolerances(table: TableFile) -> list[tuple[str, Tolerance]]:
             tolerance = table.tolerance_of(row, column)
             if value is not None and tolerance is not None and column.metric not in table.tolerances:
                 names.setdefault(tolerance, {})[f"{metric_family(column.metric)} on {column.dataset}"] = None
-    return [(", ".join(of), tolerance) for tolerance, of in names.items()]
+    return [(", ".join(cells), tolerance) for tolerance, cells in names.items()]
 
 
 def _unresolved(table: TableFile) -> Iterator[str]:
