@@ -11,7 +11,7 @@ from flows.services import Services
 from tasks.environment import Project
 from tasks.files import write_whole
 from tasks.plans.results import add_runs, load_result
-from tasks.reports.site.pages import TablePage, write_site
+from tasks.reports.table_pages import TablePage, write_site
 from tasks.runs.records import ComparisonReport
 from tasks.runs.specs import Params
 from tasks.tables.file import label_parts, load_table

@@ -30,7 +30,7 @@ from tasks.environment import Project, open_project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs
-from tasks.reports.reporting import REPORT_FILE, write_report
+from tasks.reports.compare import REPORT_FILE, write_report
 from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
 from tasks.runs.finished import Code

@@ -26,8 +26,8 @@ from tasks.runs.finished import Code
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import Params, RunSpec, load_params
 from tasks.tables.choice import Choice, Track
-from tasks.tables.comparing import compared_columns
 from tasks.tables.file import label_parts, load_table, paper_tables, run_label
+from tasks.tables.judging import compared_columns
 from tasks.tables.runs import at_scale, chosen_runs, column_dataset
 from tasks.tables.seeds_auto import checked_resolve
 from tasks.tables.smoke import SUFFIX, draw_for_smoke, table_of

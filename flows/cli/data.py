@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
+from dml_core.data.check import CheckReport
 from dml_core.data.registry import DATASETS
 from dml_core.data.store.rows import Counts
 from dml_core.errors import DataError
@@ -103,11 +105,26 @@ def data_check(name: DatasetName) -> None:
     """
     with _working_on(name, "checking") as (project, spec, progress):
         report = check_raw(project, spec, progress)
-    from tasks.reports.reporting import check_table  # loads matplotlib
 
-    print_table(check_table(name, report))
+    print_table(_check_table(name, report))
     if report.violations:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")
+
+
+def _check_table(name: str, report: CheckReport) -> Table:
+    """Return the result of a check of raw files: counts and published counts, notes, violations."""
+    from rich.table import Column, Table
+
+    table = Table("what", "files", Column("published or examples", overflow="fold"), title=f"{name}: raw files")
+    for role, counts in report.counts.items():
+        published = report.published.get(role)
+        expected = f"{published.num_images} images of {published.num_classes} classes" if published else "no published counts"
+        sizes = " to ".join(str(size) for size in dict.fromkeys(report.class_sizes[role]))
+        table.add_row(role, f"{counts.num_images} images of {counts.num_classes} classes, {sizes} per class", expected)
+    for kind, findings in (("note", report.notes), ("VIOLATION", report.violations)):
+        for finding in findings:
+            table.add_row(f"{kind}: {finding.what}", str(finding.num_found), "\n".join(finding.examples))
+    return table
 
 
 @data_app.command("prepare")

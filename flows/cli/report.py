@@ -24,7 +24,7 @@ def report(
     They work offline, without a server. Every run of a table updates its page and the index.
     """
     project = open_project()
-    from tasks.reports.site.pages import INDEX, SITE, write_site
+    from tasks.reports.table_pages import INDEX, SITE, write_site
 
     names = tables or table_names()
     for name in names:
@@ -57,9 +57,9 @@ def look(
     a server.
     """
     project = open_project()
-    from tasks.reports.look.pages import write_look
-    from tasks.reports.look.runs import choose
-    from tasks.reports.site.pages import SITE
+    from tasks.reports.finished_runs import choose
+    from tasks.reports.run_pages import write_look
+    from tasks.reports.table_pages import SITE
 
     params = load_params(project.params_file, override or ())
     selection = choose(project, params, what, seed, override or ())

@@ -137,10 +137,10 @@ def show(
     from rich.table import Table
 
     from tasks.plans.results import load_result
+    from tasks.reports.table_text import RICH, STAND_IN, UNRESOLVED, claim_lines, conclusion_lines, count_lines, lines
     from tasks.runs.specs import load_params
     from tasks.tables.file import load_table
     from tasks.tables.present import table_today
-    from tasks.tables.report import RICH, STAND_IN, UNRESOLVED, claim_lines, count_lines, lines, told_lines
     from tasks.tables.view import shown_table
 
     table, result = load_table(name), load_result(project, name)
@@ -149,7 +149,7 @@ def show(
         print(found.model_dump_json(indent=1))
         return
     header, *rows = lines(found, RICH)
-    for line in told_lines(found):
+    for line in conclusion_lines(found):
         print(line)
     page = f", page {found.page}" if found.page is not None else ""
     header = [f"[magenta]{title}[/magenta]" if STAND_IN in title else title for title in header]

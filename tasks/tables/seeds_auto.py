@@ -34,12 +34,12 @@ def checked_resolve(points: float | None, most: int | None) -> Resolve:
     Raises:
         ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
     """
-    found = Resolve(1.0 if points is None else points, MOST_SEEDS if most is None else most)
-    if not found.points > 0:
-        raise ConfigError(f"--resolve {found.points:g}: half of an interval in points, so above 0, as in --resolve 1.0")
-    if found.most < FIRST_SEEDS:
-        raise ConfigError(f"--max-seeds {found.most}: --seeds auto begins with {FIRST_SEEDS} seeds; give at least as many")
-    return found
+    resolve = Resolve(1.0 if points is None else points, MOST_SEEDS if most is None else most)
+    if not resolve.points > 0:
+        raise ConfigError(f"--resolve {resolve.points:g}: half of an interval in points must be above 0, for example --resolve 1.0")
+    if resolve.most < FIRST_SEEDS:
+        raise ConfigError(f"--max-seeds {resolve.most}: must be at least {FIRST_SEEDS}, the number of seeds that --seeds auto starts with")
+    return resolve
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ def widest(scores: Scores, points: float, reference: str | None = None, num_quer
     """
     against = differences(scores, reference, 1.0, num_queries)
     num_tests = len(against) if reference in scores else len(against) * (len(against) + 1) // 2
-    found = [
+    widths = [
         Widest(pair.system, pair.other, pair.half_width, _seeds_for(pair.deviation, points, LEVEL / num_tests))
         for pair in against
         if pair.half_width is not None and pair.deviation is not None
     ]
-    return max(found, key=lambda one: one.half_width, default=None)
+    return max(widths, key=lambda width: width.half_width, default=None)
 
 
-def next_seeds(found: Widest | None, num_seeds: int, resolve: Resolve) -> int:
+def next_seeds(interval: Widest | None, num_seeds: int, resolve: Resolve) -> int:
     """Return the next number of seeds: what the widest interval needs, at least one more, at most twice as many, up to the cap."""
-    if found is None or found.half_width <= resolve.points:
+    if interval is None or interval.half_width <= resolve.points:
         return num_seeds
-    return min(max(found.num_seeds, num_seeds + 1), 2 * num_seeds, max(resolve.most, num_seeds))
+    return min(max(interval.num_seeds, num_seeds + 1), 2 * num_seeds, max(resolve.most, num_seeds))
 
 
 def _seeds_for(deviation: float, points: float, level: float) -> int:

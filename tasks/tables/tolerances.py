@@ -28,17 +28,20 @@ class Tolerance(Config):
     at_least: float = Field(default=0.0, ge=0)
     reason: str
 
-    def at(self, printed: float) -> float:
+    def at(self, published: float) -> float:
         """Return the tolerance t of a published value."""
-        scales = {"absolute": 1.0, "relative": abs(printed), "binomial": sqrt(max(printed * (100.0 - printed), 0.0))}
+        scales = {"absolute": 1.0, "relative": abs(published), "binomial": sqrt(max(published * (100.0 - published), 0.0))}
         return max(self.value * scales[self.scale], self.at_least)
 
     @property
     def says(self) -> str:
         """Size of the tolerance in words."""
-        words = {"absolute": f"{self.value:g}", "relative": f"{100 * self.value:g} per cent of the printed figure",
-                 "binomial": f"{self.value:g} sqrt(p (100 - p)) of a printed p"}  # fmt: skip
-        return words[self.scale] + (f", {self.at_least:g} at least" if self.at_least else "")
+        words = {
+            "absolute": f"{self.value:g}",
+            "relative": f"{100 * self.value:g} per cent of the published value",
+            "binomial": f"{self.value:g} sqrt(p (100 - p)) for a published p",
+        }
+        return words[self.scale] + (f", at least {self.at_least:g}" if self.at_least else "")
 
 
 class _ByMetric(Config):

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from dml_core.evaluation.statistics.confidence import mean_over_seeds
-from tasks.reports.site.pages import INDEX, index_page
+from tasks.reports.table_pages import INDEX, index_page
+from tasks.reports.table_text import as_markdown
 from tasks.runs.tuned import STANDING
-from tasks.tables.comparing import compare_lines, rank_lines
 from tasks.tables.file import load_table, table_names
-from tasks.tables.report import as_markdown
+from tasks.tables.judging import compare_lines, rank_lines
 from tasks.tables.result import TableResult
-from tasks.tables.view import ShownTable, shown_table
+from tasks.tables.shown import ShownTable
+from tasks.tables.view import shown_table
 from tests.conftest import ROOT
-from tests.tasks.reports.site.conftest import read
+from tests.tasks.reports.conftest import read
 
 PAGES = ROOT / "docs/pages"
 NAMES = sorted(path.relative_to(PAGES).with_suffix("").as_posix() for path in PAGES.rglob("*.json"))
@@ -104,7 +105,7 @@ def test_what_was_measured_on_stand_ins_is_marked_on_its_page_and_on_the_index(n
     assert len(html.all("td", "stand-in")) == len(cells)
     title = load_table(name).title
     (entry,) = [entry for entry in read((PAGES / INDEX).read_text()).all("li") if title in entry.text]
-    assert f"{shown.own_data.rows} of {shown.num_to_run} rows measured on its own data" in entry.text
+    assert f"{shown.own_data.rows} of {shown.num_to_run} rows measured on the paper's datasets" in entry.text
     assert bool(entry.all("div", "stand-in")) == (shown.stand_in.rows > 0)
 
 

@@ -17,7 +17,6 @@ EXCEPTIONS = {
     "flows/run.py": "the chain of a run is defined only there",
     "flows/table.py:table": "the parameters are those of Prefect's form, each documented",
     "tasks/runs/specs.py": "all of params.yaml as types",
-    "tasks/tables/view.py": "the types of a page's JSON and their computation",
     "dml_core": "a file for each part of the library that users import",
     "dml_core/losses": "a file for each loss",
     "dml_core/measurements": "a file for each measurement",

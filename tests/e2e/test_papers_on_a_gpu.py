@@ -102,6 +102,6 @@ def test_the_page_ends_with_the_verdicts(project: Project) -> None:
     assert "starting Ray" not in again, "everything is reused"
     assert re.findall(r"as_published, 5 seeds .*(?:compatible|above|below)", again) == measured
     assert verdicts.count("as_published, 5 seeds") == 2
-    assert "Measured on the paper's own data: 2 of the 2 rows that are to be run. Verdicts on printed figures: " in verdicts
+    assert "Measured on the paper's datasets: 2 of 2 rows. Verdicts on published values: " in verdicts
     assert len(list((project.root / "state/store/train").iterdir())) == 10
     assert (project.root / "results/site/softtriple/table1.html").is_file()

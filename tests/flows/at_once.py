@@ -19,8 +19,8 @@ from flows.cli.app import VERBS
 MEETINGS, MEETING_SECONDS = 6, 0.3  # meetings of two processes; one that waits alone continues after this time
 PRELOADED = [
     "flows.cli.exits", *(f"flows.cli.{module}" for module, _ in VERBS.values()), "torch", "faiss", "plotly", "pyarrow.parquet",
-    "dml_core.data.prepare", "dml_core.index.writing", "tasks.data", "tasks.gc", "tasks.plans.plan", "tasks.reports.look.pages",
-    "tasks.reports.site.pages", "tasks.scores.scoring", "tasks.models.embed", "tasks.models.export", "tasks.models.indexing",
+    "dml_core.data.prepare", "dml_core.index.writing", "tasks.data", "tasks.gc", "tasks.plans.plan", "tasks.reports.run_pages",
+    "tasks.reports.table_pages", "tasks.scores.scoring", "tasks.models.embed", "tasks.models.export", "tasks.models.indexing",
     "tasks.models.searching",
 ]  # fmt: skip
 

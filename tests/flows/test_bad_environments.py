@@ -13,7 +13,7 @@ import pytest
 
 from tests.damage import contents
 from tests.flows.verbs import ARGUMENTS, dml
-from tests.tasks.reports.look.made_up import make_project
+from tests.tasks.reports.made_up_runs import make_project
 
 pytestmark = pytest.mark.slow
 # Verbs that would start servers or train get arguments that they reject after reading the state.

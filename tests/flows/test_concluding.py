@@ -10,7 +10,7 @@ import pytest
 import flows.concluding
 import flows.table
 from tasks.environment import Project
-from tasks.reports.site import pages
+from tasks.reports import table_pages
 from tasks.tables.file import table_names
 from tasks.tables.result import TableResult
 from tests.conftest import ROOT
@@ -41,7 +41,7 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
 ) -> None:
     shown, written, closed = Counter[str](), Counter[str](), []
     services = NoServices(project, None)
-    work_out, write = pages.shown_table, pages.write_whole
+    work_out, write = table_pages.shown_table, table_pages.write_whole
 
     def counted(name: str, *rest: Any) -> Any:
         shown[name] += 1
@@ -64,8 +64,8 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
     }.items():
         monkeypatch.setattr(flows.table, name, stand_in)
     monkeypatch.setattr(flows.concluding, "create_markdown_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(pages, "shown_table", counted)
-    monkeypatch.setattr(pages, "write_whole", noted)
+    monkeypatch.setattr(table_pages, "shown_table", counted)
+    monkeypatch.setattr(table_pages, "write_whole", noted)
     concluded = flows.table.table.fn(NAMES)
     assert [outcome.name for outcome in concluded] == NAMES
     assert shown == dict.fromkeys(NAMES, 1)
@@ -80,13 +80,13 @@ def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_ot
         assert name in {"project/standing", "softtriple/table2"}, f"{name} may be damaged"
         return TableResult(name=name)
 
-    monkeypatch.setattr(pages, "load_result", load)
-    params, site = flows.table.load_params(project.params_file), project.root / pages.SITE
+    monkeypatch.setattr(table_pages, "load_result", load)
+    params, site = flows.table.load_params(project.params_file), project.root / table_pages.SITE
     for name in ("project/standing", "softtriple/table2"):  # writing the second page keeps the first in the index
-        pages.write_site(project, params, [name])
+        table_pages.write_site(project, params, [name])
     (site / "softtriple/table2.json").write_text("{}")  # of another version
-    pages.write_site(project, params, ["project/standing"])
-    index = (site / pages.INDEX).read_text()
+    table_pages.write_site(project, params, ["project/standing"])
+    index = (site / table_pages.INDEX).read_text()
     assert index.count("<li>") == len(table_names())
     assert all(f'href="{name}.html"' in index for name in ("project/standing", "softtriple/table2"))
     assert index.count("rows measured</span>") == 1

@@ -1,4 +1,4 @@
-"""`dml look` from the user's side; tests/tasks/reports/look tests the content of its pages."""
+"""`dml look` from the user's side; tests/tasks/reports tests the content of its pages."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli import main
-from tests.tasks.reports.look.made_up import make_project
+from tests.tasks.reports.made_up_runs import make_project
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_the_page_is_told_and_is_there(root: Path, monkeypatch: pytest.MonkeyPat
     assert look(root, monkeypatch, "photos/softmax/1", "--map", "pca") == 0
     printed = capsys.readouterr()
     assert printed.out == f"{root / 'results/site/look/photos-softmax-1/index.html'}\n"
-    assert printed.err.splitlines() == ["looking at photos / softmax / seed 1", "drawing 108 thumbnails"]
+    assert printed.err.splitlines() == ["evaluating photos / softmax / seed 1", "drawing 108 thumbnails"]
     assert Path(printed.out.strip()).is_file()
     assert look(root, monkeypatch, "photos", "-o", str(root / "elsewhere"), "--seed", "1", "--map", "pca") == 0
     assert (root / "elsewhere" / "run-01-proxy-nca.html").is_file()
@@ -45,7 +45,7 @@ def test_the_page_is_told_and_is_there(root: Path, monkeypatch: pytest.MonkeyPat
         (["photos/softmax/9"], "no finished run with seed 9"),
         (["photoss"], "did you mean 'photos'"),
         (["photos", "--set", "comparison.protocol.num_epochs=9"], "no finished run with seed 0"),
-        (["photos", "-o", "raw"], "there is something else"),
+        (["photos", "-o", "raw"], "contains other files"),
     ],
 )
 def test_what_a_person_can_mend_is_one_line(

@@ -29,7 +29,7 @@ from tasks.files import files_set_aside, write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs, load_result
 from tasks.plans.times import note_rate, read_rates
-from tasks.reports.reporting import write_report
+from tasks.reports.compare import write_report
 from tasks.runs import identity
 from tasks.runs.embeddings import kept_epoch, load_embeddings, query_and_gallery
 from tasks.runs.finished import (

@@ -8,10 +8,11 @@ from scipy.stats import ttest_rel
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
-from tasks.tables.claims import JudgedClaim, judge_claims
+from tasks.reports.table_text import claim_line
 from tasks.tables.file import TableFile
-from tasks.tables.report import claim_line
+from tasks.tables.judging import judge_claims
 from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.shown import JudgedClaim
 
 DIFFERENCES = st.lists(st.floats(-0.4, 0.4).map(lambda value: round(value, 3)), min_size=3, max_size=8)
 
@@ -53,7 +54,7 @@ def test_by_hand():
 
 def test_differences_that_are_the_same_by_accident_show_nothing():
     two = of_pairs([0.5, 0.5], [0.4, 0.4])
-    assert (two.judgement, two.why, two.half_width) == ("not decided", "2 of 3 seeds", None)
+    assert (two.judgement, two.why, two.half_width) == ("not decided", "2 seeds; at least 3 needed", None)
     assert of_pairs([0.5] * 3, [0.4] * 3).judgement == "not shown", "the sign test: 2 / 2^3"
     # one of 20 queries more in each of five seeds: standard deviation 1 / 20, t = 2.24 with 4 degrees of freedom, p = 0.089
     five = of_pairs([0.55] * 5, [0.50] * 5, num_queries=20.0)
@@ -139,7 +140,7 @@ def table(**claim) -> TableFile:
         ({"dataset": "cars196"}, "no column is of dataset 'cars196'"),
     ],
 )
-def test_a_claim_about_what_the_table_has_not_is_refused(claim, message):
+def test_a_claim_about_an_unknown_row_or_variant_is_refused(claim, message):
     with pytest.raises(ConfigError, match=f"claim 'a is better': {message}"):
         table(**claim)
     assert table(variant="other", dataset="sop").claims[0].variant == "other"
@@ -187,16 +188,16 @@ def test_times_are_compared_by_their_ratio_too_and_nothing_else_is():
     ]
     found = judged(table(metric="epoch_minutes"), *runs)
     assert found.ratio == pytest.approx(3.0 / 0.5)
-    assert "ratio 6, over 3 seeds" in claim_line(found)
+    assert "ratio 6, 3 seeds" in claim_line(found)
     assert judged(table(), *runs).ratio is None
     assert judged(table(metric="epoch_minutes", reference=0.0), *runs).ratio is None
 
 
-def test_what_a_claim_waits_for_is_said():
+def test_an_undecided_claim_has_a_reason():
     a, b = [run("a", seed, recall_at_1=0.6) for seed in (0, 1, 2)], [run("b", seed, recall_at_1=0.5) for seed in (0, 1, 2, 5)]
-    assert judged(table()).why == "no runs yet of 'a' and 'b'"
-    assert judged(table(), *a).why == "no runs yet of 'b'"
-    assert judged(table(), *a[:2], *b[:2]).why == "2 of 3 seeds"
-    assert judged(table(), *a, b[3]).why == "the two rows have no seed in common"
+    assert judged(table()).why == "no runs of 'a' and 'b'"
+    assert judged(table(), *a).why == "no runs of 'b'"
+    assert judged(table(), *a[:2], *b[:2]).why == "2 seeds; at least 3 needed"
+    assert judged(table(), *a, b[3]).why == "the two rows share no seed"
     assert {judged(table(), *a[:2], *b[:2]).judgement, judged(table()).judgement} == {"not decided"}
     assert judged(table(), *a, *b).why is None

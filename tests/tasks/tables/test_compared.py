@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tasks.tables.comparing import compare_lines, compared_columns, rank_lines
+from tasks.tables.judging import compare_lines, compared_columns, rank_lines
 
 
 @dataclass

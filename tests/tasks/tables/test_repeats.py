@@ -14,13 +14,13 @@ from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from flows.cli.table_options import choice_of
 from tasks.environment import Project
-from tasks.reports.reporting import compare_runs, summarise_runs, write_report
+from tasks.reports.compare import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params, standing_runs
 from tasks.tables.choice import Choice
-from tasks.tables.claims import judge_claims
 from tasks.tables.file import TableFile, chosen_tables
+from tasks.tables.judging import judge_claims
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import asked_runs
 from tasks.tables.view import shown_table
@@ -73,6 +73,11 @@ def _scored(variant: str, seed: int, changed: float = 0.0) -> tuple[RunSpec, Met
     return spec, MetricRecord(step="evaluate", identity="i", key="k", files=(), metrics={"recall@1": SCORE[seed] + changed})
 
 
+def _metrics(variant: str, seed: int, changed: float = 0.0) -> tuple[RunSpec, dict[str, float]]:
+    spec, record = _scored(variant, seed, changed)
+    return spec, record.metrics
+
+
 def _published(variant: str, seed: int, changed: float = 0.0) -> PublishedRun:
     return PublishedRun(f"{variant}{seed}", {"recall_at_1": SCORE[seed] + changed}, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
 
@@ -88,13 +93,13 @@ def _both(make: Callable[..., Any], seeds: Sequence[int]) -> list[Any]:
 
 def _shown(seeds: Sequence[int], file: TableFile) -> list[str]:
     found = shown_table("x/table1", file, TableResult(name="x/table1", runs=tuple(_both(_measured, seeds))))
-    return [str(found.rows[0].lines[0].cells[0]), *found.told]
+    return [str(found.rows[0].lines[0].cells[0]), *found.conclusions]
 
 
 # Computation of means or differences -> its result for runs with these seeds.
 MEANS: dict[str, Callable[[Sequence[int]], Any]] = {
-    "a report's means": lambda seeds: str(summarise_runs(_both(_scored, seeds))["a"]["recall@1"]),
-    "a report's differences": lambda seeds: compare_runs(_both(_scored, seeds)),
+    "a report's means": lambda seeds: str(summarise_runs(_both(_metrics, seeds))["a"]["recall@1"]),
+    "a report's differences": lambda seeds: compare_runs(_both(_metrics, seeds)),
     "MLflow's means": lambda seeds: str(summarise_published(_both(_published, seeds))["a"]["recall_at_1"]),
     "dml compare": lambda seeds: compare_published("d", _both(_published, seeds)),
     "what MLflow has": lambda seeds: comparable_runs("d", _both(_published, seeds), UNKNOWN),

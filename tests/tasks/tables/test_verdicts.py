@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import ttest_1samp
 
-from tasks.tables.verdicts import judge
+from tasks.tables.judging import judge
 
 SCORES = st.lists(st.floats(0, 100, allow_nan=False).map(lambda value: round(value, 2)), min_size=3, max_size=6)
 
@@ -22,7 +22,7 @@ def test_it_is_the_t_test_of_one_more_run_and_two_one_sided_tests_of_the_mean(
     num_seeds = len(values)
     statistic = (np.mean(values) - published) / (np.std(values, ddof=1) * (1 + 1 / num_seeds) ** 0.5)
     p_value = 2 * stats.t.sf(abs(statistic), num_seeds - 1)
-    assert found.judgement == ("compatible" if p_value >= 0.05 else "above" if statistic > 0 else "below")
+    assert found.verdict == ("compatible" if p_value >= 0.05 else "above" if statistic > 0 else "below")
     not_below = ttest_1samp(values, published - tolerance, alternative="greater").pvalue
     not_above = ttest_1samp(values, published + tolerance, alternative="less").pvalue
     assert found.is_equal == (max(not_below, not_above) <= 0.05)
@@ -30,8 +30,8 @@ def test_it_is_the_t_test_of_one_more_run_and_two_one_sided_tests_of_the_mean(
 
 def test_fewer_than_three_seeds_decide_nothing() -> None:
     one, two = judge([60.1], 60.1, 1.0), judge([60.1, 60.1], 60.1, 1.0)
-    assert (one.judgement, str(one)) == ("undecided", "undecided (one seed; 3 decide)")
-    assert (two.judgement, two.is_equal, two.low) == ("undecided", False, None), "two equal values say nothing of their spread"
+    assert (one.verdict, one.says) == ("undecided", "undecided (1 seed; at least 3 needed)")
+    assert (two.verdict, two.is_equal, two.low) == ("undecided", False, None), "two equal values say nothing of their spread"
 
 
 def test_by_hand() -> None:
@@ -39,16 +39,16 @@ def test_by_hand() -> None:
     values = [59.0, 60.0, 61.0]
     found = judge(values, 60.0, 1.7)
     assert (found.low, found.high) == pytest.approx((55.03, 64.97), abs=0.01)
-    assert (str(found), str(judge(values, 60.0, 1.6))) == ("compatible, mean equal", "compatible")
-    assert [judge(values, published, 1.0).judgement for published in (55.0, 55.1)] == ["above", "compatible"]
-    assert [judge(values, published, 1.0).judgement for published in (64.9, 65.0)] == ["compatible", "below"]
+    assert (found.says, judge(values, 60.0, 1.6).says) == ("compatible, mean equal", "compatible")
+    assert [judge(values, published, 1.0).verdict for published in (55.0, 55.1)] == ["above", "compatible"]
+    assert [judge(values, published, 1.0).verdict for published in (64.9, 65.0)] == ["compatible", "below"]
 
 
 def test_a_printed_figure_is_rounded() -> None:
     values = [1.41421356, 1.41421357, 1.41421358]
-    assert judge(values, 1.414, 0.1).judgement == "above"
-    assert judge(values, 1.414, 0.1, rounding=0.0005).judgement == "compatible"
-    assert judge(values, 1.413, 0.1, rounding=0.0005).judgement == "above"
+    assert judge(values, 1.414, 0.1).verdict == "above"
+    assert judge(values, 1.414, 0.1, rounding=0.0005).verdict == "compatible"
+    assert judge(values, 1.413, 0.1, rounding=0.0005).verdict == "above"
 
 
 def test_equal_values_of_few_queries_have_a_spread() -> None:
@@ -58,17 +58,17 @@ def test_equal_values_of_few_queries_have_a_spread() -> None:
     assert not judge(values, 60.0, 1.0, num_queries=20, whole=100).is_equal
     assert not judge(values, 60.0, 10.3, num_queries=20, whole=100).is_equal
     assert judge(values, 60.0, 10.5, num_queries=20, whole=100).is_equal
-    assert judge(values, 65.0, 1.0, num_queries=20, whole=100).judgement == "compatible", "one query more"
+    assert judge(values, 65.0, 1.0, num_queries=20, whole=100).verdict == "compatible", "one query more"
     assert judge([0.0] * 3, 0.0, 1.0, num_queries=20, whole=100).is_equal is False
     # s is one query, 5 points: one more run is within 60 ± 4.303 * 5 * sqrt(4 / 3) = 24.84
-    assert [judge(values, figure, 1.0, num_queries=20, whole=100).judgement for figure in (84.8, 84.9)] == ["compatible", "below"]
+    assert [judge(values, figure, 1.0, num_queries=20, whole=100).verdict for figure in (84.8, 84.9)] == ["compatible", "below"]
 
 
 def share_compatible(num_seeds: int, num_draws: int) -> float:
     """Return the share of draws in which the paper's figure, one run of the same system, is compatible with our runs."""
     rng = np.random.default_rng(num_seeds)
     ours, printed = rng.normal(60, 1.5, (num_draws, num_seeds)), rng.normal(60, 1.5, num_draws)
-    judged = [judge(row, figure, 1.0).judgement for row, figure in zip(ours.tolist(), printed.tolist(), strict=True)]
+    judged = [judge(row, figure, 1.0).verdict for row, figure in zip(ours.tolist(), printed.tolist(), strict=True)]
     return judged.count("compatible") / num_draws
 
 

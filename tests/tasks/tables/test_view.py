@@ -6,12 +6,13 @@ import pytest
 
 from dml_core.config import parse
 from dml_core.errors import ConfigError
+from tasks.reports.table_text import RICH, as_markdown
+from tasks.reports.table_text import lines as report_lines
 from tasks.runs.comparable import UNKNOWN, Today
 from tasks.tables.file import TableFile
-from tasks.tables.report import RICH, as_markdown
-from tasks.tables.report import lines as report_lines
 from tasks.tables.result import TableResult
-from tasks.tables.view import ShownTable, shown_table
+from tasks.tables.shown import ShownTable
+from tasks.tables.view import shown_table
 from tests.tasks.tables.test_claims import run
 
 FILE = {
@@ -89,7 +90,7 @@ def test_what_is_measured_far_below_one_keeps_two_digits():
     assert column.measured(0.012) == "0.0", "per cent have theirs"
 
 
-def test_lines_stand_in_the_file_s_order_of_variants_then_by_epoch():
+def test_lines_are_in_the_file_s_order_of_variants_then_by_epoch():
     runs = [
         run("ours", 0, variant=variant, epoch=epoch, recall_at_1=0.6)
         for variant, epoch in (("common", "last"), ("as_released", "last"), ("as_published", "oracle"), ("as_published", "last"))
@@ -128,7 +129,7 @@ def test_verdicts_and_claims_are_of_the_epoch_that_the_paper_prints(name: str, e
     assert table.judged in as_markdown(table)
 
 
-def test_stand_ins_are_marked_and_counted_apart():
+def test_stand_ins_are_marked_and_counted_separately():
     """The paper's birds, drawn replacements, and a row measured only on the drawn ones."""
     file = FILE | {
         "columns": [
@@ -157,8 +158,8 @@ def test_stand_ins_are_marked_and_counted_apart():
     assert {name: row.status for name, row in rows(table).items()} == {"ours": "stand-in only", "both": "measured", "never": "not run"}
     page = as_markdown(table)
     assert "recall@1 drawn-cub200 (stand-in for cub200)" in page
-    assert "Measured on the paper's own data: 1 of the 3 rows that are to be run. Verdicts on printed figures: 1 compatible." in page
-    assert "On stand-ins (drawn-cub200 for cub200), which are not the paper's: 2 rows. Verdicts on printed figures: 2 compatible." in page
+    assert "Measured on the paper's datasets: 1 of 3 rows. Verdicts on published values: 1 compatible." in page
+    assert "Measured on stand-ins (drawn-cub200 for cub200): 2 rows. Verdicts on published values: 2 compatible." in page
 
 
 def test_columns_of_one_dataset_stand_in_for_one():
@@ -167,7 +168,7 @@ def test_columns_of_one_dataset_stand_in_for_one():
         parse(TableFile, FILE | {"columns": [*blocks, FILE["columns"][1]]}, "table")
 
 
-def test_a_row_says_what_it_waits_for():
+def test_an_unmeasured_row_has_a_reason():
     table = shown(run("ours", 0, variant="as_published", recall_at_1=0.6), waiting={("wide", "cub200"): "cub200 is not here"})
     found = rows(table)
     assert (found["theirs"].status, found["theirs"].waits) == ("quoted", {})
@@ -175,13 +176,13 @@ def test_a_row_says_what_it_waits_for():
     assert found["wide"].waits == {"cub200": "cub200 is not here"}
     assert (found["ours"].status, found["ours"].waits) == (
         "partly measured",
-        {"sop": "dml reproduce paper/table1 --row ours --dataset sop runs it"},
+        {"sop": "start it with dml reproduce paper/table1 --row ours --dataset sop"},
     )
-    assert rows(shown())["ours"].waits["sop"] == "dml reproduce paper/table1 --row ours runs it"
+    assert rows(shown())["ours"].waits["sop"] == "start it with dml reproduce paper/table1 --row ours"
     assert (table.own_data.rows, table.num_to_run) == (1, 3)
 
 
-def test_older_code_failures_and_rows_that_are_gone_are_kept_in_sight():
+def test_older_code_failures_and_removed_rows_are_shown():
     old = run("ours", 0, variant="as_published", recall_at_1=0.6).model_copy(update={"older_code": ("dml_core/b.py", "dml_core/a.py")})
     table = shown(old, run("was", 0, recall_at_1=0.5), failures={"ours as_released, cub200, seed 3": "no memory"})
     assert rows(table)["ours"].lines[0].older_code == ("dml_core/a.py", "dml_core/b.py")
@@ -223,7 +224,7 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     table = shown(*runs)
     (found,) = table.comparisons
     assert (found.dataset, found.metric) == ("cub200", "recall@1")
-    assert table.told == [
+    assert table.conclusions == [
         "cub200: Best mean R@1: Ours, as_published, 52.0. The best is one of Ours, as_published and Ours, as_released (95 % confidence). "
         "Significantly worse than Ours, as_published: Wide (-10.0 ± 0.9). 3 seeds."
     ]
@@ -235,7 +236,7 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     }
     assert not any(table.is_bold(line, 1) for line in lines.values()), "the second metric is not compared"
     page = as_markdown(table)
-    assert page.splitlines()[2] == table.told[0]
+    assert page.splitlines()[2] == table.conclusions[0]
     assert "| **52.0 ± 5.0** " in page
     assert "| 42.0 ± 4.7 " in page
     assert "[bold]50.0 ± 2.5[/bold]" in [
@@ -246,10 +247,11 @@ def test_measured_lines_are_compared_by_each_dataset_s_first_metric_and_the_lead
     assert json.loads(table.model_dump_json())["comparisons"][0]["sentence"] == found.sentence
 
 
-def test_one_seed_or_one_row_has_nothing_to_tell():
-    assert shown(*seeds("ours", recall_at_1=0.605)).told == []
+def test_one_seed_or_one_row_has_no_conclusions():
+    assert shown(*seeds("ours", recall_at_1=0.605)).conclusions == []
     assert (
-        shown(run("ours", 0, variant="as_published", recall_at_1=0.5), run("wide", 0, variant="as_published", recall_at_1=0.6)).told == []
+        shown(run("ours", 0, variant="as_published", recall_at_1=0.5), run("wide", 0, variant="as_published", recall_at_1=0.6)).conclusions
+        == []
     )
 
 
@@ -275,7 +277,7 @@ def test_over_two_datasets_with_the_same_metric_systems_are_ranked():
     assert table.ranking is not None
     assert (table.ranking.over, list(table.ranking.mean_ranks)) == ("datasets", ["Alike (c)", "Alike (b)", "Alike (a)"])
     assert len(table.comparisons) == 2
-    assert table.told[-1] == table.ranking.sentence
+    assert table.conclusions[-1] == table.ranking.sentence
 
 
 def on(digest: str | None, found: list, **changes) -> list:
@@ -320,7 +322,7 @@ def test_claims_and_verdicts_are_over_the_same_runs():
     claims = [{"says": "ours is better", "row": "ours", "metric": "recall@1", "reference": "wide", "side": "above"}]
     runs = [*on("2", seeds("ours", recall_at_1=0.6)), *on("1", seeds("wide", recall_at_1=0.2))]
     table = shown(*runs, file=FILE | {"claims": claims}, today=Today({"cub200": "2"}))
-    assert (table.claims[0].judgement, table.claims[0].why) == ("not decided", "no runs yet of 'wide'")
+    assert (table.claims[0].judgement, table.claims[0].why) == ("not decided", "no runs of 'wide'")
     both = shown(*on("2", runs), file=FILE | {"claims": claims}, today=Today({"cub200": "2"}))
     assert (both.claims[0].judgement, both.claims[0].difference) == ("not shown", pytest.approx(40)), "the same difference three times"
     assert sum(table.own_data.verdicts.values()) == 1

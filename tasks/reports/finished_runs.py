@@ -1,0 +1,146 @@
+"""Find finished runs in the store by their specification: specification -> identities -> folders.
+
+Neither Prefect nor MLflow is needed. If the current code has not made a run, the latest one made by other code is shown, and marked.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dml_core.data.store.splits import open_role
+from dml_core.errors import ConfigError, DmlError, StoreError
+from tasks.data import read_dataset
+from tasks.environment import Project
+from tasks.runs.best import VALIDATION, best_seed
+from tasks.runs.embeddings import MANIFEST_FILE, load_embeddings, query_and_gallery
+from tasks.runs.finished import finished_scores, parse_run_name, run_identities
+from tasks.runs.records import DatasetRecord
+from tasks.runs.specs import Params, RunSpec, comparison_runs, comparison_title
+from tasks.scores.figures import Side
+from tasks.storage import Store, open_store
+
+
+class NotRunError(DmlError):
+    """The named run does not exist."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run with its scores.
+
+    Attributes:
+        spec: its specification.
+        identity: identity of its scores.
+        is_current: whether the current code would make the same run.
+        metrics: content of `metrics.json`.
+        scores: folder of the scores and figures.
+        embeddings: key of the embeddings in the store.
+    """
+
+    spec: RunSpec
+    identity: str
+    is_current: bool
+    metrics: dict[str, float]
+    scores: Path
+    embeddings: str
+
+
+@dataclass(frozen=True)
+class SelectedRuns:
+    """The finished runs of a run's page or of a comparison.
+
+    Attributes:
+        title: title of the comparison, as in MLflow and reports.
+        dataset: its record.
+        is_comparison: True for several variants, False for one run.
+        runs: every finished run of every selected variant, in the order of `params.yaml`.
+        seed: seed of the runs whose pictures are shown.
+        missing: variants without a run with that seed.
+    """
+
+    title: str
+    dataset: DatasetRecord
+    is_comparison: bool
+    runs: tuple[FinishedRun, ...]
+    seed: int
+    missing: tuple[str, ...]
+
+    @property
+    def shown(self) -> list[FinishedRun]:
+        """Runs that have a page."""
+        return [run for run in self.runs if run.spec.seed == self.seed]
+
+
+def choose(project: Project, params: Params, named: str, seed: int | None = None, overrides: Sequence[str] = ()) -> SelectedRuns:
+    """Return the runs of `DATASET/VARIANT[/SEED]`, or of the comparison `DATASET`.
+
+    Args:
+        project: project whose store is read.
+        params: parameters of the project, with the overrides applied.
+        named: name of the run or comparison.
+        seed: seed of the runs whose pictures are shown; by default the first of `comparison.seeds` for a comparison, and the best
+            (`tasks.runs.best`) for a run named without a seed.
+        overrides: overrides of the comparison.
+
+    Raises:
+        ConfigError: a name is not in params.yaml.
+        DataError: the dataset is not prepared.
+        NotRunError: no run matches.
+    """
+    name = parse_run_name(named.strip("/"))
+    if name is None:
+        raise ConfigError(f"{named}: write a run as DATASET/VARIANT or DATASET/VARIANT/SEED, and a comparison as DATASET")
+    if name.seed is not None and seed is not None:
+        raise ConfigError(f"{named} names a seed, and so does --seed; give one of them")
+    dataset, is_run, requested = name.dataset, name.variant is not None, seed if name.seed is None else name.seed
+    seeds = sorted({*params.comparison.seeds, *([] if requested is None else [requested])})
+    specs = comparison_runs(params, dataset, None if name.variant is None else (name.variant,), seeds, overrides)
+    record = read_dataset(project, dataset)
+    store = open_store(project)
+    runs = {(spec.variant, spec.seed): run for spec in specs if (run := _finished(project, store, record, spec)) is not None}
+    seed = params.comparison.seeds[0] if requested is None else requested
+    if is_run and requested is None and runs:
+        validation = {of_seed: run.metrics[VALIDATION] for (_, of_seed), run in runs.items() if VALIDATION in run.metrics}
+        seed = best_seed((of_seed for _, of_seed in runs), validation)
+    variants = list(dict.fromkeys(spec.variant for spec in specs))
+    missing = tuple(variant for variant in variants if (variant, seed) not in runs)
+    if len(missing) == len(variants):
+        what = f"{missing[0]} on {dataset}" if is_run else f"the comparison on {dataset}"
+        option = f" --variant {missing[0]}" if is_run else ""
+        finished = ", ".join(str(of_seed) for of_seed in sorted({of_seed for _, of_seed in runs}))
+        others = f" (finished seeds: {finished})" if finished else ""
+        raise NotRunError(f"{what} has no finished run with seed {seed}{others}; run dml reproduce --dataset {dataset}{option}")
+    shown = tuple(run for (variant, _), run in runs.items() if variant not in missing)
+    return SelectedRuns(comparison_title(dataset, params.evaluation.role, overrides), record, not is_run, shown, seed, missing)
+
+
+def _finished(project: Project, store: Store, dataset: DatasetRecord, spec: RunSpec) -> FinishedRun | None:
+    """Return the run if its scores and embeddings are in the store, else None."""
+    for run in run_identities(project.state, spec, dataset):
+        scores = store.pull(f"evaluate/{run.scored}")
+        metrics = finished_scores(scores, run.scored)
+        if metrics is not None and (store.is_remote or (store.folder(f"embed/{run.embedded}") / MANIFEST_FILE).is_file()):
+            return FinishedRun(spec, run.scored, not run.older_code, metrics, scores, f"embed/{run.embedded}")
+    return None
+
+
+def open_sides(project: Project, run: FinishedRun, dataset: DatasetRecord) -> tuple[Side, Side]:
+    """Return queries and gallery of a run: one object if the queries are also the gallery.
+
+    Raises:
+        StoreError: the embeddings are missing, or of another dataset.
+    """
+    folder = open_store(project).pull(run.embeddings)
+    if not (folder / MANIFEST_FILE).is_file():
+        raise StoreError(f"{folder}: the embeddings of {run.spec.title} are missing; rerun dml reproduce to compute them again")
+    sides = []
+    for role in query_and_gallery(folder):
+        images = open_role(Path(dataset.folder), role, run.spec.training.validation)
+        side = Side(images, *load_embeddings(folder, role))
+        if len(side.labels) != len(images) or (side.labels != images.labels).any():
+            raise StoreError(
+                f"{folder}: embeddings of other images than those in {dataset.folder}; run dml reproduce --dataset {dataset.name}"
+            )
+        sides.append(side)
+    queries, gallery = sides
+    return (gallery, gallery) if queries.dataset.role == gallery.dataset.role else (queries, gallery)

@@ -1,0 +1,189 @@
+"""Evaluate a run for its page: outcomes of its queries, intervals, worst queries, confused classes and a map.
+
+The evaluator computes all numbers. Shapes: Q queries, D dimensions, L selectable queries, P points of the map.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dml_core.errors import StoreError
+from dml_core.evaluation.metric_info import table_columns
+from dml_core.evaluation.retrieval.metrics import per_query_metrics
+from dml_core.evaluation.retrieval.outcomes import ConfusedPair, QueryOutcomes, query_outcomes, sample_queries, worst_queries
+from dml_core.evaluation.statistics.confidence import interval_over_units
+from tasks.reports.album import Album
+from tasks.reports.finished_runs import FinishedRun
+from tasks.scores.figures import Side
+
+NUM_NEIGHBOURS = 8
+MAX_POINTS = 2000
+NUM_WORST = 12
+NUM_PAIRS, NUM_EXAMPLES = 8, 3
+NUM_BEFORE_TSNE = 50  # dimensions that PCA keeps for t-SNE
+Method = Literal["tsne", "pca"]
+Intervals = dict[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture with its caption.
+
+    Attributes:
+        place: in the album.
+        name: name of its class.
+        number: index in its role.
+        file: name in the raw dataset.
+        similarity: to the query; None for the query itself.
+        is_right: whether it is of the query's class.
+    """
+
+    place: int
+    name: str
+    number: int
+    file: str
+    similarity: float | None = None
+    is_right: bool = True
+
+
+@dataclass(frozen=True)
+class WorstQuery:
+    """A query with its nearest neighbours, the rank of the first correct one, and the number of correct images."""
+
+    query: Shot
+    neighbours: tuple[Shot, ...]
+    first_rank: int
+    num_positives: int
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    """A run with the outcomes of its queries and their positions on a map.
+
+    Attributes:
+        queries, gallery: its images; one object if the queries are also the gallery.
+        points: (P, 2), or None if there are too few.
+        drawn: (P,) the queries that the points show.
+    """
+
+    run: FinishedRun
+    queries: Side
+    gallery: Side
+    outcomes: QueryOutcomes
+    points: NDArray[np.float64] | None
+    drawn: NDArray[np.int64]
+
+    @property
+    def variant(self) -> str:
+        """Name of the variant in the comparison."""
+        return self.run.spec.variant
+
+    @property
+    def num_scored(self) -> int:
+        """Number of queries with a correct image in the gallery."""
+        return int(self.outcomes.scores.is_scored.sum())
+
+    @property
+    def num_correct(self) -> int:
+        """Number of queries whose nearest image is correct."""
+        return int(self.outcomes.is_found.sum())
+
+    def intervals(self) -> tuple[Intervals, Intervals]:
+        """Return the 95 % intervals of metrics that are means over queries, as fractions: over queries, and over classes."""
+        outcomes, shown = self.outcomes, table_columns(self.run.metrics)
+        per_query = per_query_metrics(outcomes.scores, self.run.spec.evaluation.recall_at)
+        values = {name: column for name, column in per_query.items() if name in shown}
+        values_SM = np.stack(list(values.values()), axis=1)
+        labels_S = self.queries.labels[outcomes.scores.is_scored]
+        over_queries, over_classes = (
+            np.stack(interval_over_units(values_SM, units_S), axis=1).tolist() for units_S in (np.arange(len(labels_S)), labels_S)
+        )
+        return _proper(values, over_queries), _proper(values, over_classes)
+
+    def worst(self, album: Album) -> list[WorstQuery]:
+        """Return the queries whose first correct image is ranked last, with their nearest neighbours."""
+        scores = self.outcomes.scores
+        return [
+            WorstQuery(
+                _shot(album, self.queries, query),
+                tuple(self._neighbour(album, query, rank) for rank in range(self.outcomes.neighbours.shape[1])),
+                int(scores.first_rank[query]),
+                int(scores.num_positives[query]),
+            )
+            for query in worst_queries(self.outcomes, NUM_WORST)
+            if scores.first_rank[query] > 1
+        ]
+
+    def examples(self, album: Album, pairs: list[ConfusedPair]) -> list[tuple[ConfusedPair, list[tuple[Shot, Shot]]]]:
+        """Return the first pairs of confused classes with examples: queries and their nearest neighbours."""
+        return [
+            (pair, [(_shot(album, self.queries, query), self._neighbour(album, query, 0)) for query in pair.queries[:NUM_EXAMPLES]])
+            for pair in pairs[:NUM_PAIRS]
+        ]
+
+    def _neighbour(self, album: Album, query: int, rank: int) -> Shot:
+        outcomes = self.outcomes
+        index, similarity = outcomes.neighbours[query, rank], outcomes.similarities[query, rank]
+        return _shot(album, self.gallery, index, float(similarity), bool(outcomes.is_right[query, rank]))
+
+
+def evaluate_run(run: FinishedRun, queries: Side, gallery: Side, selectable: NDArray[np.int64], method: Method) -> EvaluatedRun:
+    """Evaluate a finished run for its page.
+
+    Args:
+        run: run with its scores.
+        queries, gallery: its images with their embeddings.
+        selectable: (L,) the queries of which the map shows some.
+        method: method of the map.
+
+    Raises:
+        EvaluationError: the embeddings cannot be scored.
+        StoreError: the scores do not match the embeddings.
+    """
+    config = run.spec.evaluation
+    separate_queries = () if queries is gallery else (queries.embeddings, queries.labels)
+    outcomes = query_outcomes(gallery.embeddings, gallery.labels, config, NUM_NEIGHBOURS, *separate_queries)
+    for name, values in per_query_metrics(outcomes.scores, config.recall_at).items():
+        if name in run.metrics and abs(run.metrics[name] - values.mean()) > 1e-9:
+            raise StoreError(
+                f"{run.scores}: {name} is {run.metrics[name]:.6f}, but {values.mean():.6f} by the embeddings; run {run.spec.title} again"
+            )
+    drawn = selectable[sample_queries(queries.labels[selectable], MAX_POINTS, run.spec.seed)]
+    can_map = len(drawn) >= 5 and queries.embeddings.shape[1] >= 2
+    points = project(queries.embeddings[drawn], config.metric, method, run.spec.seed) if can_map else None
+    return EvaluatedRun(run, queries, gallery, outcomes, points, drawn)
+
+
+def project(embeddings_PD: NDArray[Any], metric: str, method: Method, seed: int) -> NDArray[np.float64]:
+    """Return (P, 2) positions on a map; t-SNE starts from the first two principal components.
+
+    t-SNE uses one thread: several would sum in a varying order, and wait for each other on a busy machine.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    values_PD = embeddings_PD.astype(np.float64)
+    if metric == "cosine":
+        values_PD = values_PD / np.linalg.norm(values_PD, axis=1, keepdims=True)
+    reduced: NDArray[np.float64] = PCA(min(NUM_BEFORE_TSNE, *values_PD.shape), random_state=seed).fit_transform(values_PD)
+    spread = float(reduced[:, 0].std())
+    if method == "pca" or spread < 1e-9:  # all points coincide: nothing to spread out
+        return reduced[:, :2]
+    start = reduced[:, :2] / spread * 1e-4
+    perplexity = min(30.0, (len(values_PD) - 1) / 3)
+    with threadpool_limits(1):
+        positions: NDArray[np.float64] = TSNE(2, perplexity=perplexity, init=start, random_state=seed).fit_transform(reduced)
+    return positions
+
+
+def _proper(names: dict[str, Any], ends: list[tuple[float, float]]) -> Intervals:
+    """Return the intervals that are longer than a point."""
+    return {name: (low, high) for name, (low, high) in zip(names, ends, strict=True) if low < high}
+
+
+def _shot(album: Album, side: Side, index: int, similarity: float | None = None, is_right: bool = True) -> Shot:
+    """Return a picture with its caption, adding it to the album."""
+    return Shot(album.place(side, index), side.class_name(index), int(index), side.dataset.paths[int(index)], similarity, is_right)

@@ -1,0 +1,118 @@
+"""What a row of a table's page opens to: how its runs were trained, where they are stored, and their pictures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dml_core.config import flatten
+from dml_core.errors import ConfigError, StoreError
+from dml_core.training.config import TrainingConfig
+from dml_core.training.epochs import Epoch
+from tasks.reports.kit import Picture, load_picture, picture_files
+from tasks.runs.protocols import load_protocol
+from tasks.runs.tuned import TUNED, read_tuned
+from tasks.storage import Store
+from tasks.tables.file import TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.runs import row_training
+
+LineKey = tuple[str, str, Epoch]
+Difference = tuple[str, str, str]  # setting, value in the run, value in the other settings; "-" if missing
+
+
+@dataclass(frozen=True)
+class Details:
+    """The runs of one line on one dataset, represented by the one with the lowest seed.
+
+    Attributes:
+        run: that run.
+        from_protocol: differences from the protocol; None if the protocol does not have the line's variant.
+        changed: differences from the row's current file.
+        is_mixed: whether other seeds were trained with other settings.
+        tuned: origin of the tuned settings according to the current file, or that it is missing; None for other variants.
+        settings: all settings, by dotted name.
+        pictures: pictures of that run.
+        unavailable: reason why they cannot be shown.
+    """
+
+    run: MeasuredRun
+    from_protocol: tuple[Difference, ...] | None
+    changed: tuple[Difference, ...]
+    is_mixed: bool
+    tuned: str | None
+    settings: tuple[tuple[str, str], ...]
+    pictures: tuple[Picture, ...]
+    unavailable: str | None
+
+
+def line_details(name: str, table: TableFile, result: TableResult, store: Store) -> dict[LineKey, list[Details]]:
+    """Return the details of every line of a table, by dataset; their pictures share the space of a page."""
+    groups: dict[tuple[LineKey, str], list[MeasuredRun]] = {}
+    for run in sorted(result.runs, key=lambda run: (run.dataset, run.seed)):
+        if run.row in table.rows:
+            groups.setdefault(((run.row, run.variant, run.epoch), run.dataset), []).append(run)
+    folders = {runs[0].figures: _folder(store, runs[0].figures) for runs in groups.values()}
+    files = {folder: picture_files(folder) for folder in folders.values() if isinstance(folder, Path)}
+    num_pictures = sum(map(len, files.values()))
+    pictures = {folder: tuple(load_picture(path, folder, num_pictures) for path in paths) for folder, paths in files.items()}
+    details: dict[LineKey, list[Details]] = {}
+    for (line, _), runs in groups.items():
+        folder = folders[runs[0].figures]
+        shown = pictures[folder] if isinstance(folder, Path) else ()
+        details.setdefault(line, []).append(_details(name, table, runs, shown, folder if isinstance(folder, str) else None))
+    return details
+
+
+def _details(name: str, table: TableFile, runs: Sequence[MeasuredRun], pictures: tuple[Picture, ...], unavailable: str | None) -> Details:
+    run, row = runs[0], table.rows[runs[0].row]
+    variant = row.variants[0] if run.variant == TUNED else run.variant
+    protocol = row.protocol or name.partition("/")[0]
+    from_protocol = _differences(run, lambda: load_protocol(protocol).training_config(run.dataset, variant))
+    changed = _differences(run, lambda: row_training(name, row, run.dataset, run.variant, called=run.row))
+    return Details(
+        run=run,
+        from_protocol=from_protocol,
+        changed=changed or (),
+        is_mixed=any(other.training != run.training or other.evaluation != run.evaluation for other in runs),
+        tuned=_tuned(name, run),
+        settings=tuple((key, _plain(value)) for key, value in flatten(run.training | {"evaluation": run.evaluation}).items()),
+        pictures=pictures,
+        unavailable=unavailable,
+    )
+
+
+def _differences(run: MeasuredRun, other_training: Callable[[], TrainingConfig]) -> tuple[Difference, ...] | None:
+    """Return the training settings in which a run differs from others; None if there are no others."""
+    try:
+        there: Mapping[str, Any] = flatten(other_training().model_dump(mode="json"))
+    except ConfigError:
+        return None
+    here = flatten(run.training)
+    values = {name: (here.get(name, "-"), there.get(name, "-")) for name in sorted({*here, *there})}
+    return tuple((name, _plain(value), _plain(other)) for name, (value, other) in values.items() if value != other)
+
+
+def _tuned(name: str, run: MeasuredRun) -> str | None:
+    try:
+        return read_tuned(name, run.row, run.dataset).says if run.variant == TUNED else None
+    except ConfigError as error:
+        return str(error)
+
+
+def _plain(value: Any) -> str:
+    """Return a setting as text: floats with few digits, lists without Python's brackets and quotes."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _folder(store: Store, key: str) -> Path | str:
+    """Return the folder of a run's scores, or the reason why it is unavailable."""
+    try:
+        folder = store.pull(key)
+    except StoreError as error:
+        return str(error)
+    return folder if folder.is_dir() else "not in this store"

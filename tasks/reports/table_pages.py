@@ -1,0 +1,201 @@
+"""Pages of tables: `<paper>/<table>.html`, `.json` and `.md` for each table, and `index.html`. Equal results give equal bytes.
+
+A page is one file with its style, scripts and pictures; its policy forbids loading anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from dml_core.errors import ConfigError, DataError, TrackingError
+from tasks.checks import check_before
+from tasks.environment import Project, shown
+from tasks.files import write_whole
+from tasks.locks import alone
+from tasks.plans.results import load_result
+from tasks.reports.kit import diagram_picture, render
+from tasks.reports.table_details import line_details
+from tasks.reports.table_text import as_markdown, as_note
+from tasks.runs.specs import Params, RunSpec, table_comparison
+from tasks.storage import Store, open_store
+from tasks.tables.file import PROJECT, TableFile, load_table, table_names
+from tasks.tables.present import table_today
+from tasks.tables.result import TableResult
+from tasks.tables.runs import is_run, project_dataset, row_training, scoring_of
+from tasks.tables.shown import ShownCell, ShownColumn, ShownTable
+from tasks.tables.view import comparable, shown_table, unmeasured
+from tasks.tracking.published import published_runs
+
+SITE = Path("results") / "site"  # in the project
+SITE_LOCK = ".site.lock"  # in the state folder
+INDEX = "index.html"
+WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0  # pixels of a cell's drawing
+SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
+
+
+@dataclass(frozen=True)
+class TablePage:
+    """The files written for a table.
+
+    Attributes:
+        markdown: the table as text.
+        note: description and results, in a few lines of Markdown.
+        html: path of the page; its JSON and its Markdown have the same stem.
+    """
+
+    markdown: str
+    note: str
+    html: Path
+
+    @property
+    def json(self) -> Path:
+        """Path of the JSON."""
+        return self.html.with_suffix(".json")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all files, for MLflow."""
+        return str(self.html), str(self.json), str(self.html.with_suffix(".md"))
+
+
+def write_site(project: Project, params: Params, names: Sequence[str], folder: Path | None = None) -> list[TablePage]:
+    """Write the pages of these tables, and the index of all tables.
+
+    Args:
+        project: project whose results and store are read.
+        params: parameters of the project.
+        names: tables, `<paper>/<file>`.
+        folder: output folder; by default the project's `results/site`.
+    """
+    folder = folder or project.root / SITE
+    store = open_store(project)
+    pages = []
+    for name in names:
+        with alone(project.state / SITE_LOCK):  # another process may have a newer result of the same table
+            pages.append(_write_table(project, params, name, store, folder))
+    with alone(project.state / SITE_LOCK):
+        write_whole(folder / INDEX, index_page(folder))
+    return pages
+
+
+def _write_table(project: Project, params: Params, name: str, store: Store, folder: Path) -> TablePage:
+    file, measured = load_table(name), load_result(project, name)
+    today = table_today(project, params, name, file, measured)
+    result, _ = comparable(measured, today)
+    table = shown_table(name, file, measured, _waiting(project, params, name, file, result), today)
+    page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
+    html = render(
+        "table.html",
+        table=table,
+        blocks=[
+            (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
+        ],
+        details=line_details(name, file, result, store),
+        links=_links(project, table),
+        diagram=None if table.ranking is None else diagram_picture(table.ranking),
+        scales=[column_scale(table, index) for index in range(len(table.columns))],
+        scale_of=cell_scale,
+        describe=describe_cell,
+        glyph_size=(WIDTH, HEIGHT),
+        json_name=page.json.name,
+    )
+    write_whole(page.html, html)
+    write_whole(page.json, table.model_dump_json(indent=1) + "\n")
+    write_whole(page.html.with_suffix(".md"), page.markdown)
+    return page
+
+
+def index_page(folder: Path) -> str:
+    """Return the HTML index of a folder's pages, read from their JSON; tables without a page are listed with the command that writes it."""
+    papers: dict[str, list[tuple[str, str, ShownTable | None, bool]]] = {}
+    for name in table_names():
+        entry = name, load_table(name).title, _written(folder, name), (folder / f"{name}.html").is_file()
+        papers.setdefault(name.partition("/")[0], []).append(entry)
+    return render("index.html", papers=papers, project=PROJECT)
+
+
+def _written(folder: Path, name: str) -> ShownTable | None:
+    """Return a table as its page in the folder shows it, or None if it has no page or one written by another version."""
+    try:
+        return ShownTable.model_validate_json((folder / f"{name}.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _waiting(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> dict[tuple[str, str], str]:
+    """Return (row, dataset) -> what is missing, as one line; rows that only have to be run are omitted."""
+    missing: dict[tuple[str, str], str] = {}
+    for key, row in table.rows.items():
+        for dataset in unmeasured(table, key, result) if is_run(row) else ():
+            try:
+                prepared = project_dataset(params, dataset, table.dataset_options(dataset))
+                training, evaluation = row_training(name, row, dataset), scoring_of(name, table, dataset)
+                spec = RunSpec(dataset=prepared, variant=row.variants[0], seed=0, training=training, evaluation=evaluation, table=name)
+                check_before(project, params, [spec])
+            except (ConfigError, DataError) as error:
+                missing[key, dataset] = str(error)
+    return missing
+
+
+def _links(project: Project, table: ShownTable) -> Mapping[tuple[str, str, int], str]:
+    """Return (project's dataset, label, seed) -> the run's page in MLflow; empty without an MLflow server that answers."""
+    if not project.tracking_uri.startswith("http"):
+        return {}
+    links: dict[tuple[str, str, int], str] = {}
+    for dataset in sorted({run.project_dataset for row in table.rows for line in row.lines for run in line.runs}):
+        try:
+            runs = published_runs(project.tracking_uri, dataset, table_comparison(table.name, dataset))
+        except TrackingError:
+            continue  # it has none of them, or is down: the page still names the runs
+        links |= {(dataset, run.variant, run.seed): f"{shown(project.tracking_uri).rstrip('/')}/#/runs/{run.run_id}" for run in runs}
+    return links
+
+
+# ---------------------------------------------------------------- drawings of measured values
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values at the left and the right end of a cell's drawing."""
+
+    low: float
+    high: float
+
+    def at(self, value: float) -> float:
+        """Return the position of a value in pixels from the left of WIDTH, clipped to the ends."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(MARGIN + min(max(share, 0.0), 1.0) * (WIDTH - 2 * MARGIN), 2)
+
+
+def column_scale(table: ShownTable, index: int) -> Scale:
+    """Return a scale that covers all measured values and intervals of a column."""
+    cells = [cell for row in table.rows for line in row.lines if (cell := line.cells[index]) is not None]
+    values = [value for cell in cells for value in (*cell.interval, *cell.values.values())]
+    if not values or min(values) == max(values):
+        middle = values[0] if values else 0.0
+        return Scale(middle - 1, middle + 1)
+    spare = 0.05 * (max(values) - min(values))
+    return Scale(min(values) - spare, max(values) + spare)
+
+
+def cell_scale(cell: ShownCell, published: float | None, shared: Scale) -> Scale:
+    """Return the scale of a cell's drawing: centred on the published value, or the column's (`shared`) if there is none."""
+    if published is None:
+        return shared
+    predicted = [end for end in (cell.low, cell.high) if end is not None]
+    farthest = max(abs(value - published) for value in (*cell.interval, *predicted, *cell.values.values()))
+    half = max(1.1 * farthest, SPAN * (cell.tolerance or 0.0)) or 1.0
+    return Scale(published - half, published + half)
+
+
+def describe_cell(cell: ShownCell, column: ShownColumn, published: float | None) -> str:
+    """Return what a cell's drawing shows, in words."""
+    parts = [f"mean {column.measured(cell.mean)}"]
+    if cell.half_width is not None:
+        parts.append(f"95 % interval {' to '.join(map(column.measured, cell.interval))}")
+    if published is not None:
+        parts.append(f"published {column.printed(published)}")
+    if cell.low is not None and cell.high is not None:
+        parts.append(f"prediction interval of one run {column.measured(cell.low)} to {column.measured(cell.high)}")
+    return "; ".join([*parts, ", ".join(f"seed {seed}: {column.measured(value)}" for seed, value in cell.values.items())])

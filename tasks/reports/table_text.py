@@ -1,0 +1,144 @@
+"""A table as text: lines for the terminal, and Markdown for files, Prefect and MLflow."""
+
+from collections.abc import Sequence
+
+from tasks.runs.finished import made_by_older_code
+from tasks.tables.shown import Counted, JudgedClaim, ShownColumn, ShownLine, ShownRow, ShownTable
+
+MARKDOWN, RICH = "**{}**", "[bold]{}[/bold]"
+STAND_IN = "stand-in for"
+UNRESOLVED = "Published values that differ by no more than their tolerance"
+
+
+def lines(table: ShownTable, bold: str = MARKDOWN) -> list[list[str]]:
+    """Return the whole table: a header, then for each row its published values, values from other sources, and its measured lines.
+
+    Args:
+        table: the table to show.
+        bold: format of values in the confidence set of the best.
+    """
+    header = ["row", "values", *(f"{column.metric} {_dataset(column)}" for column in table.columns)]
+    return [header, *(line for row in table.rows for line in _row_lines(row, table, bold))]
+
+
+def _dataset(column: ShownColumn) -> str:
+    """Return a column's dataset; for a stand-in, with the paper's dataset that it replaces."""
+    return column.dataset if column.stands_in_for is None else f"{column.dataset} ({STAND_IN} {column.stands_in_for})"
+
+
+def _row_lines(row: ShownRow, table: ShownTable, bold: str) -> list[list[str]]:
+    kind = f"quoted: {row.source}" if row.kind == "quoted" else f"published, {row.kind}"
+    rows = [
+        [label, what, *(column.printed(value) for column, value in zip(table.columns, values, strict=True))]
+        for label, what, values in ((row.label, kind, row.published), ("", "released", row.released), ("", "independent", row.independent))
+        if values is not None
+    ]
+    rows += [["", line.label, *_measured(line, table, bold)] for line in row.lines]
+    remarks = [f"not run on {', '.join(datasets)}: {why}" if row.lines else f"not run: {why}" for why, datasets in row.waiting.items()]
+    remarks += [f"FAILED, {run}: {why}" for run, why in row.failures.items()]
+    return rows + [["", remark, *([""] * len(table.columns))] for remark in remarks]
+
+
+def _measured(line: ShownLine, table: ShownTable, bold: str) -> list[str]:
+    """Return the mean, half-width and verdict of each cell."""
+    texts = []
+    for index, (cell, column) in enumerate(zip(line.cells, table.columns, strict=True)):
+        if cell is None:
+            texts.append("-")
+            continue
+        spread = f" ± {column.measured(cell.half_width)}" if cell.half_width is not None else ""
+        value = f"{column.measured(cell.mean)}{spread}"
+        texts.append(f"{bold.format(value) if table.is_bold(line, index) else value} {cell.says}".rstrip())
+    return texts
+
+
+def conclusion_lines(table: ShownTable) -> list[str]:
+    """Return the statistical conclusions about the measured rows, and the meaning of bold."""
+    if not table.comparisons:
+        return []
+    has_several = len(table.comparisons) > 1
+    limits = [
+        (f"{comparison.dataset}: " if has_several else "") + comparison.limits for comparison in table.comparisons if comparison.limits
+    ]
+    return [*table.conclusions, " ".join([table.comparisons[0].bold_says, *limits])]
+
+
+def count_lines(table: ShownTable) -> list[str]:
+    """Return the counts on the paper's own datasets and on stand-ins, a line each; only the first for the project's own tables."""
+    is_paper = table.page is not None
+    where = " on the paper's datasets" if is_paper else ""
+    counts = [f"Measured{where}: {table.own_data.rows} of {table.num_to_run} rows.{_judged(table.own_data, is_paper)}"]
+    if table.stand_ins:
+        names = ", ".join(f"{dataset} for {paper}" for dataset, paper in table.stand_ins.items())
+        counts.append(f"Measured on stand-ins ({names}): {table.stand_in.rows} rows.{_judged(table.stand_in, True)}")
+    return [*counts, *filter(None, [table.judged])]
+
+
+def _judged(counts: Counted, has_published: bool) -> str:
+    """Return verdicts (if the table has published values) and claims as sentences."""
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.verdicts.items())
+    claims = ", ".join(
+        f"{number} {'hold' if (judgement, number > 1) == ('holds', True) else judgement}" for judgement, number in counts.claims.items()
+    )
+    return (f" Verdicts on published values: {verdicts or 'none'}." if has_published else "") + (f" Claims: {claims}." if claims else "")
+
+
+def claim_lines(table: ShownTable) -> list[str]:
+    """Return a line for each claim with runs on both sides, and one with the number of the others."""
+    with_runs = [claim_line(claim) for claim in table.claims if claim.seeds]
+    others = len(table.claims) - len(with_runs)
+    return [*with_runs, *([f"{others} claim{'s' if others > 1 else ''} undecided: runs missing"] if others else [])]
+
+
+def claim_line(claim: JudgedClaim) -> str:
+    """Return a judged claim as one line."""
+    exploratory = " (exploratory)" if claim.exploratory else ""
+    return f"{claim.judgement}{exploratory}: {claim.says} ({claim.numbers})"
+
+
+def as_markdown(table: ShownTable) -> str:
+    """Return the table as a Markdown page."""
+    header, *rows = ([cell.replace("|", "/") for cell in row] for row in lines(table))
+    independent = [f"Independent values of {row.label}: {row.independent_source}." for row in table.rows if row.independent is not None]
+    independent += [f"Independent values of other rows: {table.independent}"] if table.independent else []
+    tolerances = [f"Tolerance of {given.of}: {given.says} ({given.reason})." for given in table.tolerances]
+    older_code = [
+        f"{row.label}, {line.variant}: {made_by_older_code(line.older_code)}."
+        for row in table.rows
+        for line in row.lines
+        if line.older_code
+    ]
+    paragraphs = [
+        f"# {table.name}: {table.title}",
+        *conclusion_lines(table),
+        *count_lines(table),
+        table.states,
+        table.note or "",
+        "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows]),
+        _bullets(claim_lines(table)),
+        _bullets(independent),
+        _bullets([*tolerances, *(f"{UNRESOLVED}: {line}." for line in table.unresolved)]),
+        _bullets(older_code),
+        *(f"{row.label}: {row.note}." for row in table.rows if row.note),
+        _bullets(table.left_out),
+        f"Not shown: runs of rows that were removed from the table ({', '.join(table.gone)})." if table.gone else "",
+    ]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
+
+
+def as_note(table: ShownTable) -> str:
+    """Return the description of a table and its results for MLflow's page."""
+    page = f", page {table.page} of the paper" if table.page is not None else ""
+    paragraphs = [
+        f"**{table.name}**{page}: {table.title}.",
+        table.states if table.page is None else f"The paper states: {table.states}",
+        *count_lines(table),
+        *table.conclusions,
+        f"Run: `dml reproduce {table.name}`. Show: `dml tables show {table.name}`. Page, Markdown and JSON are artifacts of this run.",
+        table.note or "",
+    ]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def _bullets(items: Sequence[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)

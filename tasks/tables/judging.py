@@ -1,0 +1,219 @@
+"""Judge a table's measurements: its published values, its claims, and which of its lines are better.
+
+A published value is one run. It is *compatible* with the measured runs if it is inside the 95 % prediction interval of one more run,
+mean ± t s sqrt(1 + 1/n), with n seeds, their standard deviation s and t with n - 1 degrees of freedom (Hahn and Meeker, Statistical
+Intervals, 1991); otherwise the measured runs are *above* or *below* it. If the paper chose its epoch on the test classes, the judged runs
+chose theirs the same way (`tasks.tables.runs.printed_epoch`). Equality of the *mean* and the published value p within a tolerance is a
+separate statement: the 90 % interval of the mean is inside p ± tolerance (two one-sided tests at 0.05, Schuirmann 1987). A share of few
+queries takes few values, so both intervals have a minimum width (`judge`).
+
+A claim *holds* if value and reference differ, by the paired t test at 0.05 with Holm's correction over all testable claims of the table, on
+the claim's side; it is *refuted* if they differ on the other side; otherwise it is *not shown*. So if no value of a table differs from its
+reference, some claim holds or is refuted in at most 5 of 100 cases. A claim that two values differ ("either" side) can only hold or be not
+shown. An exploratory claim was examined again with other data or settings: its error rate is unknown.
+
+Lines (a row in a variant, at an epoch) are compared and ranked by the first metric of each dataset for which higher is better
+(`dml_core.evaluation.statistics.comparing`). Fewer than three seeds decide nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri, stdtrit
+
+from dml_core.evaluation.metric_info import metric_info
+from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, Scores, compare, tested_on
+from dml_core.evaluation.statistics.mean_ranks import Ranking, rank_systems
+from dml_core.evaluation.statistics.paired import MIN_SEEDS, holm, paired_difference
+from dml_core.training.epochs import Epoch
+from tasks.runs.comparable import scores_by_seed
+from tasks.tables.file import Claim, Column, TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.shown import ClaimJudgement, JudgedClaim, Judgement, ShownColumn, ShownLine
+
+POINTS = {"per cent": 1.0, "share": 0.01}  # one percentage point in the column's unit
+
+# ---------------------------------------------------------------- published values
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict of the runs on a published value, with the fields of a `ShownCell`.
+
+    Attributes:
+        verdict: compatible, above, below or undecided.
+        says: the verdict in words.
+        low, high: ends of the prediction interval of one run; None for fewer than MIN_SEEDS seeds.
+        is_equal: whether the mean equals the published value within the tolerance.
+    """
+
+    verdict: Judgement
+    says: str
+    low: float | None = None
+    high: float | None = None
+    is_equal: bool = False
+
+
+def judge(
+    values: Sequence[float],
+    published: float,
+    tolerance: float,
+    num_queries: int | None = None,
+    whole: float = 1.0,
+    rounding: float = 0.0,
+) -> Verdict:
+    """Judge one published value; all numbers are in one unit.
+
+    If the values are shares of queries, s is at least one query, and half of the interval of the mean is at least that of the binomial
+    variance of the share at the mean, which is known and therefore takes the normal quantile.
+
+    Args:
+        values: one per seed, at least one.
+        published: the published value p.
+        tolerance: tolerance of the equivalence test, above 0.
+        num_queries: number of queries of which the values are the share found; None for other scores.
+        whole: score if all queries are found: 1, or 100 for per cent.
+        rounding: half of the published value's last decimal place, which widens the prediction interval.
+    """
+    num_seeds, mean = len(values), float(np.mean(values))
+    if num_seeds < MIN_SEEDS:
+        return Verdict("undecided", f"undecided ({_too_few(num_seeds)})")
+    deviation = float(np.std(values, ddof=1))
+    half_90 = float(stdtrit(num_seeds - 1, 0.95)) * deviation / num_seeds**0.5
+    if num_queries is not None:
+        share = min(max(mean / whole, 1 / num_queries), 1 - 1 / num_queries)
+        half_90 = max(half_90, float(ndtri(0.95)) * whole * (share * (1 - share) / num_queries / num_seeds) ** 0.5)
+        deviation = max(deviation, whole / num_queries)
+    error = deviation * (1 + 1 / num_seeds) ** 0.5
+    half_width = float(stdtrit(num_seeds - 1, 0.975)) * error + rounding
+    low, high = mean - half_width, mean + half_width
+    verdict: Judgement = "above" if published < low else "below" if published > high else "compatible"
+    is_equal = half_90 > 0 and abs(mean - published) + half_90 <= tolerance
+    return Verdict(verdict, f"{verdict}, mean equal" if is_equal else verdict, low, high, is_equal)
+
+
+def _too_few(num_seeds: int) -> str:
+    return f"{num_seeds} seed{'s' if num_seeds > 1 else ''}; at least {MIN_SEEDS} needed"
+
+
+# ---------------------------------------------------------------- claims
+
+
+def judge_claims(table: TableFile, result: TableResult, epoch: Epoch = "last") -> tuple[JudgedClaim, ...]:
+    """Judge every claim of a table by the existing runs, with their weights of one epoch."""
+    runs = [run for run in result.runs if run.epoch == epoch]
+    claims = [_measured_claim(table, claim, runs) for claim in table.claims]
+    corrected = iter(holm([claim.p_value for claim in claims if claim.p_value is not None]))
+    return tuple(claim if claim.p_value is None else _judged_claim(claim, next(corrected)) for claim in claims)
+
+
+def _judged_claim(claim: JudgedClaim, p_holm: float) -> JudgedClaim:
+    judgement: ClaimJudgement = "not shown"
+    if p_holm < LEVEL and claim.difference is not None:
+        judgement = "holds" if claim.side == "either" or (claim.difference > 0) == (claim.side == "above") else "refuted"
+    return claim.model_copy(update={"p_holm": p_holm, "judgement": judgement})
+
+
+def _measured_claim(table: TableFile, claim: Claim, runs: Sequence[MeasuredRun]) -> JudgedClaim:
+    """Return a claim with its values, not judged yet."""
+    dataset = claim.dataset or table.flat_columns[0].dataset
+    reference_metric = claim.reference_metric or claim.metric
+    values = _claimed_scores(table, runs, claim, claim.row, dataset, claim.metric)
+    if isinstance(claim.reference, str):
+        references = _claimed_scores(table, runs, claim, claim.reference, dataset, reference_metric)
+    else:
+        references = dict.fromkeys(values, claim.reference * _factor(table, dataset, reference_metric))
+    seeds = tuple(sorted(values.keys() & references.keys()))
+    paired = tuple(values[seed] for seed in seeds), tuple(references[seed] for seed in seeds)
+    test = None
+    if len(seeds) >= MIN_SEEDS:
+        num_queries = None
+        if metric_info(claim.metric).is_share_of_queries and metric_info(reference_metric).is_share_of_queries:
+            num_queries = next(tested_on(run.scores)["num_queries"] for run in runs if (run.row, run.dataset) == (claim.row, dataset))
+        test = paired_difference(*paired, num_queries, _factor(table, dataset, claim.metric))
+    return JudgedClaim(
+        **claim.model_dump(include={"says", "row", "metric", "side", "evidence", "history", "exploratory"}),
+        dataset=dataset,
+        reference=claim.reference if isinstance(claim.reference, str) else None,
+        reference_metric=reference_metric,
+        seeds=seeds,
+        values=paired[0],
+        references=paired[1],
+        difference=float(np.subtract(*paired).mean()) if seeds else None,
+        half_width=None if test is None else test.half_width,
+        p_value=None if test is None else test.p_value,
+        why=None if test is not None else _why_undecided(claim, values, references, seeds),
+    )
+
+
+def _claimed_scores(table: TableFile, runs: Sequence[MeasuredRun], claim: Claim, row: str, dataset: str, metric: str) -> dict[int, float]:
+    """Return seed -> a row's score in the claim's variant (by default the row's first), in the unit of the metric's column."""
+    variant = claim.variant or next(iter(table.rows[row].variants), None)
+    factor = _factor(table, dataset, metric)
+    of_row = [run for run in runs if (run.row, run.variant, run.dataset) == (row, variant, dataset)]
+    return scores_by_seed((row, run.seed, factor * run.scores[metric]) for run in of_row if metric in run.scores).get(row, {})
+
+
+def _factor(table: TableFile, dataset: str, metric: str) -> float:
+    """Return the factor from a score to the unit of its column; 1 for a metric that no column shows."""
+    return next((column.factor for column in table.flat_columns if (column.dataset, column.metric) == (dataset, metric)), 1.0)
+
+
+def _why_undecided(claim: Claim, values: dict[int, float], references: dict[int, float], seeds: tuple[int, ...]) -> str:
+    missing = [repr(row) for row, scores in ((claim.row, values), (claim.reference, references)) if isinstance(row, str) and not scores]
+    if missing:
+        return f"no runs of {' and '.join(dict.fromkeys(missing))}"
+    return _too_few(len(seeds)) if seeds else "the two rows share no seed"
+
+
+# ---------------------------------------------------------------- lines
+
+
+def compared_columns(columns: Sequence[Column | ShownColumn]) -> dict[str, int]:
+    """Return, for each dataset, the index of its first column whose metric is better when higher."""
+    indices: dict[str, int] = {}
+    for index, column in enumerate(columns):
+        if metric_info(column.metric).higher_is_better:
+            indices.setdefault(column.dataset, index)
+    return indices
+
+
+def compare_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine], reference: str | None) -> tuple[Comparison, ...]:
+    """Compare the lines on each dataset on which two of them share enough seeds.
+
+    Args:
+        columns, lines: of the table.
+        reference: system that the table's file names as reference.
+    """
+    comparisons = []
+    for dataset, index in compared_columns(columns).items():
+        column = columns[index]
+        cells = [cell for line in lines if (cell := line.cells[index]) is not None]
+        comparison = compare(
+            dataset,
+            column.metric,
+            _scores(lines, index),
+            reference,
+            POINTS.get(column.unit),
+            column.decimals,
+            min((cell.num_queries for cell in cells if cell.num_queries is not None), default=None),
+            min((cell.num_classes for cell in cells if cell.num_classes is not None), default=None),
+        )
+        if comparison is not None and comparison.to_best:
+            comparisons.append(comparison)
+    return tuple(comparisons)
+
+
+def rank_lines(columns: Sequence[ShownColumn], lines: Sequence[ShownLine]) -> Ranking | None:
+    """Rank the lines over the datasets that share a metric, or over the seeds of the only measured dataset; otherwise return None."""
+    measured = {index: scores for index in compared_columns(columns).values() if (scores := _scores(lines, index))}
+    metrics = [columns[index].metric for index in measured]
+    metric = next((metric for metric in metrics if len(measured) == 1 or metrics.count(metric) > 1), None)
+    if metric is None:
+        return None
+    return rank_systems(metric, {columns[index].dataset: scores for index, scores in measured.items() if columns[index].metric == metric})
+
+
+def _scores(lines: Sequence[ShownLine], column: int) -> Scores:
+    return {line.system: cell.values for line in lines if (cell := line.cells[column]) is not None}

@@ -1,0 +1,158 @@
+"""The pages in Chromium, opened as files: selection with mouse and keyboard, at the width of a desktop and a phone."""
+
+import html
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tasks.reports.made_up_runs import HOSTILE
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(params=[1280, 390])
+def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A tab of this width, which must request only files and have no script errors."""
+    page = browser.new_page(viewport={"width": request.param, "height": 844})
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
+    page.on("request", lambda asked: None if asked.url.startswith(("file:", "data:", "blob:")) else wrong.append(asked.url))
+    yield page
+    assert page.title() != "owned"
+    page.close()
+    assert wrong == []
+
+
+def script(path: Path) -> Any:
+    return json.loads(path.read_text().partition(" = ")[2].removesuffix(";\n"))
+
+
+def labels_of(tab: Any, css: str) -> list[str]:
+    return [str(label) for label in tab.eval_on_selector_all(css, "all => all.map(one => one.getAttribute('aria-label'))")]
+
+
+def expected(folder: Path, query: int) -> list[str]:
+    """Return the labels of the pictures of a query and its neighbours."""
+    items, run = script(folder / "items.js"), script(folder / "run.js")
+    name = [items["classes"][label] for label in items["labels"]]
+    shown = run["neighbours"][query * run["width"] : (query + 1) * run["width"]]
+    kinds = ["correct" if items["labels"][one] == items["labels"][query] else "wrong" for one in shown]
+    neighbours = [f"{kind} neighbour: {name[one]}, image {one}" for kind, one in zip(kinds, shown, strict=True)]
+    return [f"query: {name[query]}, image {query}", *neighbours]
+
+
+def shows(tab: Any, folder: Path, query: int) -> bool:
+    """Return whether the page shows a query and its neighbours, once the browser has followed the link."""
+    wanted = expected(folder, query)
+    tab.wait_for_function("label => document.querySelector('#neighbours .pic').getAttribute('aria-label') === label", arg=wanted[0])
+    return labels_of(tab, "#neighbours .pic") == wanted
+
+
+def test_a_selected_image_shows_its_neighbours(tab: Any, single: Path) -> None:
+    tab.goto((single / "index.html").as_uri())
+    assert shows(tab, single, 0)
+    tab.fill("#class", "kind 3")
+    tab.press("#class", "Enter")
+    assert shows(tab, single, 36)
+    tab.click("#members button:nth-child(5)")
+    assert shows(tab, single, 40)
+    assert tab.input_value("#number") == "40"
+    assert tab.url.endswith("#image=40")
+    tab.fill("#number", "71")
+    tab.click("#choose button[type=submit]")
+    assert shows(tab, single, 71)
+    tab.focus("#next")
+    tab.keyboard.press("Enter")
+    assert shows(tab, single, 72)
+    tab.focus("#members button:nth-child(2)")
+    tab.keyboard.press("Space")
+    assert shows(tab, single, 73)
+    neighbour = script(single / "run.js")["neighbours"][73 * 8]
+    tab.click("#neighbours .shot:nth-child(2) a")
+    assert shows(tab, single, neighbour)
+    tab.fill("#number", "5000")
+    tab.press("#number", "Enter")
+    assert "numbers are 0 to 107" in tab.text_content("#status")
+    tab.fill("#class", "zebra")
+    tab.press("#class", "Enter")
+    assert "no class name contains" in tab.text_content("#status")
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_worst_queries_link_to_their_neighbours_and_the_map_is_drawn(tab: Any, single: Path) -> None:
+    tab.goto((single / "index.html").as_uri())
+    link = tab.locator("#worst a").first
+    number = int(str(link.get_attribute("href")).partition("=")[2])
+    link.click()
+    assert shows(tab, single, number)
+    tab.wait_for_selector("#drawn .scatterlayer .point")
+    assert tab.locator("#drawn .scatterlayer .point").count() == 108
+    ranks = script(single / "run.js")["firstRanks"]
+    traces = tab.evaluate("document.getElementById('drawn').data.map(({name, customdata, text}) => [name, customdata, text])")
+    assert {name: [ranks[query] == 1 for query in queries] for name, queries, _ in traces} == {
+        "correct at rank 1": [True] * ranks.count(1),
+        "wrong at rank 1": [False] * (108 - ranks.count(1)),
+    }
+    assert f"{html.escape(HOSTILE, quote=False)}, image 0" in [text for _, _, texts in traces for text in texts]
+    tab.evaluate("document.getElementById('drawn').emit('plotly_click', {points: [{customdata: 17}]})")
+    assert shows(tab, single, 17)
+    edges = "all => all.map(one => getComputedStyle(one).borderTopStyle)"  # right and wrong differ by more than colour
+    assert set(tab.eval_on_selector_all(".wrong .pic", edges)) == {"dashed"}
+    tab.evaluate(f"choose({script(single / 'run.js')['firstRanks'].index(1)})")
+    assert set(tab.eval_on_selector_all("#neighbours .right .pic", edges)) == {"solid"}
+
+
+def test_a_page_is_dark_where_the_system_is(browser: Any, single: Path) -> None:
+    shades = []
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto((single / "index.html").as_uri())
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.click("#theme")
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.close()
+    assert shades[0] == shades[3] == "rgb(255, 255, 255)"
+    assert shades[1] == shades[2] != shades[0]
+
+
+def test_a_comparison_shows_queries_correct_in_one_run_and_wrong_in_another(tab: Any, comparison: Path) -> None:
+    tab.goto((comparison / "index.html").as_uri())
+    runs = script(comparison / "comparison.js")
+    by_name = {run["name"]: run["firstRanks"] for run in runs}
+    names = tab.eval_on_selector_all("#one option", "all => all.map(one => one.textContent)")
+    assert names == list(by_name)
+
+    def wanted(one: str, other: str) -> set[int]:
+        return {query for query, ranks in enumerate(zip(by_name[one], by_name[other], strict=True)) if ranks[0] == 1 and ranks[1] > 1}
+
+    for one, other in ((names[0], names[2]), (names[2], names[1])):
+        tab.select_option("#one", label=one)
+        tab.select_option("#other", label=other)
+        assert tab.text_content("#status") == f"{len(wanted(one, other))} queries"
+        while tab.is_visible("#more"):
+            tab.click("#more")
+        shown = labels_of(tab, "#cards .query .pic")
+        assert {int(label.rpartition(" ")[2]) for label in shown} == wanted(one, other)
+    tab.click("#swap")
+    assert tab.text_content("#status") == f"{len(wanted(names[1], names[2]))} queries"
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    tab.click("#runs tbody a >> nth=0")
+    tab.wait_for_selector("#neighbours .pic")
+    assert tab.title().endswith(f"/ {names[0]} / seed 0")

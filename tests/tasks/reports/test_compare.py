@@ -1,0 +1,198 @@
+"""A comparison's report: numbers by hand, and the same bytes from the same scores."""
+
+import csv
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from dml_core.evaluation.config import EvaluationConfig
+from tasks.reports.compare import write_report
+from tasks.runs.records import MetricRecord
+from tasks.runs.specs import RunSpec
+from tasks.tracking.child_run import SEED_TAG, VARIANT_TAG, PublishedRun
+from tasks.tracking.published import compare_published, comparison_table
+from tests.conftest import small_training
+
+
+def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
+    spec = RunSpec(dataset="d", variant=variant, seed=seed, training=small_training(), evaluation=EvaluationConfig())
+    metrics = {"recall@1": recall, "recall@1_class_mean": 0.0, "recall@10": 0.9, "nmi": 0.5, "num_queries": 1e6}
+    return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
+
+
+def test_only_plain_recalls_are_on_the_curve_in_ascending_order(tmp_path: Path) -> None:
+    spec, record = run("a", 0, 0.4)
+    metrics = {"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}
+    write_report("title", [(spec, record.model_copy(update={"metrics": metrics}))], tmp_path)
+    assert (tmp_path / "recall.csv").read_text().splitlines() == ["variant,k,recall", "a,2,0.400000", "a,10,0.900000"]
+
+
+def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.25), run("a", 1, 0.75), run("b", 0, 0.1), run("b", 1, 0.1)]
+    text = write_report("title", runs, tmp_path / "one")
+    write_report("title", runs, tmp_path / "other")
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
+    assert [str(path) for path in files] == [
+        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"
+    ]  # fmt: skip
+    for path in files:
+        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
+    # Only metrics with a column in `dvc metrics show`; MAP@R was not measured.
+    assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
+    assert (tmp_path / "one" / "recall.csv").read_text().splitlines()[:3] == ["variant,k,recall", "a,1,0.500000", "a,10,0.900000"]
+    # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
+    assert "50.0 ± 317.7" in text
+
+
+def test_recall_over_epochs_is_drawn_only_if_runs_measured_it(tmp_path: Path) -> None:
+    plain = [run(variant, seed, 0.1) for variant in ("a", "b") for seed in (0, 1)]
+    curve = {"train": {1: 0.2, 2: 0.9}, "test": {1: 0.1, 2: 0.3}}
+    curved = [(spec, record.model_copy(update={"recall_by_epoch": curve})) for spec, record in plain]
+    assert "(epochs.png)" in write_report("title", curved, tmp_path)
+    assert (tmp_path / "epochs.png").stat().st_size > 10_000
+    assert "epochs.png" not in write_report("title", plain, tmp_path)
+    assert not (tmp_path / "epochs.png").exists()
+
+
+def test_variants_are_compared_with_the_named_reference(tmp_path: Path) -> None:
+    runs = [run(name, seed, 0.1 * place + 0.01 * seed * place) for place, name in enumerate(("a", "b", "c"), 1) for seed in range(3)]
+    text = write_report("title", runs, tmp_path, reference="a")
+    assert "difference to a (95 %, simultaneous)" in text
+    # b minus a: 10, 11, 12 points; t(2) at 0.05 / 4 = 6.205, standard deviation 1, over sqrt(3): 3.6
+    assert "+11.0 ± 3.6" in text
+    assert "+22.0 ± 7.2" in text  # c minus a, not c minus b
+
+
+def test_all_scores_are_kept_with_their_seeds(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.4), run("a", 2, 0.5), run("a", 1, 0.6), run("b", 2, 0.1)]
+    write_report("title", runs, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "scores.csv").read_text().splitlines()))
+    assert [row["metric"] for row in rows] == ["recall@1", "recall@1_class_mean", "recall@10", "nmi", "num_queries"] * 2
+    # t(0.975, 2) = 4.303, standard deviation 0.1, over sqrt(3)
+    assert rows[0].pop("half_width").startswith("0.2484")
+    assert rows[0] == {
+        "variant": "a", "metric": "recall@1", "mean": "0.500000", "seed_0": "0.400000", "seed_1": "0.600000", "seed_2": "0.500000"
+    }  # fmt: skip
+    assert (rows[5]["mean"], rows[5]["half_width"], rows[5]["seed_0"], rows[5]["seed_2"]) == ("0.100000", "", "", "0.100000")
+
+
+def test_a_removed_variant_is_removed_from_dvc_s_metrics(tmp_path: Path) -> None:
+    write_report("title", [run("a", 0, 0.4), run("b", 0, 0.4)], tmp_path)
+    write_report("title", [run("a", 0, 0.4)], tmp_path)
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["a.json"]
+
+
+def test_a_row_that_older_code_made_is_marked_with_the_files(tmp_path: Path) -> None:
+    runs = [run("a", 0, 0.25), run("b", 0, 0.1)]
+    text = write_report("title", runs, tmp_path, {"a": ["dml_core/losses/a.py", "dml_core/training/loop.py"]})
+    assert [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")] == ["variant", "a (older code)", "b"]
+    assert "\na: made by older code: dml_core/losses/a.py, dml_core/training/loop.py.\n" in text
+    assert (tmp_path / "metrics/a.json").is_file()
+
+
+SEEDS = {"a": (0.50, 0.52, 0.54), "b": (0.49, 0.50, 0.51), "c": (0.40, 0.422, 0.438)}  # computed in tests/evaluation/test_comparing.py
+
+
+def test_significant_differences_come_first_with_the_best_in_bold_and_every_pair_in_a_file(tmp_path: Path) -> None:
+    runs = [run(variant, seed, value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
+    text = write_report("title", runs, tmp_path)
+    lines = text.splitlines()
+    said = "Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence). Significantly worse than a: c (-10.0 ± 0.9). 3 seeds. "
+    assert lines[2].startswith(f"{said}This comparison detects differences of ")
+    assert lines[4].endswith("Bold: the 95 % confidence set of the best.")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert rows[0][0::4] == ["variant", "difference to the best (95 %, simultaneous)"]
+    assert [row[0] for row in rows[1:]] == ["**a**", "**b**", "c"]
+    assert [row[1] for row in rows[1:]] == ["**52.0 ± 5.0**", "**50.0 ± 2.5**", "42.0 ± 4.7"]
+    assert [row[4] for row in rows[1:]] == ["-0.5 to +4.5", "-4.5 to +0.5", "-10.5 to +0.0"]
+    differences = (tmp_path / "differences/differences.md").read_text()
+    matrix = [[cell.strip() for cell in line.split("|")[1:-1]] for line in differences.splitlines() if line.startswith("| ")]
+    assert matrix == [
+        ["row - column", "a", "b", "c"],
+        ["a", "", "+2.0 ± 4.4", "**+10.0 ± 0.9**"],
+        ["b", "-2.0 ± 4.4", "", "**+8.0 ± 4.0**"],
+        ["c", "**-10.0 ± 0.9**", "**-8.0 ± 4.0**", ""],
+        ["system", "P(better)", "P(practically equal)", "P(worse)"],
+        # t(2): (-2 ± 1) / (1 / sqrt 3) and (-10 ± 1) / (0.2 / sqrt 3)
+        ["b", "0.02", "0.10", "0.89"],
+        ["c", "0.00", "0.00", "1.00"],
+    ]
+    assert "By ranks of R@1 over 3 seeds of one dataset, a is first (mean rank 1); systems differ (Friedman, p = 0.05)" in differences
+    assert (tmp_path / "differences/ranks.png").is_file()
+    write_report("title", [entry for entry in runs if entry[0].variant != "c"], tmp_path)
+    assert not (tmp_path / "differences/ranks.png").exists(), "two variants have no ranks"
+
+
+def test_intervals_for_other_classes_are_listed_with_those_on_these_classes(tmp_path: Path) -> None:
+    """One system finds 10 or 30 points more by class: about 20 ± 6 for other classes, but a narrow interval for these twelve."""
+    runs = []
+    for seed in range(4):
+        for variant, gains in (("a", (0.1, 0.3)), ("b", (0.0, 0.0))):
+            recalls = {str(label): 0.4 + gains[label % 2] + 0.001 * seed * (variant == "a") for label in range(12)}
+            spec, record = run(variant, seed, sum(recalls.values()) / 12)
+            runs.append(
+                (spec, record.model_copy(update={"class_recalls": recalls, "metrics": record.metrics | {"num_query_classes": 12.0}}))
+            )
+    text = write_report("title", runs, tmp_path, reference="b")
+    assert text.splitlines()[2].startswith("Best mean R@1 on these 12 classes: a, 60.1.")
+    assert " For other classes of the same kind (interval over seeds and classes): a - b = +20.1 ± 6.6. This " in text
+    differences = (tmp_path / "differences/differences.md").read_text()
+    # standard deviation of the classes' differences 10.45 over sqrt(12), t(11) = 2.201: 6.6; over seeds 0.129 / 2, t(3) = 3.182: 0.2
+    assert "| a      | +20.1 ± 0.2         | +20.1 ± 6.6            |" in differences
+    counted = [record.model_copy(update={"metrics": record.metrics | {"num_query_classes": 5.0}}) for _, record in runs]
+    text = write_report("title", [(spec, record) for (spec, _), record in zip(runs, counted, strict=True)], tmp_path)
+    assert " No conclusion about other classes: 5 test classes are too few. " in text
+
+
+def test_one_seed_compares_nothing_and_nothing_is_bold(tmp_path: Path) -> None:
+    text = write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
+    assert "Best mean R@1: a, 25.0. Nothing is compared: fewer than 3 shared seeds." in text
+    assert "**" not in text
+    assert "difference" not in text.replace("differences", "")
+    assert "Nothing" in write_report("title", [run("a", 0, 0.25), run("b", 0, 0.1)], tmp_path)
+    assert write_report("title", [run("a", 0, 0.25), run("a", 1, 0.1)], tmp_path).splitlines()[2].startswith("Per cent, ")
+
+
+def published(variant: str, seed: int, **metrics: float) -> PublishedRun:
+    return PublishedRun(f"{variant}{seed}", metrics, {VARIANT_TAG: variant, SEED_TAG: str(seed)})
+
+
+def test_the_terminal_s_table_has_a_row_for_each_variant_and_the_best_first() -> None:
+    runs = [
+        published("a", 0, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
+        published("a", 1, recall_at_10=0.5, recall_at_1=0.1, recall_at_1_class_mean=0.0),
+        published("b", 0, recall_at_1=0.2),
+    ]
+    console = Console(width=100, record=True)
+    console.print(comparison_table("title", runs))
+    lines = [line for line in console.export_text().splitlines() if "│" in line or "┃" in line]
+    assert len(lines) == 3
+    assert lines[0].index("recall@1 ") < lines[0].index("recall@10")
+    assert "class_mean" not in lines[0]
+    assert lines[1].split()[1] == "b"
+    assert lines[1].rstrip(" │").endswith("-")  # not measured at that K
+    assert "10.0 ± 0.0" in lines[2]
+
+
+def test_a_narrow_terminal_prints_the_variants_names_whole() -> None:
+    metrics = {f"recall_at_{k}": 0.5 for k in (1, 2, 4, 8, 16, 32)}
+    console = Console(width=60, record=True)
+    console.print(comparison_table("title", [published(name, 0, **metrics) for name in ("triplet-semi-hard", "triplet-batch-hard")]))
+    printed = console.export_text()
+    assert "triplet-semi-hard" in printed
+    assert "triplet-batch-hard" in printed
+
+
+def test_the_terminal_has_the_confidence_set_of_the_best_in_bold() -> None:
+    runs = [published(variant, seed, recall_at_1=value) for variant, values in SEEDS.items() for seed, value in enumerate(values)]
+    found = compare_published("d", runs)
+    assert found is not None
+    assert found.sentence.startswith("Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence).")
+    console = Console(width=120, record=True, force_terminal=True)
+    console.print(comparison_table("title", runs, found))
+    lines = console.export_text(styles=True).splitlines()
+    bold = {name: any(f"\x1b[1m{name} " in line for line in lines) for name in "abc"}
+    assert bold == {"a": True, "b": True, "c": False}
+    assert any("-10.5 to +0.0" in line for line in lines)
+    assert compare_published("d", runs[:3]) is None

@@ -1,0 +1,101 @@
+"""A table's display, computed by hand."""
+
+from typing import Any
+
+from dml_core.config import parse
+from tasks.reports.table_text import as_markdown, as_note, conclusion_lines, lines
+from tasks.tables.file import TableFile
+from tasks.tables.result import MeasuredRun, TableResult
+from tasks.tables.shown import ShownTable
+from tasks.tables.view import shown_table
+from tests.tasks.tables.test_claims import run
+
+SIDES = ("above", "below")
+
+TABLE = parse(
+    TableFile,
+    {
+        "title": "Two birds",
+        "page": 3,
+        "states": "Ours is best.",
+        "columns": [{"dataset": "cub200", "metrics": ["recall@1"]}, {"dataset": "sop", "metrics": ["csc"], "unit": "share"}],
+        "tolerance": {"value": 1.0, "reason": "one run"},
+        "rows": {
+            "theirs": {"label": "Theirs", "kind": "quoted", "source": "them", "published": [40, None]},
+            "ours": {
+                "label": "Ours",
+                "kind": "own",
+                "published": [60.5, 7.5],
+                "released": [61, None],
+                "variants": ["as_published", "as_released"],
+                "note": "with a note",
+            },
+        },
+    },
+    "table",
+)
+
+
+def shown(*runs: MeasuredRun, file: TableFile = TABLE, **result: Any) -> ShownTable:
+    return shown_table("paper/table1", file, TableResult(name="paper/table1", runs=runs, **result))
+
+
+def test_measured_values_are_below_published_ones() -> None:
+    runs = [run("ours", seed, variant="as_released", recall_at_1=value) for seed, value in enumerate((0.60, 0.61, 0.605))]
+    runs.append(run("ours", 0, "sop", "as_released", csc=0.75))
+    assert lines(shown(*runs)) == [
+        ["row", "values", "recall@1 cub200", "csc sop"],
+        ["Theirs", "quoted: them", "40.0", "-"],
+        ["Ours", "published, own", "60.5", "7.5"],
+        ["", "released", "61.0", "-"],
+        # mean 60.5, standard deviation 0.5: half width of the 95 % interval 4.303 * 0.5 / sqrt(3) = 1.24, of the 90 % one 0.84 < 1
+        ["", "as_released, 3 seeds", "60.5 ± 1.2 compatible, mean equal", "0.750 undecided (1 seed; at least 3 needed)"],
+    ]
+
+
+def test_the_markdown_has_tolerances_and_notes() -> None:
+    page = as_markdown(shown())
+    assert page.startswith("# paper/table1: Two birds\n\nMeasured on the paper's datasets: 0 of 1 rows.")
+    assert "\n\nOurs is best.\n" in page
+    assert "| Ours | published, own | 60.5 | 7.5 |" in page
+    assert "not run: start it with dml reproduce paper/table1 --row ours" in page
+    assert "- Tolerance of every column: 1 (one run)." in page
+    assert page.endswith("Ours: with a note.\n")
+
+
+def test_claims_older_code_and_failures_are_in_the_page() -> None:
+    claims = [{"says": f"Ours is {side} 0.5.", "row": "ours", "metric": "recall@1", "reference": 0.5, "side": side} for side in SIDES]
+    claims.append({"says": "And on products.", "row": "ours", "metric": "csc", "reference": 1.0, "side": "above", "dataset": "sop"})
+    file = parse(TableFile, TABLE.model_dump(mode="json") | {"claims": claims}, "table")
+    runs = [run("ours", seed, variant="as_published", recall_at_1=0.6 + seed / 100) for seed in range(3)]
+    runs[0] = runs[0].model_copy(update={"older_code": ("dml_core/losses/a.py",)})
+    page = as_markdown(shown(*runs, file=file, failures={"ours as_released, sop, seed 1": "no memory | left"}))
+    assert "- holds: Ours is above 0.5. (R@1 on cub200: 61 vs 50, difference +11 ± 2.48, 3 seeds, p = 0.0055 (Holm))" in page
+    assert "- refuted: Ours is below 0.5." in page
+    assert "- 1 claim undecided: runs missing" in page
+    assert "as_published, 3 seeds, made by older code" in page
+    assert "- Ours, as_published: made by older code: dml_core/losses/a.py." in page
+    assert "| FAILED, as_released, sop, seed 1: no memory / left |" in page
+
+
+def test_the_detectable_difference_follows_the_conclusions() -> None:
+    rows = TABLE.model_dump(mode="json")["rows"]
+    other = {"label": "Other", "kind": "own", "published": [None, None], "variants": ["as_released"]}
+    file = parse(TableFile, TABLE.model_dump(mode="json") | {"rows": {**rows, "other": other}}, "table")
+    values = {"ours": (0.6, 0.61, 0.62), "other": (0.5, 0.52, 0.51)}
+    table = shown(
+        *[run(row, n, variant="as_released", recall_at_1=value) for row in values for n, value in enumerate(values[row])], file=file
+    )
+    (found,) = table.comparisons
+    assert found.limits is not None
+    assert conclusion_lines(table)[0] == table.conclusions[0]
+    assert conclusion_lines(table)[-1].endswith(found.limits)
+    assert conclusion_lines(shown()) == []
+
+
+def test_the_note_describes_the_table_and_its_progress() -> None:
+    note = as_note(shown(*[run("ours", seed, variant="as_published", recall_at_1=0.605) for seed in range(3)]))
+    assert note.startswith("**paper/table1**, page 3 of the paper: Two birds.")
+    assert "The paper states: Ours is best." in note
+    assert "Measured on the paper's datasets: 1 of 1 rows. Verdicts on published values: 1 compatible." in note
+    assert "`dml reproduce paper/table1`" in note
