@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from dml_core.evaluation.statistics.population import difference_over_classes
 
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, tested_on
 from dml_core.evaluation.statistics.confidence import Summary, summarise
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
-from dml_core.evaluation.statistics.paired import MIN_CLASSES
+from dml_core.evaluation.statistics.paired import MIN_CLASSES, difference_over_classes
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
 from dml_core.figures.recalls import plot_recalls
