@@ -23,7 +23,7 @@ def run_until_resolved(
         runs: with one seed each, whose value does not matter.
         resolve: required precision, and the maximum number of seeds.
         looked_at: returns for a run's comparison the metric and the reference (None: the best), or None if there is no metric.
-        run: runs specs, as `flows.run.run_chains` does.
+        run: runs specs, as `flows.chain.run_chains` does.
         say: reports progress.
         fail_fast: end with the round in which a run fails.
     """
@@ -32,11 +32,11 @@ def run_until_resolved(
     counts = {spec.comparison: 0 for spec in runs}
     wanted = dict.fromkeys(counts, min(FIRST_SEEDS, resolve.most))
     while wanted != counts:
-        failed = {(failure.spec.comparison, failure.spec.variant) for failure in failures}
+        failed = {(failure.spec.comparison, failure.spec.label) for failure in failures}
         batch = [
             spec.model_copy(update={"seed": seed})
             for spec in runs
-            if (spec.comparison, spec.variant) not in failed
+            if (spec.comparison, spec.label) not in failed
             for seed in range(counts[spec.comparison], wanted[spec.comparison])
         ]
         if not batch:
@@ -59,14 +59,14 @@ def _next(
     say: Callable[[str], None],
 ) -> int:
     """Return the number of seeds a comparison needs next; its current number if that is enough."""
-    failed = {failure.spec.variant for failure in failures if failure.spec.comparison == title}
-    own = [outcome for outcome in outcomes if outcome.spec.comparison == title and outcome.spec.variant not in failed]
+    failed = {failure.spec.label for failure in failures if failure.spec.comparison == title}
+    own = [outcome for outcome in outcomes if outcome.spec.comparison == title and outcome.spec.label not in failed]
     looked = looked_at(own[0].spec) if own else None
     if looked is None:
         return num_seeds
     metric, reference = looked
     measured = [one for one in own if metric in one.scores.metrics]
-    scores = scores_by_seed((one.spec.variant, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
+    scores = scores_by_seed((one.spec.label, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
     tested = tested_on(measured[0].scores.metrics)["num_queries"] if measured and is_share_of_queries(metric) else None
     found = widest(scores, resolve.points, reference, tested)
     wanted = next_seeds(found, num_seeds, resolve)

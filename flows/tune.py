@@ -1,7 +1,7 @@
 """The flow of a search: try settings of a table's row on folds of the training classes, with one start of Ray for all of them.
 
-prepare the dataset (DVC) -> its training rows packed separately -> trials, each a run's chain (flows/run.py) for each pair of fold and seed
--> the winner's file
+prepare the dataset (DVC) -> its training rows packed separately -> trials, each a run's chain (flows/chain.py) for each pair of fold and
+seed -> the winner's file
 
 `tasks.tuning` chooses the trials and the number of pairs each is scored on. A trial's run uses the project's own steps; a finished score is
 reused, which is how an interrupted search resumes.
@@ -19,7 +19,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.run import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
+from flows.chain import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
 from flows.services import Services
 from flows.step_cache import finished_record, forget_failure
 from tasks.environment import open_project

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.app import app, open_project, print_table
-from flows.cli.table_options import AUTO, NumSeeds, Rows, TrackName, choice_of
+from flows.cli.table_options import NumSeeds, Rows, TrackName, request_of
 
 if TYPE_CHECKING:
     from tasks.plans.cost import Estimate
@@ -41,10 +42,15 @@ def plan(
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables, load_table
     from tasks.tables.runs import at_scale
+    from tasks.tables.seeds_auto import FIRST_SEEDS
 
     names = chosen_tables(tables)
     local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
-    plans = plan_tables(local, names, choice_of(row, dataset, variant, track, seed, seeds))
+    request = request_of(tables, seed, seeds, variant, track, rows=row, datasets=dataset)
+    is_auto = request.until is not None
+    if is_auto:
+        request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
+    plans = plan_tables(local, names, request)
     runs = [run for plan in plans for run in plan.runs]
     estimate = together(local, [run.estimate for run in runs])
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
@@ -61,7 +67,7 @@ def plan(
         for why in plan.left_out:
             print(f"{plan.name}: omitted: {why}")
     print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
-    if seeds == AUTO:
+    if is_auto:
         print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
     for line in resources.lines():
         print(line)
@@ -90,7 +96,7 @@ def _print_runs(plans: "Sequence[TablePlan]") -> None:
     for plan in plans:
         for run in plan.runs:
             took = time_of(run.estimate) if "run" in (run.steps["train"], run.steps["embed"]) else ""
-            shown.add_row(plan.name, run.spec.variant, run.dataset, str(run.spec.seed), *run.steps.values(), took)
+            shown.add_row(plan.name, run.spec.label, run.dataset, str(run.spec.seed), *run.steps.values(), took)
     print_table(shown)
 
 
@@ -108,11 +114,10 @@ def _print_tables(plans: "Sequence[TablePlan]") -> None:
 def _entry(plan: "TablePlan") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from tasks.tables.file import label_parts
-
     runs = [
         {
-            **dict(zip(("row", "variant"), label_parts(run.spec.variant), strict=True)),
+            "row": run.spec.row,
+            "variant": run.spec.variant,
             "epoch": run.spec.evaluation.epoch,
             "dataset": run.dataset,
             "seed": run.spec.seed,

@@ -11,7 +11,7 @@ from tasks.plans.results import load_result
 from tasks.runs.identity import evaluate_identity
 from tasks.runs.protocols import COMMON
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile, label_parts, load_table
+from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import MeasuredRun
 from tasks.tables.runs import runs_of
 
@@ -63,7 +63,7 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     measured: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in load_result(local.project, plan.name).runs:
         measured.setdefault((run.row, run.dataset), []).append(run)
-    places = list(dict.fromkeys((label_parts(run.spec.variant)[0], run.dataset) for run in plan.runs))
+    places = list(dict.fromkeys((str(run.spec.row), run.dataset) for run in plan.runs))
     today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:

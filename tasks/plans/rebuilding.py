@@ -18,7 +18,7 @@ from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING_VARIANT, TableFile, label_parts, load_table
+from tasks.tables.file import STANDING_VARIANT, TableFile, load_table
 from tasks.tables.result import MeasuredRun
 from tasks.tables.runs import asked_runs, datasets_of
 
@@ -73,9 +73,9 @@ def _of_table(project: Project, params: Params, name: str, seeds: list[int]) -> 
         for (_, dataset), specs in asked.runs.items():
             record = local.dataset(dataset, table)
             for spec in specs:
-                if (dataset, spec.variant, spec.seed) not in seen:
-                    seen.add((dataset, spec.variant, spec.seed))
-                    yield *label_parts(spec.variant), dataset, spec.model_copy(update={"dataset": record.name}), record
+                if (dataset, spec.label, spec.seed) not in seen:
+                    seen.add((dataset, spec.label, spec.seed))
+                    yield str(spec.row), spec.variant, dataset, spec.model_copy(update={"dataset": record.name}), record
 
 
 def _choices(table: TableFile, seeds: tuple[int, ...]) -> Iterator[Choice]:

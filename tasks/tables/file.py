@@ -157,17 +157,6 @@ class Claim(Config):
         return self
 
 
-def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:
-    """Return the label of a row's runs in a variant, with the epoch if it is not the last; none of its parts contains a space."""
-    return f"{row} {variant}" if epoch == "last" else f"{row} {variant} {epoch}"
-
-
-def label_parts(label: str) -> tuple[str, str]:
-    """Return the row and the variant of a label made by `run_label`."""
-    row, variant = label.split(" ")[:2]
-    return row, variant
-
-
 FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
 
 

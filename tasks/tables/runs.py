@@ -20,8 +20,8 @@ from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
 from tasks.tables.choice import Choice, narrowed
-from tasks.tables.file import Row, TableFile, load_table, run_label
-from tasks.tables.smoke import make_small, table_of
+from tasks.tables.file import Row, TableFile, load_table
+from tasks.tables.smoke import make_small
 
 EVERYTHING = Choice()
 CLUSTERING = ("nmi", "nmi_geometric", "ami", "f1")
@@ -107,9 +107,9 @@ def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
     shared = Counter(network(spec) for found in runs for spec in found)
     best: dict[str, RunSpec] = {}
     for spec in (spec for found in runs for spec in found):
-        chosen = best.setdefault(table_of(spec), spec)
+        chosen = best.setdefault(str(spec.table), spec)
         if shared[network(spec)] > shared[network(chosen)]:
-            best[table_of(spec)] = spec
+            best[str(spec.table)] = spec
     return [[spec] for spec in best.values()]
 
 
@@ -148,12 +148,18 @@ def runs_of(
                 measured = merge(table.measurements, entry.measurements)
                 variant, training, epochs = _training(name, row, entry, dataset, choice)
                 for epoch in epochs:
-                    label = run_label(row, variant, epoch)
-                    scored = evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch})
                     spec = RunSpec(
-                        dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
+                        dataset=dataset,
+                        variant=variant,
+                        seed=0,
+                        training=training,
+                        evaluation=evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
+                        table=name,
+                        row=row,
+                        column=dataset,
+                        measurements=measured,
                     )
-                    found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds)
+                    found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds or (0,))
     if left_out is not None:
         left_out += said
     return found
@@ -352,11 +358,6 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
     if own is None and len(named) > 1:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; rename the tables' one to '{dataset}'")
     return own or next(iter(named), None)
-
-
-def column_dataset(params: Params, table: TableFile, own: str) -> str:
-    """Return the name in a table's columns of a dataset of the project: the inverse of `project_dataset`."""
-    return own if own in datasets_of(table) else params.datasets[own].reader
 
 
 def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:

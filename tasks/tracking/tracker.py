@@ -143,7 +143,7 @@ class Tracker:
         """
         parameters = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), told_as_tracking_error(self.uri):
-            return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, parameters)
+            return self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, parameters)
 
     def log_epochs(self, run_id: str, epochs: dict[int, dict[str, float]]) -> None:
         """Add means of epochs, by epoch number, to a run's curves; skip epochs that were sent before and are trained again.

@@ -19,13 +19,13 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 from rich.console import Console
 
+import flows.chain
 from dml_core.data.store.info import read_info
 from dml_core.errors import DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
-from flows import run
+from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
-from flows.run import STEPS_AT_ONCE, Chain
 from flows.services import ensure_limit
 from tasks.runs import identity
 from tasks.runs.identity import evaluate_identity, train_identity
@@ -318,7 +318,7 @@ class Delivered:
 
 def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, undisturbed: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[tuple[str, ...]] = []
-    monkeypatch.setattr(run, "publish", SimpleNamespace(submit=lambda *given: published.append(given[-1]) or Delivered()))
+    monkeypatch.setattr(flows.chain, "publish", SimpleNamespace(submit=lambda *given: published.append(given[-1]) or Delivered()))
     kept = place.run(code="keep")
     assert isinstance(kept, Outcome)
     assert (kept.ran, kept.older_code, published) == (dict.fromkeys(STEPS, False), (), [])
@@ -352,7 +352,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all six have started."""
-    monkeypatch.setattr(run, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
+    monkeypatch.setattr(flows.chain, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
     train = place.workers.run
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dml_core.errors import SavedNetworkError, TrainingError
-from flows.outcomes import Outcome, RunsFailedError, finish
+from flows.chain import finish
+from flows.outcomes import Outcome, RunsFailedError
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tests.conftest import ROOT

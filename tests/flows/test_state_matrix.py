@@ -142,7 +142,7 @@ class Reader:
 
     def add(self) -> dict[Any, Any]:
         """Add a run to a table, as the end of `dml reproduce` does for some rows."""
-        add_runs(self.project, STANDING, (measured(5),), {}, None)
+        add_runs(self.project, STANDING, (measured(5),), (), None)
         found = self.show()
         assert found.pop(measured(5).place) == {"recall@1": 0.05}
         return found
@@ -297,7 +297,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
     for lock in ("mlflow.lock", "mlflow.locks/database", "tuning/locks/0123"):
         with alone(state / lock):
             pass
-    add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), {}, "commit")
+    add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), (), "commit")
     note_rate(state, "train", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 100.0)
     note_rate(state, "embed", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 300.0)
     for report in reports(place):

@@ -7,7 +7,7 @@ import pytest
 
 from dml_core.errors import ConfigError
 from dml_core.models.backbones.published import PUBLISHED
-from flows import run as flow
+from flows import chain
 from tasks.runs.identity import train_identity
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
@@ -36,7 +36,7 @@ def services(tmp_path) -> Any:
 
 def run_chains(spec: RunSpec, services: Any) -> None:
     """Run the flow; it raises an AttributeError if it continues, since the services have no tracker."""
-    flow.run_chains([spec], {spec.dataset: RECORD}, services, force=False)
+    chain.run_chains([spec], {spec.dataset: RECORD}, services, force=False)
 
 
 def test_missing_weights_that_cannot_be_downloaded(spec, services, tmp_path) -> None:

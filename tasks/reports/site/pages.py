@@ -20,10 +20,10 @@ from tasks.reports.site import glyphs
 from tasks.reports.site.details import line_details
 from tasks.reports.site.pictures import diagram_picture
 from tasks.reports.site.waiting import waits
-from tasks.runs.specs import Params, table_comparison
+from tasks.runs.specs import Params, run_label, table_comparison
 from tasks.storage import Store, open_store
 from tasks.tables.counts import Counted
-from tasks.tables.file import PROJECT, load_table, run_label, table_names
+from tasks.tables.file import PROJECT, load_table, table_names
 from tasks.tables.present import table_today
 from tasks.tables.report import as_markdown, as_note
 from tasks.tables.view import EPOCH_NOTES, ShownLine, ShownRow, ShownTable, comparable, shown_table

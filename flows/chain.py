@@ -6,17 +6,17 @@ same task, and flows of several processes for its lock (`flows.step_lock`).
 """
 
 import contextlib
+import logging
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL
@@ -26,17 +26,15 @@ from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
-from flows.choices import DatasetName, VariantName
-from flows.outcomes import Failure, Outcome, RunsFailedError, finish
+from flows.outcomes import Failure, Outcome
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
-from flows.step_cache import SealedJSON, forget_failure, is_finished
+from flows.step_cache import SealedJSON, finished_record, forget_failure
 from flows.step_lock import StepLock
-from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
-from tasks.environment import Project, finished_records, open_project, ray_cluster, shown
+from tasks.environment import Project, finished_records, ray_cluster
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
-from tasks.runs.provenance import Code, find_older, made_by_older_code, record_provenance
+from tasks.runs.provenance import Code, find_older, record_provenance
 from tasks.runs.rates import note_rate, num_images
 from tasks.runs.records import (
     CheckpointRecord,
@@ -47,7 +45,7 @@ from tasks.runs.records import (
     describe_folder,
     read_scores,
 )
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tracking.live import LiveCurves
 from tasks.workers.group import Watch
@@ -57,6 +55,7 @@ LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a
 # A step that waits for the previous one also holds a thread: four for each of 16 concurrent runs. `Services` limits how many train and are
 # scored at the same time.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
+logger = logging.getLogger(__name__)
 
 
 class Chain:
@@ -84,6 +83,7 @@ class Chain:
         embedded = self._choose(embed, identity.embed_step(spec, trained.of.identity))
         scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.of.identity))
         self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
+        self.network_key = f"train/{trained.of.identity}"
         published_id = published_identity(spec, scored.of.identity)
         checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=force)
         embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
@@ -101,11 +101,11 @@ class Chain:
         state, store = self._services.project.state, self._services.store
         if self._force or of.identity in self._services.submitted:
             return _Chosen(of, usable=False)
-        if is_finished(step, of.identity, store, self.spec.title):
+        if finished_record(step, of.identity, store, self.spec.title) is not None:
             record_provenance(state, of)
             return _Chosen(of, usable=True)
         older = find_older(state, of) if self._code == "keep" else None
-        if older is not None and is_finished(step, older.identity, store, self.spec.title):
+        if older is not None and finished_record(step, older.identity, store, self.spec.title) is not None:
             return _Chosen(replace(of, identity=older.identity), usable=True, older_code=older.files)
         return _Chosen(of, usable=False)
 
@@ -167,7 +167,9 @@ def run_chains(
     fail_fast: bool = False,
     code: Code = "strict",
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Submit every run's chain, and wait for all; shared by the flows of one run, of the standing comparison and of tables.
+    """Submit every run's chain, and wait for all.
+
+    Smoke runs always run again, since they test whether the chain runs now; one for each table is published.
 
     Args:
         runs: runs of any comparisons, on any of the datasets.
@@ -181,10 +183,56 @@ def run_chains(
         ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
     """
     bring_weights(runs, prepared, services, force, code)
-    published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs)}
-    chains = [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
+    published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs if not spec.is_smoke)}
+    chains: list[Chain] = []
+    for spec in runs:
+        dataset = prepared[spec.dataset]
+        of_run = _smoke_published(spec, dataset, chains) if spec.is_smoke else published[spec.comparison]
+        chains.append(Chain(spec, dataset, services, force or spec.is_smoke, of_run, code))
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services, fail_fast)
+
+
+def _smoke_published(spec: RunSpec, dataset: DatasetRecord, chains: Sequence[Chain]) -> frozenset[str]:
+    """Return the run's published identity if an earlier chain of its table is to be published instead, else nothing."""
+    if all(chain.spec.table != spec.table for chain in chains):
+        return frozenset()
+    return frozenset({published_identity(spec, identity.evaluate_identity(spec, dataset))})
+
+
+def finish(chains: Sequence[Chain], services: Services, fail_fast: bool = False) -> tuple[list[Outcome], list[Failure]]:
+    """Wait for every run, and show each as it ends; with `fail_fast` a failure prevents further steps from starting.
+
+    The network of smoke runs is deleted after its last use: a hundred networks would fill a disk.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    num_users = Counter(chain.network_key for chain in chains if chain.spec.is_smoke)
+    for chain in chains:
+        error = chain.wait()
+        if error is None:
+            outcomes.append(chain.outcome())
+            if chain.spec.is_smoke:
+                num_users[chain.network_key] -= 1
+                if not num_users[chain.network_key]:
+                    services.store.clear(chain.network_key)
+            _show(outcomes[-1], chain.must_train, services)
+        elif not services.stopping.is_set():
+            failures.append(Failure.of(chain.spec, error))
+            services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
+            if fail_fast:
+                services.stop()
+    reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
+    if reused:
+        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} reused")
+    return outcomes, failures
+
+
+def _show(outcome: Outcome, trained: bool, services: Services) -> None:
+    """Print one line for a run if any of its steps ran, and log all its scores and folders."""
+    services.display.finished(outcome.spec.title, trained, outcome.line if any(outcome.ran.values()) else None)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome.scores.metrics.items())
+    logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)
 
 
 def bring_weights(
@@ -212,66 +260,6 @@ def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code:
     """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
     return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
-
-
-# ---------------------------------------------------------------- the flow
-
-
-@flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
-def run(
-    dataset: DatasetName,
-    variant: VariantName,
-    seed: int = 0,
-    force: bool = False,
-    overrides: list[str] | None = None,
-    code: Code = "strict",
-) -> Outcome:
-    """Run one run of the standing comparison.
-
-    Args:
-        dataset: a dataset of the comparison.
-        variant: one of its variants.
-        seed: any seed.
-        force: run every step again.
-        overrides: settings that override `params.yaml` for this run, each `dotted.path=value`.
-        code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
-    """
-    project = open_project()
-    params = load_params(project.params_file, overrides or ())
-    runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
-    check_parts(runs, check_before(project, params, runs))
-    with closing(Services(project, params.scale)) as services:
-        record = prepare_checked(runs, params, services)
-        outcomes, failures = run_chains(runs, {dataset: record}, services, force, code=code)
-    if failures:
-        raise RunsFailedError(failures, 1, ())
-    create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)
-    return outcomes[0]
-
-
-def _page(outcome: Outcome, project: Project) -> str:
-    """Return a run's scores and folders as Markdown for its page in Prefect."""
-    scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
-    steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
-    places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {shown(project.tracking_uri)}"]
-    older = [made_by_older_code(outcome.older_code), ""] if outcome.older_code else []
-    return "\n".join([f"# {outcome.spec.title}", "", steps, "", *older, "| metric | value |", "|---|---|", *scores, "", *places, ""])
-
-
-def prepare_checked(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
-    """Update the dataset of these runs, then check the runs against it before any worker starts.
-
-    Raises:
-        ConfigError: settings do not fit the dataset.
-        DataError: it cannot be prepared.
-    """
-    dataset = runs[0].dataset
-    if "DVC_STAGE" not in os.environ:
-        services.display.say(f"preparing {dataset}: bringing it up to date through DVC")
-    record = prepare(services.project, dataset)
-    check_settings(runs, params.scale, Path(record.folder))
-    check_parts(runs, Path(record.folder))
-    return record
 
 
 # ---------------------------------------------------------------- the steps
@@ -409,7 +397,7 @@ def publish(
         comparison=spec.comparison,
         identity=published_identity(spec, scores.identity),
         dataset=dataset,
-        variant=spec.variant,
+        variant=spec.label,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
         tags=services.tags | spec.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
