@@ -11,6 +11,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -356,29 +357,29 @@ def evaluate(
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
-    return lock.run_once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _scoring_slot)
+    key = f"evaluate/{identity}"
+    store = services.store
 
+    def work() -> ScoreRecord:
+        from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+        from tasks.scores.measuring import measure_run
+        from tasks.scores.threads import limit_threads
 
-def _evaluate(
-    key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
-) -> ScoreRecord:
-    from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
-    from tasks.scores.measuring import measure_run
-    from tasks.scores.threads import limit_threads
+        trained, extracted = store.checked(checkpoint), store.checked(embeddings)
+        store.clear(key)
+        folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
+        limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
+        of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
+        history, has_figures = read_history(trained), spec.trial is None
+        with _of_same_data(dataset, store, key):
+            measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+            evaluate_run(
+                spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
+            )
+        store.push(key)
+        return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
 
-    trained, extracted = store.checked(checkpoint), store.checked(embeddings)
-    store.clear(key)
-    folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
-    limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
-    of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-    history, has_figures = read_history(trained), spec.trial is None
-    with _of_same_data(dataset, store, key):
-        measured = measure_run(spec.measurements, *of) if spec.measurements else {}
-        evaluate_run(
-            spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
-        )
-    store.push(key)
-    return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
+    return lock.run_once(work, _scoring_slot)
 
 
 @task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
@@ -444,23 +445,17 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
     )
 
 
-@contextlib.contextmanager
-def _worker_slots(services: Services) -> Iterator[None]:
-    """Hold one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
+def _worker_slots(services: Services) -> AbstractContextManager[Any]:
+    """Return a context that holds one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
 
     Without a server this flow is the only one, and is limited by its number of concurrent runs.
     """
     if not PREFECT_API_URL.value():
-        with services.turns:
-            yield
-        return
+        return services.turns
     occupied = services.scale.most_workers
-    with concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
-        yield
+    return concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
 
 
-@contextlib.contextmanager
-def _scoring_slot(services: Services) -> Iterator[None]:
-    """Limit how many runs are scored at a time, because scoring uses this process's memory and cores."""
-    with services.scorings:
-        yield
+def _scoring_slot(services: Services) -> AbstractContextManager[Any]:
+    """Return a context that limits how many runs are scored at a time, because scoring uses this process's memory and cores."""
+    return services.scorings

@@ -1,12 +1,11 @@
 """Selection of a table's runs: filters on rows, datasets, variants and seeds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from dml_core.config import refuse_repeats, unknown_name
+from dml_core.config import refuse_repeats
 from dml_core.training.epochs import Epoch
 
 Track = Literal["paper", "common"]
@@ -40,22 +39,3 @@ class Choice:
     def __post_init__(self) -> None:
         for what, values in (("--row", self.rows), ("--dataset", self.datasets), ("--seed", self.seeds)):
             refuse_repeats(what, values)
-
-
-def narrowed(kind: str, requested: Sequence[str], known: dict[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return, for each table, the requested names that it has; all its names if none is requested.
-
-    Args:
-        kind: what the names are, for the error message.
-        requested: names of rows or datasets.
-        known: table -> the names that it has.
-
-    Raises:
-        ConfigError: no table has one of them; the error suggests the nearest name.
-    """
-    where = next(iter(known)) if len(known) == 1 else f"{len(known)} tables"
-    every = list(dict.fromkeys(name for names in known.values() for name in names))
-    for name in requested:
-        if name not in every:
-            raise unknown_name(f"{kind} of {where}", name, every)
-    return {table: tuple(name for name in names if not requested or name in requested) for table, names in known.items()}

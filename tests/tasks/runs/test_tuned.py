@@ -96,8 +96,8 @@ def test_tables_that_cannot_be_written_are_said(tables: Path) -> None:
 
 def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> None:
     write_tuned(FOUND)
-    (own,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,)), (ROW,))[DATASET]
-    (tuned,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,), variant="tuned"), (ROW,))[DATASET]
+    (own,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,)))[DATASET]
+    (tuned,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,), variant="tuned"))[DATASET]
     assert (own.label, tuned.label) == ("softtriple ours", "softtriple tuned")
     assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
     assert tuned.training != own.training
@@ -119,7 +119,7 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
     row = load_table(TABLE).rows[ROW].model_copy(update={"variants": ("ours", "tuned")})
     table = load_table(TABLE)
     table = table.model_copy(update={"rows": table.rows | {ROW: row}})
-    assert runs_of(TABLE, table, Choice((ROW,)), (ROW,))[DATASET][0].label == "softtriple ours"
+    assert runs_of(TABLE, table, Choice((ROW,)))[DATASET][0].label == "softtriple ours"
     assert row_training(TABLE, row, DATASET) == row_training(TABLE, row, DATASET, "ours")
     for variants in (("tuned",), ("tuned", "ours")):
         with pytest.raises(ValueError, match="'tuned' changes the row's first variant"):

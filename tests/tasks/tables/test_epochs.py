@@ -31,7 +31,7 @@ def labels(**choice: object) -> list[str]:
 
 
 def tml_runs(table: TableFile, **choice: object) -> list[RunSpec]:
-    return runs_of(TML, table, Choice(**choice), ["tml"], ["cars196"])["cars196"]  # type: ignore[arg-type]
+    return runs_of(TML, table, Choice(("tml",), ("cars196",), **choice))["cars196"]  # type: ignore[arg-type]
 
 
 def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_paper_s_does() -> None:
