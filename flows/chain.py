@@ -35,7 +35,7 @@ from tasks.data import check_unchanged, dvc_digest, update_dataset
 from tasks.environment import Project, finished_records, ray_cluster
 from tasks.runs import identity
 from tasks.runs.identity import StepIdentity, published_identity
-from tasks.runs.provenance import Code, find_older, record_provenance
+from tasks.runs.provenance import find_older, record_provenance
 from tasks.runs.rates import note_rate, num_images
 from tasks.runs.records import (
     CheckpointRecord,
@@ -62,22 +62,19 @@ logger = logging.getLogger(__name__)
 class Chain:
     """One run's submitted steps; each starts when the previous one is done.
 
+    A smoke run always runs again, since it tests whether the chain runs now.
+
     Args:
         spec: the run.
         dataset: record of its dataset.
         services: services of the flow.
-        force: run every step, done or not.
-        published: identities of runs that MLflow has completely and marked as current; they are not published again.
-        code: "keep" to reuse finished steps that other code made; the outcome lists the names of the changed files.
     """
 
-    def __init__(
-        self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str], code: Code = "strict"
-    ) -> None:
+    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services) -> None:
         self.spec = spec
         self._digest = dataset.digest
         self._services = services
-        self._force, self._code = force, code
+        self._force = services.force or spec.is_smoke
         self._locks: dict[str, StepLock] = {}
         self.must_train = False
         trained = self._choose(train, identity.train_step(spec, dataset))
@@ -86,12 +83,13 @@ class Chain:
         self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
         self.network_key = f"train/{trained.of.identity}"
         published_id = published_identity(spec, scored.of.identity)
-        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=force)
+        must_publish = services.must_publish(spec, published_id) or bool(self._older_code)
+        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=self._force)
         embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, scored, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
-        if published_id not in published or self._older_code:
+        if must_publish:
             key = f"publish {published_id}"
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
@@ -105,7 +103,7 @@ class Chain:
         if finished_record(step, of.identity, store, self.spec.title) is not None:
             record_provenance(state, of)
             return _Chosen(of, usable=True)
-        older = find_older(state, of) if self._code == "keep" else None
+        older = find_older(state, of) if self._services.code == "keep" else None
         if older is not None and finished_record(step, older.identity, store, self.spec.title) is not None:
             return _Chosen(replace(of, identity=older.identity), usable=True, older_code=older.files)
         return _Chosen(of, usable=False)
@@ -160,49 +158,25 @@ class _Chosen:
     older_code: tuple[str, ...] = ()
 
 
-def run_chains(
-    runs: Sequence[RunSpec],
-    prepared: Mapping[str, DatasetRecord],
-    services: Services,
-    force: bool,
-    fail_fast: bool = False,
-    code: Code = "strict",
-) -> tuple[list[Outcome], list[Failure]]:
+def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
     """Submit every run's chain, and wait for all.
-
-    Smoke runs always run again, since they test whether the chain runs now; one for each table is published.
 
     Args:
         runs: runs of any comparisons, on any of the datasets.
         prepared: dataset -> its record.
         services: services of the flow.
-        force: run every step, done or not.
-        fail_fast: start no further steps after a run fails.
-        code: "keep" to reuse finished steps that other code made.
 
     Raises:
         ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
     """
-    bring_weights(runs, prepared, services, force, code)
-    published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs if not spec.is_smoke)}
-    chains: list[Chain] = []
-    for spec in runs:
-        dataset = prepared[spec.dataset]
-        of_run = _smoke_published(spec, dataset, chains) if spec.is_smoke else published[spec.comparison]
-        chains.append(Chain(spec, dataset, services, force or spec.is_smoke, of_run, code))
+    bring_weights(runs, prepared, services)
+    chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
-    return finish(chains, services, fail_fast)
+    return finish(chains, services)
 
 
-def _smoke_published(spec: RunSpec, dataset: DatasetRecord, chains: Sequence[Chain]) -> frozenset[str]:
-    """Return the run's published identity if an earlier chain of its table is to be published instead, else nothing."""
-    if all(chain.spec.table != spec.table for chain in chains):
-        return frozenset()
-    return frozenset({published_identity(spec, identity.evaluate_identity(spec, dataset))})
-
-
-def finish(chains: Sequence[Chain], services: Services, fail_fast: bool = False) -> tuple[list[Outcome], list[Failure]]:
-    """Wait for every run, and show each as it ends; with `fail_fast` a failure prevents further steps from starting.
+def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], list[Failure]]:
+    """Wait for every run, and show each as it ends; if the flow is to fail fast, a failure prevents further steps from starting.
 
     The network of smoke runs is deleted after its last use: a hundred networks would fill a disk.
     """
@@ -221,7 +195,7 @@ def finish(chains: Sequence[Chain], services: Services, fail_fast: bool = False)
         elif not services.stopping.is_set():
             failures.append(Failure.of(chain.spec, error))
             services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
-            if fail_fast:
+            if services.fail_fast:
                 services.stop()
     reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
     if reused:
@@ -236,20 +210,15 @@ def _show(outcome: Outcome, trained: bool, services: Services) -> None:
     logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)
 
 
-def bring_weights(
-    runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services, force: bool = False, code: Code = "strict"
-) -> None:
+def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> None:
     """Fetch the published weights of the runs to train, before Ray starts. On a cluster each node fetches its own.
-
-    Args:
-        runs, prepared, services, force, code: as in `run_chains`.
 
     Raises:
         ConfigError: a file is missing and cannot be downloaded, or damaged.
     """
     if ray_cluster() is not None:
         return
-    to_train = [spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)]
+    to_train = [spec for spec in runs if services.force or not _is_trained(spec, prepared[spec.dataset], services)]
     backbones = [spec.training.model.backbone for spec in to_train]
     for name in dict.fromkeys(one.name for one in backbones if one.weights == "imagenet" and one.name in PUBLISHED):
         if not is_kept(PUBLISHED[name]):
@@ -257,10 +226,12 @@ def bring_weights(
         fetch_published(name)
 
 
-def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
+def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:
     """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
-    return (finished_records() / step.identity).is_file() or (code == "keep" and find_older(services.project.state, step) is not None)
+    if (finished_records() / step.identity).is_file():
+        return True
+    return services.code == "keep" and find_older(services.project.state, step) is not None
 
 
 # ---------------------------------------------------------------- the steps

@@ -38,12 +38,8 @@ class Outcome:
     @property
     def line(self) -> str:
         """The run as one line."""
-        return f"{self.spec.title}: R@{self.spec.evaluation.recall_at[0]} {100 * self.first_recall:.1f} %, {self.seconds:.0f} s"
-
-    @property
-    def first_recall(self) -> float:
-        """Recall at the first K of the settings."""
-        return self.scores.metrics[f"recall@{self.spec.evaluation.recall_at[0]}"]
+        first = self.spec.evaluation.recall_at[0]
+        return f"{self.spec.title}: R@{first} {100 * self.scores.metrics[f'recall@{first}']:.1f} %, {self.seconds:.0f} s"
 
 
 @dataclass(frozen=True)

@@ -67,14 +67,12 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     params, runs = requested_runs(project, request, logger.info)
     if not runs:
         return []
-    with closing(Services(project, params.scale)) as services:
+    with closing(Services(project, params.scale, request.force, request.fail_fast, request.code)) as services:
         prepared = {
             dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services)
             for dataset in dict.fromkeys(spec.dataset for spec in runs)
         }
-        run_all = partial(
-            run_chains, prepared=prepared, services=services, force=request.force, fail_fast=request.fail_fast, code=request.code
-        )
+        run_all = partial(run_chains, prepared=prepared, services=services)
         if request.until is None:
             outcomes, failures = run_all(runs)
         else:
@@ -145,8 +143,8 @@ def run(
     params = load_params(project.params_file, overrides or ())
     runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
     check_parts(runs, check_before(project, params, runs))
-    with closing(Services(project, params.scale)) as services:
-        outcomes, failures = run_chains(runs, {dataset: _prepare(runs, params, services)}, services, force, code=code)
+    with closing(Services(project, params.scale, force, code=code)) as services:
+        outcomes, failures = run_chains(runs, {dataset: _prepare(runs, params, services)}, services)
     if failures:
         raise RunsFailedError(failures, 1, ())
     create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)

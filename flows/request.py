@@ -95,32 +95,24 @@ class Request(Choice):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.resolve is None and self.max_seeds is not None:
-            raise ConfigError(NEEDS_AUTO)
-        if self.until is not None and self.seeds:
-            raise ConfigError(
-                "--seed cannot be combined with --seeds auto, which adds seeds until differences are precise enough; give one of them"
-            )
-        if self.is_standing and (
+        of_tables, is_auto = not self.is_standing, self.until is not None
+        narrows_tables = (
             self.rows or self.variant or self.smoke or self.track != "paper" or self.prepared_only or self.one_row or self.epochs
-        ):
-            raise ConfigError(NEEDS_TABLE)
-        if not self.is_standing:
-            self._check_tables()
-
-    def _check_tables(self) -> None:
-        if self.overrides:
-            raise ConfigError("--set applies only to the standing comparison; a table's settings are in its file")
-        if self.whole or self.variants or self.changed_only:
-            option = "--all" if self.whole else "variants" if self.variants else "changed_only"
-            always = "a table always runs all of its rows, and --seeds sets the number of seeds"
-            raise ConfigError(f"{option} applies only to the standing comparison; {always}")
-        if self.one_row and not self.smoke:
-            raise ConfigError("--one-row requires --smoke: one run per table, as in continuous integration")
-        if self.track == "common" and self.variant:
-            raise ConfigError("--variant cannot be combined with --track common, which has its own protocol; give one of them")
-        if self.smoke and self.until is not None:
-            raise ConfigError("--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke")
+        )
+        rules: list[tuple[Any, str]] = [
+            (self.max_seeds is not None and not is_auto, NEEDS_AUTO),
+            (self.seeds and is_auto, "--seed cannot be combined with --seeds auto, which adds seeds as needed; give one of them"),
+            (self.is_standing and narrows_tables, NEEDS_TABLE),
+            (of_tables and self.overrides, "--set applies only to the standing comparison; a table's settings are in its file"),
+            (of_tables and self.whole, "--all applies only to the standing comparison; a table always runs all of its rows"),
+            (of_tables and (self.variants or self.changed_only), "variants and changed_only apply only to the standing comparison"),
+            (self.one_row and not self.smoke, "--one-row requires --smoke: one run per table, as in continuous integration"),
+            (self.track == "common" and self.variant, "--variant cannot be combined with --track common, which has its own protocol"),
+            (self.smoke and is_auto, "--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke"),
+        ]
+        for is_broken, message in rules:
+            if is_broken:
+                raise ConfigError(message)
 
     @property
     def is_standing(self) -> bool:

@@ -116,7 +116,6 @@ class Scores:
 
     def __init__(self, search: Search, dataset: DatasetRecord, services: Services) -> None:
         self._search, self._dataset, self._services = search, dataset, services
-        self._published = services.tracker.published(search.title)
 
     def add(self, trials: Sequence[Trial], pairs: range) -> list[Trial]:
         """Return the trials with their scores on these pairs added, or with the reason why one cannot be trained."""
@@ -124,7 +123,7 @@ class Scores:
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
         bring_weights(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
-        chains = {spec.variant: Chain(spec, self._dataset, self._services, force=False, published=self._published) for spec in missing}
+        chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
         results = {name: known[name] if name not in chains else self._wait(chains[name]) for name in known}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,9 +55,11 @@ def plan(
     estimate = together(local, [run.estimate for run in runs])
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
     resources = resources_of(local, plans)
+    num_to_train = sum(run.trains for run in runs)
     if as_json:
-        summary = _summary(needs, estimate, len(runs), plans) | _resources_entry(resources)
-        print(json.dumps({"tables": [_entry(plan) for plan in plans], **summary}, indent=1))
+        entry = {"tables": [_entry(plan) for plan in plans], "num_runs": len(runs), "num_to_train": num_to_train}
+        entry |= {**_time_entry(estimate), "needs": [asdict(need) for need in needs], **_resources_entry(resources)}
+        print(json.dumps(entry, indent=1))
         return
     if len(runs) <= MANY_RUNS:
         _print_runs(plans)
@@ -66,7 +68,7 @@ def plan(
     for plan in plans:
         for why in plan.left_out:
             print(f"{plan.name}: omitted: {why}")
-    print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
+    print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num_to_train} to train: {time_of(estimate)}")
     if is_auto:
         print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
     for line in resources.lines():
@@ -112,8 +114,6 @@ def _print_tables(plans: "Sequence[TablePlan]") -> None:
 
 
 def _entry(plan: "TablePlan") -> dict[str, Any]:
-    from dataclasses import asdict
-
     runs = [
         {
             "row": run.spec.row,
@@ -122,27 +122,16 @@ def _entry(plan: "TablePlan") -> dict[str, Any]:
             "dataset": run.dataset,
             "seed": run.spec.seed,
             **run.steps,
-            "seconds": run.estimate.seconds,
-            "seconds_from": run.estimate.basis,
+            **_time_entry(run.estimate),
         }
         for run in plan.runs
     ]
     needs = [asdict(need) for need in plan.needs]
-    times = {"seconds": plan.estimate.seconds, "seconds_from": plan.estimate.basis}
-    return {"name": plan.name, "runs": runs, "left_out": list(plan.left_out), "needs": needs, **times}
+    return {"name": plan.name, "runs": runs, "left_out": list(plan.left_out), "needs": needs, **_time_entry(plan.estimate)}
 
 
-def _summary(needs: "Sequence[Need]", estimate: "Estimate", num_runs: int, plans: "Sequence[TablePlan]") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    num_to_train = sum(run.trains for plan in plans for run in plan.runs)
-    return {
-        "num_runs": num_runs,
-        "num_to_train": num_to_train,
-        "seconds": estimate.seconds,
-        "seconds_from": estimate.basis,
-        "needs": [asdict(need) for need in needs],
-    }
+def _time_entry(estimate: "Estimate") -> dict[str, Any]:
+    return {"seconds": estimate.seconds, "seconds_from": estimate.basis}
 
 
 def _resources_entry(resources: "Resources") -> dict[str, Any]:
@@ -156,7 +145,3 @@ def _resources_entry(resources: "Resources") -> dict[str, Any]:
         "memory_bytes": None if memory is None else memory.total,
         "memory_of": resources.memory_of,
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

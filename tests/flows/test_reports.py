@@ -168,7 +168,7 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
     runs = [SimpleNamespace(dataset="d", table=name, is_smoke=False) for name in NAMES]
     for name, stand_in in {
         "open_project": lambda: project,
-        "Services": lambda project, scale: services,
+        "Services": lambda *_: services,
         "requested_runs": lambda project, request, say: (load_params(project.params_file), runs),
         "_prepare": lambda *_: None,
         "run_chains": lambda *_, **__: ([], []),

@@ -34,8 +34,8 @@ def test_a_flow_run_is_called_by_what_it_runs(request_: Request, name: str) -> N
     ("options", "message"),
     [
         ({"smoke": True}, "require a table"),
-        ({"tables": ("*",), "variants": ("softmax",)}, "variants applies only to the standing comparison"),
-        ({"tables": ("*",), "changed_only": True}, "changed_only applies only to the standing comparison"),
+        ({"tables": ("*",), "variants": ("softmax",)}, "variants and changed_only apply only to the standing comparison"),
+        ({"tables": ("*",), "changed_only": True}, "variants and changed_only apply only to the standing comparison"),
         ({"max_seeds": 4}, "require --seeds auto"),
         ({"resolve": 1.0, "seeds": (1,)}, "--seed cannot be combined with --seeds auto"),
     ],
