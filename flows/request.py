@@ -96,13 +96,11 @@ class Request(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         of_tables, is_auto = not self.is_standing, self.until is not None
-        narrows_tables = (
-            self.rows or self.variant or self.smoke or self.track != "paper" or self.prepared_only or self.one_row or self.epochs
-        )
+        only_tables = (self.rows, self.variant, self.smoke, self.prepared_only, self.one_row, self.epochs, self.track == "common")
         rules: list[tuple[Any, str]] = [
             (self.max_seeds is not None and not is_auto, NEEDS_AUTO),
             (self.seeds and is_auto, "--seed cannot be combined with --seeds auto, which adds seeds as needed; give one of them"),
-            (self.is_standing and narrows_tables, NEEDS_TABLE),
+            (self.is_standing and any(only_tables), NEEDS_TABLE),
             (of_tables and self.overrides, "--set applies only to the standing comparison; a table's settings are in its file"),
             (of_tables and self.whole, "--all applies only to the standing comparison; a table always runs all of its rows"),
             (of_tables and (self.variants or self.changed_only), "variants and changed_only apply only to the standing comparison"),

@@ -286,11 +286,6 @@ def paper_tables() -> list[str]:
     return [name for name in table_names() if name.partition("/")[0] != PROJECT]
 
 
-def project_tables() -> list[str]:
-    """Return the project's own tables: its claims, its results on real images, and the standing comparison."""
-    return [name for name in table_names() if name.partition("/")[0] == PROJECT]
-
-
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
     """Return the tables that match names and shell-like patterns (`softtriple/*`, `*/table*`), in the order of the patterns.
 
@@ -302,10 +297,9 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
     """
     found: dict[str, str] = {}
     for pattern in patterns:
-        known = project_tables() if pattern.startswith(f"{PROJECT}/") else paper_tables()
-        matches = [name for name in table_names() if name == pattern] or [
-            name for name in known if fnmatchcase(name, pattern) and name != STANDING
-        ]
+        is_own = pattern.startswith(f"{PROJECT}/")
+        known = [name for name in table_names() if name.startswith(f"{PROJECT}/") == is_own and name != STANDING]
+        matches = [pattern] if pattern in table_names() else [name for name in known if fnmatchcase(name, pattern)]
         if not matches:
             raise _unknown_table(pattern)
         for name in matches:
