@@ -154,7 +154,7 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
     runs = check_tables(project, params, chosen, request)
     for name, reasons in chosen.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")
-    say(_summary(what, runs, request))
+    say(f"{what}: {_count(runs, request)} on {', '.join(dict.fromkeys(spec.dataset for spec in runs))}")
     return params, runs
 
 
@@ -168,15 +168,13 @@ def _standing(project: Project, request: Request, say: Callable[[str], None]) ->
         by_dataset = {name: by_dataset[name] for name in changed}
     packed = {name: check_before(project, params, runs) for name, runs in by_dataset.items()}
     for runs in by_dataset.values():
-        say(_summary(runs[0].comparison, runs, request))
+        say(f"{runs[0].comparison}: {_count(runs, request)}")
     say("checking losses and networks")
     for name, runs in by_dataset.items():
         check_parts(runs, packed[name])
     return params, [spec for runs in by_dataset.values() for spec in runs]
 
 
-def _summary(what: str, runs: list[RunSpec], request: Request) -> str:
-    until = request.until
-    num_runs = len(runs) if until is None else len(runs) * min(FIRST_SEEDS, until.most)
-    datasets = ", ".join(dict.fromkeys(spec.dataset for spec in runs))
-    return f"{what}: {num_runs} run{'s' if num_runs > 1 else ''} on {datasets}{'' if until is None else ' to begin with'}"
+def _count(runs: list[RunSpec], request: Request) -> str:
+    num_runs = len(runs) if request.until is None else len(runs) * min(FIRST_SEEDS, request.until.most)
+    return f"{num_runs} run{'' if num_runs == 1 else 's'}{'' if request.until is None else ' to begin with'}"

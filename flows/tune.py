@@ -47,11 +47,15 @@ class Tuned:
     path: Path
 
     @property
-    def shown(self) -> list[Trial]:
-        """The trials scored on most pairs and the row's own settings, best first."""
+    def rows(self) -> list[list[str]]:
+        """A header, then a line each for the trials scored on most pairs and for the row's own settings, best first."""
         trials = [trial for trial in self.found.trials if trial.reason is None]
         best_first = sorted(trials, key=lambda trial: (-len(trial.scores), -trial.mean, trial.number))
-        return [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
+        shown = [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
+        return [
+            ["trial", "pairs of fold and seed", f"{self.search.metric}, mean ± standard deviation", "settings"],
+            *([str(trial.number), str(len(trial.scores)), _score_of(trial), _settings_of(self.search, trial)] for trial in shown),
+        ]
 
 
 def _flow_run_name() -> str:
@@ -131,7 +135,7 @@ class Scores:
             self._clear(spec)
         scored = [_scored(trial, [results[spec.variant] for spec in row]) for trial, row in zip(trials, specs, strict=True)]
         for trial in scored:
-            self._services.display.say(f"trial {trial.number}: {_result(self._search, trial)}; {settings_of(self._search, trial)}")
+            self._services.display.say(f"trial {trial.number}: {_result(self._search, trial)}; {_settings_of(self._search, trial)}")
         return scored
 
     def _finished(self, spec: RunSpec) -> float | None:
@@ -168,13 +172,13 @@ def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:
     return replace(trial, scores=trial.scores + scores, reason=reason) if reason is None else replace(trial, reason=reason)
 
 
-def score_of(trial: Trial) -> str:
+def _score_of(trial: Trial) -> str:
     """Return a trial's mean and standard deviation over its pairs of fold and seed, in per cent."""
     spread = f" ± {100 * stdev(trial.scores):.1f}" if len(trial.scores) > 1 else ""
     return f"{100 * trial.mean:.1f}{spread}"
 
 
-def settings_of(search: Search, trial: Trial) -> str:
+def _settings_of(search: Search, trial: Trial) -> str:
     """Return the settings in which a trial differs from the row."""
     own = search.own
     changed = [f"{path} {_plain(value)}" for path, value in trial.params.items() if value != own[path]]
@@ -188,31 +192,30 @@ def _plain(value: Any) -> str:
 def _result(search: Search, trial: Trial) -> str:
     if trial.reason is not None:
         return f"FAILED: {trial.reason}"
-    return f"{search.metric} {score_of(trial)} over {len(trial.scores)} pair{'s' if len(trial.scores) > 1 else ''} of fold and seed"
+    return f"{search.metric} {_score_of(trial)} over {len(trial.scores)} pair{'s' if len(trial.scores) > 1 else ''} of fold and seed"
 
 
 def _publish(tuned: Tuned, services: Services) -> None:
     """Publish the search's result on the MLflow page of its parent run and in Prefect."""
     search = tuned.search
-    lines = [f"| {trial.number} | {len(trial.scores)} | {score_of(trial)} | {settings_of(search, trial)} |" for trial in tuned.shown]
+    header, *lines = [f"| {' | '.join(row)} |" for row in tuned.rows]
     about = "\n".join(
         [
             f"**{search.title}**: {tuned.file.says}.",
             "",
-            f"| trial | pairs of fold and seed | {search.metric}, mean ± standard deviation | settings |",
+            header,
             "|---|---|---|---|",
             *lines,
             "",
             f"`{search.command}`; trial 0 has the row's own settings. No test image was read.",
         ]
     )
-    tags = services.tags | {"paper": search.table.partition("/")[0], "table": search.table, "row": search.row}
     report = ComparisonReport(
         comparison=search.title,
         dataset=search.dataset,
         role="validation",
         folder=None,
-        tags=tags,
+        tags=services.tags | {"paper": search.table.partition("/")[0], "table": search.table, "row": search.row},
         about=about,
         files=(str(tuned.path),),
         is_search=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.app import app, open_project, print_table
-from flows.cli.table_options import NumSeeds, Rows, TrackName, request_of
+from flows.cli.table_options import Datasets, NumSeeds, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
     from tasks.plans.cost import Estimate
@@ -23,10 +23,10 @@ MANY_RUNS = 40  # above it, tables are printed instead of single runs
 def plan(
     tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
-    dataset: Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Only this dataset; repeat for several.")] = None,
-    variant: Annotated[list[str] | None, typer.Option("--variant", "-v", help="Protocol variant, for example as_released.")] = None,
+    dataset: Datasets = None,
+    variant: Variants = None,
     track: TrackName = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")] = None,
+    seed: Seeds = None,
     seeds: NumSeeds = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

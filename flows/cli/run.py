@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app, open_project, prefect_starting
-from flows.cli.table_options import MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, request_of
+from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from flows.request import Request
     from tasks.environment import Project
 
-Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
-Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],

@@ -9,6 +9,14 @@ if TYPE_CHECKING:
 
     from flows.request import Request
 
+Datasets = Annotated[
+    list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison or of a table's columns; repeat for several.")
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", "-v", help="Variant of the comparison, repeat for several; or one of a table's protocol, as as_released."),
+]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Rows = Annotated[list[str] | None, typer.Option("--row", help="For tables: only this row; repeat for several.")]
 NumSeeds = Annotated[
     str | None,
