@@ -138,13 +138,13 @@ class TableResult(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_old_failures(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _read_old_failures(cls, values: Any) -> Any:
         """Read the failures of files that hold them as text, "row variant epoch, dataset, seed 0" -> reason."""
-        old = {name: OLD_FAILURE.fullmatch(name) for name in values.get("failures", ())}
-        if not old:
+        if not isinstance(values, dict) or not isinstance(values.get("failures"), dict):
             return values
-        failed = [match.groupdict("last") | {"reason": values["failures"][name]} for name, match in old.items() if match]
-        return {name: value for name, value in values.items() if name != "failures"} | {"failed": failed}
+        old = [(OLD_FAILURE.fullmatch(name), reason) for name, reason in values["failures"].items()]
+        failed = [match.groupdict("last") | {"reason": reason} for match, reason in old if match]
+        return {"failed": failed} | {name: value for name, value in values.items() if name != "failures"}
 
     def updated(self, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> "TableResult":
         """Return the result with these runs in their places and the others unchanged."""

@@ -13,7 +13,6 @@ from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.columns import recall_k
 from dml_core.evaluation.config import EvaluationConfig
-from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
@@ -218,7 +217,7 @@ def _check_is_run(table: str, row: Row) -> None:
 
 
 def row_training(table: str, row: Row, dataset: str, variant: str | None = None, called: str | None = None) -> TrainingConfig:
-    """Return the training settings of a row on a dataset. Imports no torch: `check_loss` checks the loss's own options.
+    """Return the training settings of a row on a dataset. Imports no torch: `tasks.checks.check_parts` checks the loss's own options.
 
     Args:
         table: `<paper>/<file>`.
@@ -258,16 +257,6 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
     changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
     loss = merge(merge(values["loss"], row.loss or {}), changes)
     return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")
-
-
-def check_loss(spec: RunSpec) -> None:
-    """Check the options of a run's loss. Imports the loss, and torch.
-
-    Raises:
-        ConfigError: the options do not fit the loss.
-    """
-    loss = spec.training.loss
-    parse_loss_options(loss.name, loss.options, f"{spec.where}: loss")
 
 
 @cache
