@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ from tasks.runs.records import (
 from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tracking.live import LiveCurves
-from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
@@ -78,11 +76,11 @@ class Chain:
         self._locks: dict[str, StepLock] = {}
         self.must_train = False
         trained = self._choose(train, identity.train_step(spec, dataset))
-        embedded = self._choose(embed, identity.embed_step(spec, trained.of.identity))
-        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.of.identity))
+        embedded = self._choose(embed, identity.embed_step(spec, trained.step.identity))
+        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.step.identity))
         self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
-        self.network_key = f"train/{trained.of.identity}"
-        published_id = published_identity(spec, scored.of.identity)
+        self.network_key = f"train/{trained.step.identity}"
+        published_id = published_identity(spec, scored.step.identity)
         must_publish = services.must_publish(spec, published_id) or bool(self._older_code)
         checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=self._force)
         embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
@@ -95,26 +93,26 @@ class Chain:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing.append(services.submitted[key])
 
-    def _choose(self, step: Any, of: StepIdentity) -> "_Chosen":
+    def _choose(self, step: Any, of: StepIdentity) -> "_PlannedStep":
         """Choose the step to submit; with `code` "keep" one made by other code, if the current code has made none."""
         state, store = self._services.project.state, self._services.store
         if self._force or of.identity in self._services.submitted:
-            return _Chosen(of, usable=False)
+            return _PlannedStep(of, usable=False)
         if finished_record(step, of.identity, store, self.spec.title) is not None:
             record_provenance(state, of)
-            return _Chosen(of, usable=True)
+            return _PlannedStep(of, usable=True)
         older = find_older(state, of) if self._services.code == "keep" else None
         if older is not None and finished_record(step, older.identity, store, self.spec.title) is not None:
-            return _Chosen(replace(of, identity=older.identity), usable=True, older_code=older.files)
-        return _Chosen(of, usable=False)
+            return _PlannedStep(replace(of, identity=older.identity), usable=True, older_code=older.files)
+        return _PlannedStep(of, usable=False)
 
-    def _submit(self, step: Any, chosen: "_Chosen", *inputs: Any, **options: Any) -> Any:
+    def _submit(self, step: Any, planned: "_PlannedStep", *inputs: Any, **options: Any) -> Any:
         """Submit a step, whose lock is released when its record is stored, or return another run's identical step of this flow."""
-        submitted, key = self._services.submitted, chosen.of.identity
+        submitted, key = self._services.submitted, planned.step.identity
         if key not in submitted:
-            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not chosen.usable)
-            self.must_train |= step is train and not chosen.usable
-            lock = self._locks[step.name] = StepLock(step, chosen.of, self.spec.title, self._services, self._force)
+            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not planned.usable)
+            self.must_train |= step is train and not planned.usable
+            lock = self._locks[step.name] = StepLock(step, planned.step, self.spec.title, self._services, self._force)
             submitted[key] = named.submit(key, *inputs, lock=lock, **options)
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
@@ -150,10 +148,10 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _PlannedStep:
     """A step to submit: its identity, whether it is finished, and the source files that differ from those that made it."""
 
-    of: StepIdentity
+    step: StepIdentity
     usable: bool
     older_code: tuple[str, ...] = ()
 
@@ -220,7 +218,7 @@ def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord]
         return
     to_train = [spec for spec in runs if services.force or not _is_trained(spec, prepared[spec.dataset], services)]
     backbones = [spec.training.model.backbone for spec in to_train]
-    for name in dict.fromkeys(one.name for one in backbones if one.weights == "imagenet" and one.name in PUBLISHED):
+    for name in dict.fromkeys(config.name for config in backbones if config.weights == "imagenet" and config.name in PUBLISHED):
         if not is_kept(PUBLISHED[name]):
             services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
         fetch_published(name)
@@ -276,24 +274,23 @@ def train(
         live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
         rates: list[float] = []
+
+        def watch(message: Progress) -> None:
+            if message.note is not None:
+                services.display.say(f"{spec.title}: {message.note}")
+                return
+            if message.epoch_ended:
+                rates.append(message.images_per_second)
+            services.display(spec.title, message)
+            live(message)
+
         with _of_same_data(dataset, store, key):
-            facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live, rates))
+            facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch)
         if rates:
             note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
         return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
     return lock.run_once(work, _worker_slots)
-
-
-def _watch(spec: RunSpec, services: Services, live: Watch, rates: list[float], message: Progress) -> None:
-    """Show a training's progress on screen and in MLflow, and record each epoch's images per second."""
-    if message.note is not None:
-        services.display.say(f"{spec.title}: {message.note}")
-        return
-    if message.epoch_ended:
-        rates.append(message.images_per_second)
-    services.display(spec.title, message)
-    live(message)
 
 
 @task(**_STEP_OPTIONS)

@@ -150,9 +150,9 @@ def requested_runs(project: Project, request: Request, say: Callable[[str], None
     what = names[0] if len(names) == 1 else f"{len(names)} tables"
     say(f"checking the rows of {what}")
     params = at_scale(load_params(project.params_file), map(load_table, names))
-    chosen = chosen_runs(params, names, request)
-    runs = check_tables(project, params, chosen, request)
-    for name, reasons in chosen.left_out.items():
+    table_runs = chosen_runs(params, names, request)
+    runs = check_tables(project, params, table_runs, request)
+    for name, reasons in table_runs.left_out.items():
         say(f"{name}: omitted: {'; '.join(reasons)}")
     say(f"{what}: {_count(runs, request)} on {', '.join(dict.fromkeys(spec.dataset for spec in runs))}")
     return params, runs

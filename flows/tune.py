@@ -42,14 +42,14 @@ class Tuned:
     """A search, its result, and the file it wrote."""
 
     search: Search
-    found: Found
+    result: Found
     file: TunedFile
     path: Path
 
     @property
     def rows(self) -> list[list[str]]:
         """A header, then a line each for the trials scored on most pairs and for the row's own settings, best first."""
-        trials = [trial for trial in self.found.trials if trial.reason is None]
+        trials = [trial for trial in self.result.trials if trial.reason is None]
         best_first = sorted(trials, key=lambda trial: (-len(trial.scores), -trial.mean, trial.number))
         shown = [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
         return [
@@ -59,9 +59,9 @@ class Tuned:
 
 
 def _flow_run_name() -> str:
-    asked = runtime.flow_run.parameters
-    on = f" on {', '.join(asked['datasets'])}" if asked.get("datasets") else ""
-    return f"tune {', '.join(asked['rows'])}{on}: {asked['num_trials']} trials, seed {asked['seed']}"
+    given = runtime.flow_run.parameters
+    on = f" on {', '.join(given['datasets'])}" if given.get("datasets") else ""
+    return f"tune {', '.join(given['rows'])}{on}: {given['num_trials']} trials, seed {given['seed']}"
 
 
 @flow(name="tune", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
@@ -101,9 +101,9 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
     scores = Scores(search, dataset, services)
     with alone(project.state / "tuning" / "locks" / name):  # a second shell waits, and then finds every score finished
-        found = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    file = found_file(search, name, dataset, found, services.tags)
-    tuned = Tuned(search, found, file, write_tuned(file))
+        result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
+    file = found_file(search, name, dataset, result, services.tags)
+    tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)
     return tuned
@@ -161,9 +161,9 @@ class Scores:
         """Remove the network and the embeddings of a finished run from the store; its curves and scores stay."""
         store = self._services.store
         keys = {f"train/{train_identity(spec, self._dataset)}": (HISTORY_FILE,), f"embed/{embed_identity(spec, self._dataset)}": ()}
-        for key, kept in keys.items():
+        for key, files in keys.items():
             if store.is_remote or store.folder(key).is_dir():
-                store.clear(key, keep=kept)
+                store.clear(key, keep=files)
 
 
 def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:

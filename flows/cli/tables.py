@@ -49,10 +49,10 @@ def _of_paper(paper: str | None) -> list[str]:
 
     if paper is None:
         return paper_tables()
-    found = [name for name in table_names() if name.partition("/")[0] == paper]
-    if not found:
+    names = [name for name in table_names() if name.partition("/")[0] == paper]
+    if not names:
         raise unknown_name("paper", paper, sorted({name.partition("/")[0] for name in table_names()}))
-    return found
+    return names
 
 
 def _entry(state: "TableState") -> dict[str, Any]:
@@ -116,9 +116,9 @@ def _how(state: "TableState") -> str:
 
 def _stand_in(state: "TableState") -> str:
     """Return how much was measured on stand-ins for the paper's data, in a separate colour; empty if the table has none."""
-    found = state.stand_in
-    stale = f", {found.stale} stale" if found.stale else ""
-    return f"[magenta]{found.done} of {found.runs}{stale}[/magenta]" if found.runs else ""
+    measured = state.stand_in
+    stale = f", {measured.stale} stale" if measured.stale else ""
+    return f"[magenta]{measured.done} of {measured.runs}{stale}[/magenta]" if measured.runs else ""
 
 
 @tables_app.command()

@@ -272,13 +272,13 @@ class TableFile(Config):
 
 def table_names() -> list[str]:
     """Return all tables and figures as `<paper>/<file>`: papers alphabetically, tables before figures, by number; the project's last."""
-    found = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
+    paths = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
 
     def order(path: Path) -> tuple[bool, str, bool, int, str]:
         kind = path.stem.rstrip("0123456789")
         return path.parent.name == PROJECT, path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0), kind
 
-    return [*(f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)), STANDING]
+    return [*(f"{path.parent.name}/{path.stem}" for path in sorted(paths, key=order)), STANDING]
 
 
 def paper_tables() -> list[str]:
@@ -295,7 +295,7 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a pattern matches no table (the error suggests the nearest name), or two match the same one.
     """
-    found: dict[str, str] = {}
+    patterns_by_name: dict[str, str] = {}
     for pattern in patterns:
         is_own = pattern.startswith(f"{PROJECT}/")
         known = [name for name in table_names() if name.startswith(f"{PROJECT}/") == is_own and name != STANDING]
@@ -303,10 +303,10 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
         if not matches:
             raise _unknown_table(pattern)
         for name in matches:
-            if name in found:
-                raise ConfigError(f"{name} is given twice, by '{found[name]}' and by '{pattern}'; give each table once")
-            found[name] = pattern
-    return list(found)
+            if name in patterns_by_name:
+                raise ConfigError(f"{name} is given twice, by '{patterns_by_name[name]}' and by '{pattern}'; give each table once")
+            patterns_by_name[name] = pattern
+    return list(patterns_by_name)
 
 
 def _unknown_table(name: str) -> ConfigError:

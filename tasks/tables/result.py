@@ -176,10 +176,10 @@ def read_result(project: Project, name: str) -> TableResult:
         StoreError: it cannot be read.
     """
     path = result_path(project, name)
-    found = read_sealed(path, RESULT)
-    if found is not None and found.name != name:
-        raise DamagedError(f"{path}: damaged (the result of {found.name})")
-    return found or TableResult(name=name)
+    result = read_sealed(path, RESULT)
+    if result is not None and result.name != name:
+        raise DamagedError(f"{path}: damaged (the result of {result.name})")
+    return result or TableResult(name=name)
 
 
 def save_result(project: Project, result: TableResult) -> None:

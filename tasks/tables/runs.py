@@ -98,7 +98,7 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no row matches on these datasets"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
-        small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
+        small = [[make_small(spec) for spec in specs] for specs in asked.runs.values()]
         return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
     tables = {name: load_table(name) for name in {name for name, _ in asked.runs}}
     runs, missing = list[list[RunSpec]](), dict[str, dict[str, Any]]()
@@ -283,10 +283,10 @@ def independent_figures(name: str) -> str | None:
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
     """Return the training that also keeps these epochs; it is the same training whichever of them is scored."""
-    kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
-    if kept == list(training.keep_epochs):
+    keep = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    if keep == list(training.keep_epochs):
         return training
-    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
+    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": keep}), where)
 
 
 def is_run(row: Row) -> bool:
@@ -310,8 +310,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric in CLUSTERING for metric in metrics)}
-    asked = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
-    return parse(EvaluationConfig, merge(asked, values), f"{name}: evaluation")
+    settings = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
+    return parse(EvaluationConfig, merge(settings, values), f"{name}: evaluation")
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
@@ -341,13 +341,13 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
-    asked = options or {}
-    shares_classes = parse_dataset(dataset, asked).shares_classes
-    read = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
+    requested = dict(options or {})
+    shares_classes = parse_dataset(dataset, requested).shares_classes
+    configs = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
     named = [
         name
-        for name, found in read.items()
-        if found.shares_classes == shares_classes and all(getattr(found, option) == value for option, value in asked.items())
+        for name, config in configs.items()
+        if config.shares_classes == shares_classes and all(getattr(config, option) == value for option, value in requested.items())
     ]
     own = next((name for name in named if name.replace("-", "_") == dataset), None)
     if own is None and len(named) > 1:
@@ -361,10 +361,10 @@ def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
     Raises:
         ConfigError: a request is invalid.
     """
-    (title, asked), *others = ((table.title, table.scale) for table in tables)
-    if not asked or any(scale != asked for _, scale in others):
+    first, *others = tables
+    if not first.scale or any(table.scale != first.scale for table in others):
         return params
-    scale = parse(ScaleSpec, merge(params.scale.model_dump(), asked), f"{title}: scale")
+    scale = parse(ScaleSpec, merge(params.scale.model_dump(), first.scale), f"{first.title}: scale")
     return params.model_copy(update={"scale": scale})
 
 
@@ -372,8 +372,8 @@ def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the message about datasets that the project does not have with these options, with the lines to add."""
     blocks = ", ".join(params_block(name, options) for name, options in datasets.items())
     quoted = [f"'{name}'{f' ({_listed(options)})' if options else ''}" for name, options in datasets.items()]
-    said = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
-    return f"{said} not in params.yaml; add below datasets: {blocks}"
+    subject = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
+    return f"{subject} not in params.yaml; add below datasets: {blocks}"
 
 
 def params_block(dataset: str, options: Mapping[str, Any]) -> str:
