@@ -19,7 +19,7 @@ from dml_core.data.store.info import verify_files
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.training.checkpoints.file import load_checkpoint
-from flows import run
+from flows import chain
 from flows.outcomes import Outcome
 from flows.step_cache import SealedJSON
 from flows.step_lock import StepLock
@@ -270,7 +270,7 @@ def run_steps(place: Place) -> None:
     embedded = identity.embed_step(SPEC, trained.identity)
     scored = identity.evaluate_step(SPEC, embedded.identity)
     records: list[StepRecord] = []
-    for step, of, more in ((run.train, trained, ("published",)), (run.embed, embedded, ()), (run.evaluate, scored, ())):
+    for step, of, more in ((chain.train, trained, ("published",)), (chain.embed, embedded, ()), (chain.evaluate, scored, ())):
         lock = StepLock(step, of, SPEC.title, place.services, anew=True)
         record = step.fn(of.identity, SPEC, place.dataset, *records, *more, services=place.services, lock=lock)
         lock.release()
