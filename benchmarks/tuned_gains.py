@@ -16,7 +16,7 @@ from pathlib import Path
 from prefect import flow
 
 from dml_core.evaluation.statistics.paired import paired_difference
-from flows.run import STEPS_AT_ONCE, prepare
+from flows.chain import STEPS_AT_ONCE, prepare
 from flows.services import Services
 from flows.tune import Scores
 from tasks.environment import open_project

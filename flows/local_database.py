@@ -52,8 +52,8 @@ def find_fault(path: Path) -> str | None:
         return "not a file"
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=1)) as database:
-            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
             database.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
         return None if str(error) in NO_DAMAGE else str(error)
-    return None if found == "ok" else str(found).replace("\n", " ")
+    return None if verdict == "ok" else str(verdict).replace("\n", " ")

@@ -9,12 +9,12 @@ from tasks.runs.comparable import scores_by_seed
 from tasks.runs.specs import RunSpec
 from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, next_seeds, widest
 
-Looked = Callable[[RunSpec], tuple[str, str | None] | None]
+Compared = Callable[[RunSpec], tuple[str, str | None] | None]
 Runner = Callable[[Sequence[RunSpec]], tuple[list[Outcome], list[Failure]]]
 
 
 def run_until_resolved(
-    runs: Sequence[RunSpec], resolve: Resolve, looked_at: Looked, run: Runner, say: Callable[[str], None], fail_fast: bool = False
+    runs: Sequence[RunSpec], resolve: Resolve, compared: Compared, run: Runner, say: Callable[[str], None], fail_fast: bool = False
 ) -> tuple[list[Outcome], list[Failure]]:
     """Run with the first seeds, then with more while differences to the reference are too imprecise; return all runs, in order.
 
@@ -23,8 +23,8 @@ def run_until_resolved(
     Args:
         runs: with one seed each, whose value does not matter.
         resolve: required precision, and the maximum number of seeds.
-        looked_at: returns for a run's comparison the metric and the reference (None: the best), or None if there is no metric.
-        run: runs specs, as `flows.run.run_chains` does.
+        compared: returns for a run's comparison the metric and the reference (None: the best), or None if there is no metric.
+        run: runs specs, as `flows.chain.run_chains` does.
         say: reports progress.
         fail_fast: end with the round in which a run fails.
     """
@@ -32,55 +32,44 @@ def run_until_resolved(
     failures: list[Failure] = []
     counts = {spec.comparison: 0 for spec in runs}
     wanted = dict.fromkeys(counts, min(FIRST_SEEDS, resolve.most))
-    while wanted != counts:
-        failed = {(failure.spec.comparison, failure.spec.variant) for failure in failures}
-        batch = [
-            spec.model_copy(update={"seed": seed})
-            for spec in runs
-            if (spec.comparison, spec.variant) not in failed
-            for seed in range(counts[spec.comparison], wanted[spec.comparison])
-        ]
-        if not batch:
-            break
-        ran, did_not = run(batch)
-        outcomes, failures, counts = [*outcomes, *ran], [*failures, *did_not], wanted
+    systems = list(runs)
+    while systems and wanted != counts:
+        seeds = {title: range(counts[title], wanted[title]) for title in counts}
+        ran, failed = run([spec.model_copy(update={"seed": seed}) for spec in systems for seed in seeds[spec.comparison]])
+        outcomes, failures, counts = [*outcomes, *ran], [*failures, *failed], wanted
         if failures and fail_fast:
             break
-        wanted = {title: _next(title, counts[title], outcomes, failures, resolve, looked_at, say) for title in counts}
+        out = {(failure.spec.comparison, failure.spec.label) for failure in failures}
+        systems = [spec for spec in systems if (spec.comparison, spec.label) not in out]
+        measured: dict[str, list[Outcome]] = {title: [] for title in counts}
+        for outcome in outcomes:
+            if (outcome.spec.comparison, outcome.spec.label) not in out:
+                measured[outcome.spec.comparison].append(outcome)
+        wanted = {title: _next_count(title, counts[title], measured[title], resolve, compared, say) for title in counts}
     return outcomes, failures
 
 
-def _next(
-    title: str,
-    num_seeds: int,
-    outcomes: Sequence[Outcome],
-    failures: Sequence[Failure],
-    resolve: Resolve,
-    looked_at: Looked,
-    say: Callable[[str], None],
+def _next_count(
+    title: str, num_seeds: int, outcomes: Sequence[Outcome], resolve: Resolve, compared: Compared, say: Callable[[str], None]
 ) -> int:
-    """Return the number of seeds a comparison needs next; its current number if that is enough."""
-    failed = {failure.spec.variant for failure in failures if failure.spec.comparison == title}
-    own = [outcome for outcome in outcomes if outcome.spec.comparison == title and outcome.spec.variant not in failed]
-    looked = looked_at(own[0].spec) if own else None
-    if looked is None:
+    """Return the number of seeds that a comparison with these runs needs next; its current number if that is enough."""
+    metric, reference = (compared(outcomes[0].spec) if outcomes else None) or (None, None)
+    if metric is None:
         return num_seeds
-    metric, reference = looked
-    measured = [one for one in own if metric in one.scores.metrics]
-    scores = scores_by_seed((one.spec.variant, one.spec.seed, 100 * one.scores.metrics[metric]) for one in measured)
-    tested = tested_on(measured[0].scores.metrics)["num_queries"] if measured and metric_info(metric).is_share_of_queries else None
-    found = widest(scores, resolve.points, reference, tested)
-    wanted = next_seeds(found, num_seeds, resolve)
-    if found is None:
+    measured = [outcome for outcome in outcomes if metric in outcome.scores.metrics]
+    scores = scores_by_seed((outcome.spec.label, outcome.spec.seed, 100 * outcome.scores.metrics[metric]) for outcome in measured)
+    num_queries = tested_on(measured[0].scores.metrics)["num_queries"] if measured and metric_info(metric).is_share_of_queries else None
+    least = widest(scores, resolve.points, reference, num_queries)
+    if least is None:
         say(f"{title}: {num_seeds} seeds; fewer than two systems to compare")
         return num_seeds
-    said = (
-        f"{title}: {num_seeds} seeds; the least precise difference is {found.system} - {found.reference}, ± {found.half_width:.1f} points"
-    )
+    wanted = next_seeds(least, num_seeds, resolve)
     if wanted > num_seeds:
-        say(f"{said}; continuing with {wanted} seeds")
-    elif found.half_width > resolve.points:
-        say(f"{said}; more than {resolve.points:g}, but --max-seeds is reached")
+        result = f"; continuing with {wanted} seeds"
+    elif least.half_width > resolve.points:
+        result = f"; more than {resolve.points:g}, but --max-seeds is reached"
     else:
-        say(f"{said}, within {resolve.points:g}")
+        result = f", within {resolve.points:g}"
+    difference = f"{least.system} - {least.reference}, ± {least.half_width:.1f} points"
+    say(f"{title}: {num_seeds} seeds; the least precise difference is {difference}{result}")
     return wanted

@@ -7,6 +7,7 @@ from typing import Any
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL
+from tasks.runs.provenance import Code
 
 from dml_core.errors import ConfigError, TrainingError
 from tasks.environment import Project, git_tags, ray_cluster
@@ -25,15 +26,22 @@ SCORED_AT_ONCE = 2
 class Services:
     """Resources shared by the steps of a flow; created once per flow and closed at its end.
 
+    Args:
+        project: the project.
+        scale: resources that its runs may use.
+        force: run every step, done or not.
+        fail_fast: start no further steps after a run fails.
+        code: "keep" to reuse finished steps that other code made; outcomes list the names of the changed files.
+
     Raises:
         StoreError: the store cannot be written, or a newer version of the program wrote the state.
         ConfigError: the server's limit on workers is below the number a run needs.
     """
 
-    def __init__(self, project: Project, scale: ScaleSpec) -> None:
+    def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
         _log_to_prefect()
-        self.project = project
-        self.scale = scale
+        self.project, self.scale = project, scale
+        self.force, self.fail_fast, self.code = force, fail_fast, code
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
@@ -49,6 +57,18 @@ class Services:
         self.workers = Workers(scale, project.state / "ray", say=self.display.say)
         self.tags = git_tags(project)
         self.is_announced = False  # whether the start of Ray was announced
+        self._published: dict[str, frozenset[str]] = {}
+        self._smoke_tables: set[str | None] = set()
+
+    def must_publish(self, spec: RunSpec, identity: str) -> bool:
+        """Return whether a run is not complete and current in MLflow; of a table's smoke runs only the first is published."""
+        if spec.is_smoke:
+            is_first = spec.table not in self._smoke_tables
+            self._smoke_tables.add(spec.table)
+            return is_first
+        if spec.comparison not in self._published:
+            self._published[spec.comparison] = self.tracker.published(spec.comparison)
+        return identity not in self._published[spec.comparison]
 
     def begin(self, spec: RunSpec, doing: str) -> None:
         """Announce a run's step; every step calls it first.
@@ -77,12 +97,12 @@ class Services:
     def announce(self, num_runs: int, num_to_train: int) -> None:
         """Print how many runs follow, how many of them train, and that Ray takes time to start."""
         self.display.plan(num_runs, num_to_train)
-        if num_to_train and self.is_announced:
-            self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train")
-        elif num_to_train:
-            self.is_announced = True
-            where = "connecting to the Ray cluster" if ray_cluster() else "starting Ray on this machine (about 25 s)"
-            self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train; {where}")
+        if not num_to_train:
+            return
+        ray = "connecting to the Ray cluster" if ray_cluster() else "starting Ray on this machine (about 25 s)"
+        then = "" if self.is_announced else f"; {ray}"
+        self.is_announced = True
+        self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train{then}")
 
     def close(self) -> None:
         """End the workers and clear the display."""

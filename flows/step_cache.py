@@ -51,11 +51,6 @@ def forget_failure(flow: Any, flow_run: Any, state: State[Any]) -> None:
         (Path(PREFECT_LOCAL_STORAGE_PATH.value()) / key).unlink(missing_ok=True)
 
 
-def is_finished(step: Any, identity: str, store: Store, title: str) -> bool:
-    """Return whether a step has a stored record of this identity with every file unchanged; arguments as for `finished_record`."""
-    return finished_record(step, identity, store, title) is not None
-
-
 def finished_record(step: Any, identity: str, store: Store, title: str, warn: bool = True) -> StepRecord | None:
     """Return a step's stored record of this identity if every file is as recorded, or None, with a warning about damage.
 

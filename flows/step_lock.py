@@ -21,7 +21,7 @@ from tasks.storage import LOCKS
 POLL_SECONDS = 0.2
 DOING = {"train": "training", "embed": "embedding", "evaluate": "evaluating"}
 AnyRecord = TypeVar("AnyRecord", bound=StepRecord)
-Slots = Callable[[Services], AbstractContextManager[None]]
+Slots = Callable[[Services], AbstractContextManager[Any]]
 
 
 class StepLock:
@@ -69,18 +69,16 @@ class StepLock:
 
     def _turn(self, work: Callable[[], AnyRecord]) -> AnyRecord:
         try:
-            found: Any = None if self._anew else self._finished()
-            self.taken_over = found is not None
-            record = found if found is not None else work()
+            finished: Any = None
+            if not self._anew:  # damage was reported when the step was submitted
+                finished = finished_record(self._step, self._of.identity, self._services.store, self._title, warn=False)
+            self.taken_over = finished is not None
+            record = work() if finished is None else finished
             record_provenance(self._services.project.state, self._of)
             return record
         except BaseException:
             self._lock.release()
             raise
-
-    def _finished(self) -> StepRecord | None:
-        """Return the finished record, or None. Damage is not reported again, only when the step was submitted."""
-        return finished_record(self._step, self._of.identity, self._services.store, self._title, warn=False)
 
     def _wait(self) -> None:
         """Wait until the lock is free; print this once."""

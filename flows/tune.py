@@ -1,7 +1,7 @@
 """The flow of a search: try settings of a table's row on folds of the training classes, with one start of Ray for all of them.
 
-prepare the dataset (DVC) -> its training rows packed separately -> trials, each a run's chain (flows/run.py) for each pair of fold and seed
--> the winner's file
+prepare the dataset (DVC) -> its training rows packed separately -> trials, each a run's chain (flows/chain.py) for each pair of fold and
+seed -> the winner's file
 
 `tasks.tuning` chooses the trials and the number of pairs each is scored on. A trial's run uses the project's own steps; a finished score is
 reused, which is how an interrupted search resumes.
@@ -19,7 +19,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.run import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
+from flows.chain import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
 from flows.services import Services
 from flows.step_cache import finished_record, forget_failure
 from tasks.environment import open_project
@@ -42,22 +42,26 @@ class Tuned:
     """A search, its result, and the file it wrote."""
 
     search: Search
-    found: SearchResult
+    result: SearchResult
     file: TunedFile
     path: Path
 
     @property
-    def shown(self) -> list[Trial]:
-        """The trials scored on most pairs and the row's own settings, best first."""
-        trials = [trial for trial in self.found.trials if trial.reason is None]
+    def rows(self) -> list[list[str]]:
+        """A header, then a line each for the trials scored on most pairs and for the row's own settings, best first."""
+        trials = [trial for trial in self.result.trials if trial.reason is None]
         best_first = sorted(trials, key=lambda trial: (-len(trial.scores), -trial.mean, trial.number))
-        return [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
+        shown = [trial for place, trial in enumerate(best_first) if place < SHOWN or trial.number == 0]
+        return [
+            ["trial", "pairs of fold and seed", f"{self.search.metric}, mean ± standard deviation", "settings"],
+            *([str(trial.number), str(len(trial.scores)), _score_of(trial), _settings_of(self.search, trial)] for trial in shown),
+        ]
 
 
 def _flow_run_name() -> str:
-    asked = runtime.flow_run.parameters
-    on = f" on {', '.join(asked['datasets'])}" if asked.get("datasets") else ""
-    return f"tune {', '.join(asked['rows'])}{on}: {asked['num_trials']} trials, seed {asked['seed']}"
+    given = runtime.flow_run.parameters
+    on = f" on {', '.join(given['datasets'])}" if given.get("datasets") else ""
+    return f"tune {', '.join(given['rows'])}{on}: {given['num_trials']} trials, seed {given['seed']}"
 
 
 @flow(name="tune", flow_run_name=_flow_run_name, task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
@@ -97,9 +101,9 @@ def _tune(search: Search, prepared: DatasetRecord, num_trials: int, params: Para
     say(f"{search.title}: {num_trials} trials; search {name[:10]}")
     scores = Scores(search, dataset, services)
     with alone(project.state / "tuning" / "locks" / name):  # a second shell waits, and then finds every score finished
-        found = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
-    file = tuned_file(search, name, dataset, found, services.tags)
-    tuned = Tuned(search, found, file, write_tuned(file))
+        result = halving.search(search.space, search.guesses, num_trials, search.draw, search.fits, scores.add)
+    file = tuned_file(search, name, dataset, result, services.tags)
+    tuned = Tuned(search, result, file, write_tuned(file))
     say(f"{search.title}: {file.says}")
     _publish(tuned, services)
     return tuned
@@ -116,7 +120,6 @@ class Scores:
 
     def __init__(self, search: Search, dataset: DatasetRecord, services: Services) -> None:
         self._search, self._dataset, self._services = search, dataset, services
-        self._published = services.tracker.published(search.title)
 
     def add(self, trials: Sequence[Trial], pairs: range) -> list[Trial]:
         """Return the trials with their scores on these pairs added, or with the reason why one cannot be trained."""
@@ -124,7 +127,7 @@ class Scores:
         known = {spec.variant: self._finished(spec) for row in specs for spec in row}
         missing = [spec for row in specs for spec in row if known[spec.variant] is None]
         bring_weights(missing, {spec.dataset: self._dataset for spec in missing}, self._services)
-        chains = {spec.variant: Chain(spec, self._dataset, self._services, force=False, published=self._published) for spec in missing}
+        chains = {spec.variant: Chain(spec, self._dataset, self._services) for spec in missing}
         if chains:
             self._services.announce(len(chains), sum(chain.must_train for chain in chains.values()))
         results = {name: known[name] if name not in chains else self._wait(chains[name]) for name in known}
@@ -132,7 +135,7 @@ class Scores:
             self._clear(spec)
         scored = [_scored(trial, [results[spec.variant] for spec in row]) for trial, row in zip(trials, specs, strict=True)]
         for trial in scored:
-            self._services.display.say(f"trial {trial.number}: {_result(self._search, trial)}; {settings_of(self._search, trial)}")
+            self._services.display.say(f"trial {trial.number}: {_result(self._search, trial)}; {_settings_of(self._search, trial)}")
         return scored
 
     def _finished(self, spec: RunSpec) -> float | None:
@@ -158,9 +161,9 @@ class Scores:
         """Remove the network and the embeddings of a finished run from the store; its curves and scores stay."""
         store = self._services.store
         keys = {f"train/{train_identity(spec, self._dataset)}": (HISTORY_FILE,), f"embed/{embed_identity(spec, self._dataset)}": ()}
-        for key, kept in keys.items():
+        for key, files in keys.items():
             if store.is_remote or store.folder(key).is_dir():
-                store.clear(key, keep=kept)
+                store.clear(key, keep=files)
 
 
 def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:
@@ -169,13 +172,13 @@ def _scored(trial: Trial, results: Sequence[float | str | None]) -> Trial:
     return replace(trial, scores=trial.scores + scores, reason=reason) if reason is None else replace(trial, reason=reason)
 
 
-def score_of(trial: Trial) -> str:
+def _score_of(trial: Trial) -> str:
     """Return a trial's mean and standard deviation over its pairs of fold and seed, in per cent."""
     spread = f" ± {100 * stdev(trial.scores):.1f}" if len(trial.scores) > 1 else ""
     return f"{100 * trial.mean:.1f}{spread}"
 
 
-def settings_of(search: Search, trial: Trial) -> str:
+def _settings_of(search: Search, trial: Trial) -> str:
     """Return the settings in which a trial differs from the row."""
     own = search.own
     changed = [f"{path} {_plain(value)}" for path, value in trial.params.items() if value != own[path]]
@@ -189,31 +192,30 @@ def _plain(value: Any) -> str:
 def _result(search: Search, trial: Trial) -> str:
     if trial.reason is not None:
         return f"FAILED: {trial.reason}"
-    return f"{search.metric} {score_of(trial)} over {len(trial.scores)} pair{'s' if len(trial.scores) > 1 else ''} of fold and seed"
+    return f"{search.metric} {_score_of(trial)} over {len(trial.scores)} pair{'s' if len(trial.scores) > 1 else ''} of fold and seed"
 
 
 def _publish(tuned: Tuned, services: Services) -> None:
     """Publish the search's result on the MLflow page of its parent run and in Prefect."""
     search = tuned.search
-    lines = [f"| {trial.number} | {len(trial.scores)} | {score_of(trial)} | {settings_of(search, trial)} |" for trial in tuned.shown]
+    header, *lines = [f"| {' | '.join(row)} |" for row in tuned.rows]
     about = "\n".join(
         [
             f"**{search.title}**: {tuned.file.says}.",
             "",
-            f"| trial | pairs of fold and seed | {search.metric}, mean ± standard deviation | settings |",
+            header,
             "|---|---|---|---|",
             *lines,
             "",
             f"`{search.command}`; trial 0 has the row's own settings. No test image was read.",
         ]
     )
-    tags = services.tags | {"paper": search.table.partition("/")[0], "table": search.table, "row": search.row}
     report = ComparisonReport(
         comparison=search.title,
         dataset=search.dataset,
         role="validation",
         folder=None,
-        tags=tags,
+        tags=services.tags | {"paper": search.table.partition("/")[0], "table": search.table, "row": search.row},
         about=about,
         files=(str(tuned.path),),
         is_search=True,

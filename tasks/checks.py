@@ -154,7 +154,7 @@ def check_places(project: Project) -> list[str]:
 
 def _one_of_each_variant(runs: Iterable[RunSpec]) -> list[RunSpec]:
     """Return one run of each variant; the seeds of a variant share its settings."""
-    return list({(run.table, run.dataset, run.variant): run for run in runs}.values())
+    return list({(run.table, run.dataset, run.label): run for run in runs}.values())
 
 
 def _check_weights(training: TrainingConfig) -> None:

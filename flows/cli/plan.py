@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows.cli.app import app
 from flows.cli.session import open_project, print_table
-from flows.cli.table_options import AUTO, NumSeeds, Rows, TrackName, choice_of
+from flows.cli.table_options import Datasets, NumSeeds, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
     from tasks.plans.needs import Need
@@ -23,10 +24,10 @@ MANY_RUNS = 40  # above it, tables are printed instead of single runs
 def plan(
     tables: Annotated[list[str], typer.Argument(help="Tables or figures, for example softtriple/table1 or 'softtriple/*'.")],
     row: Rows = None,
-    dataset: Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Only this dataset; repeat for several.")] = None,
-    variant: Annotated[list[str] | None, typer.Option("--variant", "-v", help="Protocol variant, for example as_released.")] = None,
+    dataset: Datasets = None,
+    variant: Variants = None,
     track: TrackName = None,
-    seed: Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")] = None,
+    seed: Seeds = None,
     seeds: NumSeeds = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,17 +43,24 @@ def plan(
     from tasks.runs.specs import load_params
     from tasks.tables.file import chosen_tables, load_table
     from tasks.tables.runs import at_scale
+    from tasks.tables.seeds_auto import FIRST_SEEDS
 
     names = chosen_tables(tables)
     local = LocalState(project, at_scale(load_params(project.params_file), map(load_table, names)))
-    plans = plan_tables(local, names, choice_of(row, dataset, variant, track, seed, seeds))
+    request = request_of(tables, seed, seeds, variant, track, rows=row, datasets=dataset)
+    is_auto = request.until is not None
+    if is_auto:
+        request = replace(request, resolve=None, seeds=tuple(range(FIRST_SEEDS)))
+    plans = plan_tables(local, names, request)
     runs = [run for plan in plans for run in plan.runs]
     estimate = total([run.estimate for run in runs], local.placement.num_groups)
     needs = list(dict.fromkeys(need for plan in plans for need in plan.needs))
     resources = resources_of(local, plans)
+    num_to_train = sum(run.trains for run in runs)
     if as_json:
-        summary = _summary(needs, estimate, len(runs), plans) | _resources_entry(resources)
-        print(json.dumps({"tables": [_entry(plan) for plan in plans], **summary}, indent=1))
+        entry = {"tables": [_entry(plan) for plan in plans], "num_runs": len(runs), "num_to_train": num_to_train}
+        entry |= {**_time_entry(estimate), "needs": [asdict(need) for need in needs], **_resources_entry(resources)}
+        print(json.dumps(entry, indent=1))
         return
     if len(runs) <= MANY_RUNS:
         _print_runs(plans)
@@ -61,8 +69,8 @@ def plan(
     for plan in plans:
         for why in plan.left_out:
             print(f"{plan.name}: omitted: {why}")
-    print(f"{_count(len(runs), 'run')}, {sum(run.trains for run in runs)} to train: {time_of(estimate)}")
-    if seeds == AUTO:
+    print(f"{len(runs)} run{'' if len(runs) == 1 else 's'}, {num_to_train} to train: {time_of(estimate)}")
+    if is_auto:
         print("--seeds auto: these are the first seeds; how many more are needed depends on their results")
     for line in resources.lines():
         print(line)
@@ -91,7 +99,7 @@ def _print_runs(plans: "Sequence[TablePlan]") -> None:
     for plan in plans:
         for run in plan.runs:
             took = time_of(run.estimate) if "run" in (run.steps["train"], run.steps["embed"]) else ""
-            shown.add_row(plan.name, run.spec.variant, run.dataset, str(run.spec.seed), *run.steps.values(), took)
+            shown.add_row(plan.name, run.spec.label, run.dataset, str(run.spec.seed), *run.steps.values(), took)
     print_table(shown)
 
 
@@ -107,38 +115,24 @@ def _print_tables(plans: "Sequence[TablePlan]") -> None:
 
 
 def _entry(plan: "TablePlan") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from tasks.tables.file import label_parts
-
     runs = [
         {
-            **dict(zip(("row", "variant"), label_parts(run.spec.variant), strict=True)),
+            "row": run.spec.row,
+            "variant": run.spec.variant,
             "epoch": run.spec.evaluation.epoch,
             "dataset": run.dataset,
             "seed": run.spec.seed,
             **run.steps,
-            "seconds": run.estimate.seconds,
-            "seconds_from": run.estimate.basis,
+            **_time_entry(run.estimate),
         }
         for run in plan.runs
     ]
     needs = [asdict(need) for need in plan.needs]
-    times = {"seconds": plan.estimate.seconds, "seconds_from": plan.estimate.basis}
-    return {"name": plan.name, "runs": runs, "left_out": list(plan.left_out), "needs": needs, **times}
+    return {"name": plan.name, "runs": runs, "left_out": list(plan.left_out), "needs": needs, **_time_entry(plan.estimate)}
 
 
-def _summary(needs: "Sequence[Need]", estimate: "Estimate", num_runs: int, plans: "Sequence[TablePlan]") -> dict[str, Any]:
-    from dataclasses import asdict
-
-    num_to_train = sum(run.trains for plan in plans for run in plan.runs)
-    return {
-        "num_runs": num_runs,
-        "num_to_train": num_to_train,
-        "seconds": estimate.seconds,
-        "seconds_from": estimate.basis,
-        "needs": [asdict(need) for need in needs],
-    }
+def _time_entry(estimate: "Estimate") -> dict[str, Any]:
+    return {"seconds": estimate.seconds, "seconds_from": estimate.basis}
 
 
 def _resources_entry(resources: "Resources") -> dict[str, Any]:
@@ -150,7 +144,3 @@ def _resources_entry(resources: "Resources") -> dict[str, Any]:
         "memory_bytes": None if memory is None else memory.total,
         "memory_of": resources.memory_of,
     }
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,25 +1,23 @@
 """Verbs that train: the standing comparison, a table, a single run."""
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from flows.cli.app import app
 from flows.cli.session import open_project, prefect_starting
-from flows.cli.table_options import AUTO, MaxSeeds, NumSeeds, ResolvePoints, Rows, TrackName, resolving
+from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from flows.outcomes import Outcome
-    from flows.reproduce import Comparison
+    from flows.reports import Report
+    from flows.request import Request
     from tasks.environment import Project
 
-STANDING = "project/standing"  # the table run by `dml reproduce` without arguments
-Datasets = Annotated[list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison; repeat for several.")]
-Variants = Annotated[list[str] | None, typer.Option("--variant", "-v", help="Variant of the comparison; repeat for several.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],
@@ -66,42 +64,35 @@ def reproduce(
 
     Finished work is reused. Settings given with --set form a separate comparison, reported below state/reports.
     """
-    from dml_core.errors import ConfigError
-    from tasks.tables.seeds_auto import FIRST_SEEDS
-
-    until = resolving(seeds, resolve, max_seeds, smoke)
-    if tables and tables != [STANDING]:
-        from flows.cli.table_options import choice_of
-        from flows.cli.tables import run_tables
-
-        if set_:
-            raise ConfigError("--set applies only to the standing comparison; a table's settings are in its file")
-        if whole:
-            raise ConfigError(
-                "--all applies only to the standing comparison; a table always runs all of its rows, and --seeds sets the number of seeds"
-            )
-        choice = choice_of(row, dataset, variant, track, seed, seeds, smoke, prepared_only, one_row)
-        return run_tables(tables, choice, force, fail_fast, code, until)
-    if row or smoke or track or prepared_only or one_row or seeds not in (None, AUTO):
-        raise ConfigError(
-            "--row, --seeds N, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
-        )
-    if seed and until:
-        raise ConfigError(
-            "--seed cannot be combined with --seeds auto, which adds seeds until differences are precise enough; give one of them"
-        )
+    request = request_of(
+        tables,
+        seed,
+        seeds,
+        variant,
+        track,
+        resolve,
+        max_seeds,
+        rows=row,
+        datasets=dataset,
+        overrides=set_,
+        whole=whole,
+        smoke=smoke,
+        one_row=one_row,
+        prepared_only=prepared_only,
+        force=force,
+        fail_fast=fail_fast,
+        code=code,
+    )
     project = open_project()
-    _say("dml reproduce: checking parameters")
-    _check(project, dataset, variant, range(FIRST_SEEDS) if until else seed, set_, whole)
+    _check("reproduce", project, request)
     with prefect_starting():
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
     try:
-        points, most = (None, None) if until is None else (until.points, until.most)
-        _print_comparisons(flow(dataset, variant, seed, force, fail_fast, set_, code, points, most, whole=whole), project)
+        _print_reports(flow(request), project)
     except RunsFailedError as error:
-        _print_comparisons(error.comparisons, project)
+        _print_reports(error.reports, project)
         raise
 
 
@@ -119,10 +110,9 @@ def run(
     Finished work is reused.
     """
     project = open_project()
-    _say("dml run: checking parameters")
-    _check(project, [dataset], [variant], [seed], set_)
+    _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
     with prefect_starting():
-        from flows.run import run as flow
+        from flows.reproduce import run as flow
         from tasks.runs.finished import made_by_older_code
 
     outcome = flow(dataset, variant, seed, force, set_, code)
@@ -141,44 +131,36 @@ def _say(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _check(
-    project: "Project",
-    datasets: "Sequence[str] | None",
-    variants: "Sequence[str] | None",
-    seeds: "Sequence[int] | None",
-    overrides: "Sequence[str] | None",
-    whole: bool = False,
-) -> None:
+def _check(verb: str, project: "Project", request: "Request") -> None:
     """Check the runs before anything heavy is loaded or started, and print what follows."""
-    from tasks.checks import check_before, check_parts, check_places
-    from tasks.runs.specs import load_params, standing_runs
+    from flows.request import requested_runs
+    from tasks.checks import check_places
 
-    params = load_params(project.params_file, overrides or ())
-    runs = standing_runs(params, datasets, variants, seeds, overrides or (), whole)
-    packed = {name: check_before(project, params, runs[name]) for name in runs}
+    _say(f"dml {verb}: checking parameters")
+    requested_runs(project, request, _say)
     for note in check_places(project):
         _say(f"note: {note}")
-    for found in runs.values():
-        num_variants, num_seeds = (len({getattr(spec, kind) for spec in found}) for kind in ("variant", "seed"))
-        _say(f"{found[0].comparison}: {_number(num_variants, 'variant')}, {_number(num_seeds, 'seed')}, {_number(len(found), 'run')}")
-    _say("checking losses and networks")
-    for name, found in runs.items():
-        check_parts(found, packed[name])
     _say("starting Prefect and loading the libraries (about 15 s)")
 
 
-def _print_comparisons(comparisons: "Sequence[Comparison]", project: "Project") -> None:
-    for comparison in comparisons:
+def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
+    """Print the report of a single table, or one line for each of several; of the standing comparison, the report of each dataset."""
+    for report in reports:
+        if len(reports) > 1 and not report.best_line:
+            print(report.line)
+            continue
         links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files next to the report
-        print(links.sub("", comparison.report).rstrip() + "\n")
-        print(f"steps run: {_counts(comparison.ran)}; reused: {_counts(comparison.reused)}")
-        print(f"report: {comparison.folder / 'report.md'}")
-        print(comparison.best_line)
-        if comparison.best is not None:
-            _print_places(comparison.best)
-        if comparison.num_undelivered:
-            print(f"{comparison.num_undelivered} records wait for MLflow; deliver them with: dml sync")
-    if comparisons:
+        print(links.sub("", report.page).rstrip() + "\n")
+        print(f"steps run: {_counts(report, did_run=True)}; reused: {_counts(report, did_run=False)}")
+        print(f"report: {report.path}")
+        if report.best_line:
+            print(report.best_line)
+        if report.best is not None:
+            _print_places(report.best)
+    num_undelivered = sum(report.num_undelivered for report in reports)
+    if num_undelivered:
+        print(f"{num_undelivered} records wait for MLflow; deliver them with: dml sync")
+    if reports:
         _print_mlflow(project)
 
 
@@ -195,9 +177,6 @@ def _print_mlflow(project: "Project") -> None:
     print(f"runs, curves, galleries and models in MLflow: {where}")
 
 
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _counts(counts: dict[str, int]) -> str:
+def _counts(report: "Report", did_run: bool) -> str:
+    counts = Counter(step for outcome in report.outcomes for step, ran in outcome.ran.items() if ran == did_run)
     return ", ".join(f"{step} {count}" for step, count in counts.items()) or "none"

@@ -1,13 +1,22 @@
-"""Options that narrow tables, shared by `dml reproduce`, `dml plan` and `dml tables`."""
+"""Options that select runs of tables, shared by `dml reproduce` and `dml plan`."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from tasks.tables.choice import Choice, Track
-    from tasks.tables.seeds_auto import Resolve
+    from collections.abc import Sequence
 
+    from flows.request import Request
+
+Datasets = Annotated[
+    list[str] | None, typer.Option("--dataset", "-d", help="Dataset of the comparison or of a table's columns; repeat for several.")
+]
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", "-v", help="Variant of the comparison, repeat for several; or one of a table's protocol, as as_released."),
+]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Rows = Annotated[list[str] | None, typer.Option("--row", help="For tables: only this row; repeat for several.")]
 NumSeeds = Annotated[
     str | None,
@@ -32,75 +41,50 @@ TrackName = Annotated[
 ]
 
 
-def choice_of(
-    rows: "list[str] | None",
-    datasets: "list[str] | None",
-    variants: "list[str] | None",
-    track: str | None,
-    seeds: "list[int] | None",
+def request_of(
+    tables: "Sequence[str] | None",
+    seeds: "Sequence[int] | None",
     num_seeds: str | None,
-    smoke: bool = False,
-    prepared_only: bool = False,
-    one_row: bool = False,
-) -> "Choice":
-    """Return the options that narrow tables.
+    variants: "Sequence[str] | None",
+    track: str | None = None,
+    resolve: float | None = None,
+    max_seeds: int | None = None,
+    **others: Any,
+) -> "Request":
+    """Return the request that a command's options form; `others` are fields of `Request`, with None for options that are not given.
 
     Raises:
-        ConfigError: the options conflict.
+        ConfigError: options conflict, or a value is invalid.
     """
     from dml_core.config import unknown_name
     from dml_core.errors import ConfigError
-    from tasks.tables.choice import TRACKS, Choice
+    from flows.request import NEEDS_AUTO, NEEDS_TABLE, REQUEST
+    from tasks.runs.tuned import STANDING
+    from tasks.tables.choice import TRACKS
+    from tasks.tables.seeds_auto import DEFAULT_POINTS
 
-    if variants and len(variants) > 1:
-        raise ConfigError(f"--variant: a table runs in one variant at a time, for example as_released; {len(variants)} were given")
-    count = number_of_seeds(num_seeds)
-    if seeds and num_seeds:
-        said = f"means seeds 0 to {count - 1}" if num_seeds != AUTO else "adds seeds until differences are precise enough"
-        raise ConfigError(f"--seed cannot be combined with --seeds {num_seeds}, which {said}; give one of them")
+    is_standing = not tables or list(tables) == [STANDING]
     if track not in (None, *TRACKS):
         raise ConfigError(f"--track: {unknown_name('track', str(track), list(TRACKS))}")
-    if one_row and not smoke:
-        raise ConfigError("--one-row requires --smoke: one run per table, as in continuous integration")
-    if track == "common" and variants:
-        raise ConfigError("--variant cannot be combined with --track common, which has its own protocol; give one of them")
-    variant = variants[0] if variants else None
-    chosen = tuple(seeds or range(count))
-    known: Track = "common" if track == "common" else "paper"
-    return Choice(tuple(rows or ()), tuple(datasets or ()), variant, known, chosen, smoke, prepared_only, one_row)
-
-
-def number_of_seeds(num_seeds: str | None) -> int:
-    """Return the requested number of seeds; for auto the initial number.
-
-    Raises:
-        ConfigError: the number is invalid.
-    """
-    from dml_core.errors import ConfigError
-    from tasks.tables.seeds_auto import FIRST_SEEDS
-
-    if num_seeds is None:
-        return 1
+    if num_seeds != AUTO and (resolve is not None or max_seeds is not None):
+        raise ConfigError(NEEDS_AUTO)
     if num_seeds == AUTO:
-        return FIRST_SEEDS
-    if not num_seeds.isdigit() or int(num_seeds) < 1:
-        raise ConfigError(f"--seeds {num_seeds}: expected a number from 1, or auto")
-    return int(num_seeds)
-
-
-def resolving(num_seeds: str | None, points: float | None, most: int | None, smoke: bool = False) -> "Resolve | None":
-    """Return the target of `--seeds auto`, or None if a number of seeds was given.
-
-    Raises:
-        ConfigError: the options conflict, or the width or cap is invalid.
-    """
-    from dml_core.errors import ConfigError
-    from tasks.tables.seeds_auto import checked_resolve
-
-    if num_seeds != AUTO:
-        if points is not None or most is not None:
-            raise ConfigError("--resolve and --max-seeds require --seeds auto, which adds seeds until differences are that precise")
-        return None
-    if smoke:
-        raise ConfigError("--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke")
-    return checked_resolve(points, most)
+        resolve = DEFAULT_POINTS if resolve is None else resolve
+    elif num_seeds is not None:
+        if not num_seeds.isdecimal() or int(num_seeds) < 1:
+            raise ConfigError(f"--seeds {num_seeds}: expected a number from 1, or auto")
+        if is_standing:
+            raise ConfigError(NEEDS_TABLE)
+        if seeds:
+            raise ConfigError(
+                f"--seed cannot be combined with --seeds {num_seeds}, which means seeds 0 to {int(num_seeds) - 1}; give one of them"
+            )
+        seeds = list(range(int(num_seeds)))
+    if is_standing:
+        others |= {"variants": variants}
+    elif variants and len(variants) > 1:
+        raise ConfigError(f"--variant: a table runs in one variant at a time, for example as_released; {len(variants)} were given")
+    elif variants:
+        others |= {"variant": variants[0]}
+    options = {"tables": tables, "seeds": seeds, "track": track, "resolve": resolve, "max_seeds": max_seeds, **others}
+    return REQUEST.validate_python({name: value for name, value in options.items() if value is not None})

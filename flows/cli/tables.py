@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.app import FirstByDefault, new_group
-from flows.cli.session import open_project, prefect_starting, print_table
+from flows.cli.session import open_project, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flows.concluding import TableOutcome
     from tasks.plans.progress import TableState
-    from tasks.runs.finished import Code
-    from tasks.tables.choice import Choice
-    from tasks.tables.seeds_auto import Resolve
 
 tables_app = new_group("tables", cls=FirstByDefault)
 Name = Annotated[str, typer.Argument(help="Table or figure, for example softtriple/table1.")]
@@ -55,10 +51,10 @@ def _of_paper(paper: str | None) -> list[str]:
 
     if paper is None:
         return paper_tables()
-    found = [name for name in table_names() if name.partition("/")[0] == paper]
-    if not found:
+    names = [name for name in table_names() if name.partition("/")[0] == paper]
+    if not names:
         raise unknown_name("paper", paper, sorted({name.partition("/")[0] for name in table_names()}))
-    return found
+    return names
 
 
 def _entry(state: "TableState") -> dict[str, Any]:
@@ -122,9 +118,9 @@ def _how(state: "TableState") -> str:
 
 def _stand_in(state: "TableState") -> str:
     """Return how much was measured on stand-ins for the paper's data, in a separate colour; empty if the table has none."""
-    found = state.stand_in
-    stale = f", {found.stale} stale" if found.stale else ""
-    return f"[magenta]{found.done} of {found.runs}{stale}[/magenta]" if found.runs else ""
+    measured = state.stand_in
+    stale = f", {measured.stale} stale" if measured.stale else ""
+    return f"[magenta]{measured.done} of {measured.runs}{stale}[/magenta]" if measured.runs else ""
 
 
 @tables_app.command()
@@ -161,52 +157,3 @@ def show(
     unresolved = [f"{UNRESOLVED}: {line}" for line in found.unresolved]
     for line in (*count_lines(found), *claim_lines(found), *unresolved, *found.left_out):
         print(f"- {line}")
-
-
-def run_tables(
-    patterns: "list[str]", choice: "Choice", force: bool, fail_fast: bool, code: "Code" = "strict", resolve: "Resolve | None" = None
-) -> None:
-    """Run the rows of tables, and print each with its measured figures: `dml reproduce <table>...`."""
-    project = open_project()
-    from tasks.checks import check_places
-    from tasks.plans.needs import check_tables
-    from tasks.runs.specs import load_params
-    from tasks.tables.file import chosen_tables, load_table
-    from tasks.tables.runs import at_scale, chosen_runs
-
-    names = chosen_tables(patterns)
-    what = names[0] if len(names) == 1 else f"{len(names)} tables"
-    params = at_scale(load_params(project.params_file), map(load_table, names))
-    typer.echo(f"dml reproduce: checking the rows of {what}", err=True)
-    chosen = chosen_runs(params, names, choice)
-    runs = check_tables(project, params, chosen, choice)
-    for note in check_places(project):
-        typer.echo(f"note: {note}", err=True)
-    for name, reasons in chosen.left_out.items():
-        typer.echo(f"{name}: omitted: {'; '.join(reasons)}", err=True)
-    datasets = ", ".join(dict.fromkeys(spec.dataset for spec in runs))
-    begins = " to begin with" if resolve is not None else ""
-    typer.echo(f"{what}: {len(runs)} run{'s' if len(runs) > 1 else ''} on {datasets}{begins}", err=True)
-    typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
-    with prefect_starting():
-        from flows.outcomes import RunsFailedError
-        from flows.table import table as flow
-
-    narrowing = (list(choice.rows), list(choice.datasets), choice.variant, choice.track, list(choice.seeds))
-    until = (None, None) if resolve is None else (resolve.points, resolve.most)
-    try:
-        _print_outcomes(flow(names, *narrowing, choice.smoke, choice.prepared_only, choice.one_row, force, fail_fast, code, *until))
-    except RunsFailedError as error:
-        _print_outcomes(error.comparisons)
-        raise
-
-
-def _print_outcomes(outcomes: "Sequence[TableOutcome]") -> None:
-    """Print the page of a single table, or one line for each of several."""
-    if len(outcomes) == 1:
-        print(f"{outcomes[0].page}\npage: {outcomes[0].path}")
-    for outcome in outcomes if len(outcomes) > 1 else ():
-        print(outcome.line)
-    num_undelivered = sum(outcome.num_undelivered for outcome in outcomes)
-    if num_undelivered:
-        print(f"{num_undelivered} records wait for MLflow; deliver them with: dml sync")

@@ -50,12 +50,11 @@ def tune(
 def _print_tuned(tuned: "Tuned") -> None:
     from rich.table import Table
 
-    from flows.tune import score_of, settings_of
-
     search = tuned.search
-    shown = Table("trial", "pairs of fold and seed", f"{search.metric}, mean ± standard deviation", "settings", title=search.title)
-    for trial in tuned.shown:
-        shown.add_row(str(trial.number), str(len(trial.scores)), score_of(trial), settings_of(search, trial))
+    header, *rows = tuned.rows
+    shown = Table(*header, title=search.title)
+    for row in rows:
+        shown.add_row(*row)
     print_table(shown)
     print(tuned.file.says)
     print(f"settings: {tuned.path}")

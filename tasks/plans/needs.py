@@ -14,7 +14,7 @@ from tasks.environment import Project
 from tasks.own_images.published import is_published
 from tasks.runs.specs import Params, RunSpec
 from tasks.tables.choice import Choice
-from tasks.tables.runs import Chosen, check_loss, named_dataset, not_in_params, params_block
+from tasks.tables.runs import Chosen, named_dataset, not_in_params, params_block
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,6 @@ def check_tables(project: Project, params: Params, chosen: Chosen, choice: Choic
         if choice.prepared_only and not _is_prepared(project, params, runs[0].dataset):
             continue
         try:
-            for spec in runs:
-                check_loss(spec)
             check_parts(runs, None if choice.smoke else check_before(project, params, runs))
         except (ConfigError, DataError) as error:
             problems.append(error)

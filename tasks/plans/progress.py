@@ -4,15 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dml_core.errors import ConfigError
 from tasks.plans.plan import LocalState, TablePlan, plan_tables
 from tasks.plans.results import load_result
 from tasks.runs.identity import evaluate_identity
-from tasks.runs.protocols import COMMON
 from tasks.tables.choice import Choice
-from tasks.tables.file import TableFile, label_parts, load_table
+from tasks.tables.file import TableFile, load_table
 from tasks.tables.result import MeasuredRun
-from tasks.tables.runs import runs_of
+from tasks.tables.runs import present_run
 
 How = Literal["not run", "partly", "done", "stale"]
 
@@ -62,7 +60,7 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
     measured: dict[tuple[str, str], list[MeasuredRun]] = {}
     for run in load_result(local.project, plan.name).runs:
         measured.setdefault((run.row, run.dataset), []).append(run)
-    places = list(dict.fromkeys((label_parts(run.spec.variant)[0], run.dataset) for run in plan.runs))
+    places = list(dict.fromkeys((str(run.spec.row), run.dataset) for run in plan.runs))
     today = {place: [run for run in measured.get(place, ()) if is_todays(local, plan.name, table, run)] for place in places}
 
     def counted(is_stand_in: bool) -> Measured:
@@ -78,13 +76,8 @@ def _state(local: LocalState, plan: TablePlan) -> TableState:
 
 def is_todays(local: LocalState, name: str, table: TableFile, run: MeasuredRun) -> bool:
     """Return whether the current code and settings, on the dataset on this machine, would give the measured run."""
-    choice = Choice((run.row,), (), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
-    if run.variant == COMMON:
-        choice = Choice((run.row,), track="common", seeds=(run.seed,))
-    try:
-        found = runs_of(name, table, choice, (run.row,), (run.dataset,))[run.dataset]
-    except (ConfigError, KeyError):
-        return False  # the row, its variant or its dataset is no longer in the file
+    spec = present_run(name, table, run)
+    if spec is None:
+        return False
     record = local.dataset(run.dataset, table)
-    specs = [spec.model_copy(update={"dataset": record.name}) for spec in found]
-    return any(evaluate_identity(spec, record) == run.identity for spec in specs)
+    return evaluate_identity(spec.model_copy(update={"dataset": record.name}), record) == run.identity

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +14,13 @@ from tasks.locks import alone
 from tasks.plans.plan import LocalState
 from tasks.runs.finished import read_finished, run_identities
 from tasks.runs.records import DatasetRecord, ScoreRecord, read_scores
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING, TUNED
 from tasks.sealed import DamagedError, move_damaged
 from tasks.storage import open_store
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING_VARIANT, label_parts, load_table
-from tasks.tables.result import MeasuredRun, TableResult, read_result, result_path, save_result
+from tasks.tables.file import load_table
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult, read_result, result_path, save_result
 from tasks.tables.runs import asked_runs, datasets_of
 
 FIRST_SEEDS = 10
@@ -44,14 +44,14 @@ def load_result(project: Project, name: str) -> TableResult:
             return _read_or_rebuild(project, name)
 
 
-def add_runs(project: Project, name: str, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> None:
-    """Add measured runs to a table's result; other processes may add to it at the same time.
+def add_runs(project: Project, name: str, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> None:
+    """Add measured and failed runs to a table's result; other processes may add to it at the same time.
 
     Raises:
         NewerFormatError, StoreError: as in `load_result`, or the result cannot be written.
     """
     with alone(_lock(project)):
-        save_result(project, _read_or_rebuild(project, name).updated(runs, failures, made))
+        save_result(project, _read_or_rebuild(project, name).updated(runs, failed, made))
 
 
 def _lock(project: Project) -> Path:
@@ -64,7 +64,7 @@ def _read_or_rebuild(project: Project, name: str) -> TableResult:
         return read_result(project, name)
     except DamagedError as error:
         aside = move_damaged(result_path(project, name))
-        result = TableResult(name=name).updated(_rebuilt_runs(project, name, aside), {}, None)
+        result = TableResult(name=name).updated(_rebuilt_runs(project, name, aside), (), None)
         if result.runs:
             save_result(project, result)
         num_runs = f"{len(result.runs)} run{'' if len(result.runs) == 1 else 's'}"
@@ -87,27 +87,24 @@ def _rebuilt_runs(project: Project, name: str, damaged: Path) -> tuple[MeasuredR
     seeds = {*range(FIRST_SEEDS), *named}
     try:
         params = load_params(project.params_file)
-        places = list(_standing(project, params, seeds) if name == STANDING else _of_table(project, params, name, seeds))
+        run_specs = list(_standing(project, params, seeds) if name == STANDING else _of_table(project, params, name, seeds))
     except DmlError:
         return ()  # the parameters or the table's file are wrong; the command that uses them reports it
-    runs = (_measured(project, *place) for place in places)
+    runs = (_measured(project, spec, record) for spec, record in run_specs)
     return tuple(run for run in runs if run is not None)
 
 
-Place = tuple[str, str, str, RunSpec, DatasetRecord]  # row, variant, dataset in the columns, run, record of the dataset
-
-
-def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[Place]:
+def _standing(project: Project, params: Params, seeds: set[int]) -> Iterator[tuple[RunSpec, DatasetRecord]]:
     for dataset in params.comparison.datasets:
         try:
             record = read_dataset(project, dataset)
         except DataError:
             continue  # not prepared: no run of it has an identity
         for spec in comparison_runs(params, dataset, seeds=sorted({*seeds, *params.comparison.seeds})):
-            yield row_name(spec.variant), STANDING_VARIANT, dataset, spec, record
+            yield spec, record
 
 
-def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> Iterator[Place]:
+def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> Iterator[tuple[RunSpec, DatasetRecord]]:
     local, table = LocalState(project, params), load_table(name)
     seen: set[tuple[str, str, int]] = set()
     for row, entry in table.rows.items():
@@ -120,13 +117,13 @@ def _of_table(project: Project, params: Params, name: str, seeds: set[int]) -> I
                 except DmlError:
                     continue  # the row is only quoted, the variant is not tuned, or the protocol does not have the dataset
                 for spec in asked.runs.get((name, dataset), ()):
-                    if (dataset, spec.variant, spec.seed) not in seen:
-                        seen.add((dataset, spec.variant, spec.seed))
+                    if (dataset, spec.label, spec.seed) not in seen:
+                        seen.add((dataset, spec.label, spec.seed))
                         record = local.dataset(dataset, table)
-                        yield *label_parts(spec.variant), dataset, spec.model_copy(update={"dataset": record.name}), record
+                        yield spec.model_copy(update={"dataset": record.name}), record
 
 
-def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
+def _measured(project: Project, spec: RunSpec, record: DatasetRecord) -> MeasuredRun | None:
     """Return a run as its flow would add it to the result; None if its scores in the store are missing or damaged."""
     for run in run_identities(project.state, spec, record):
         try:
@@ -136,22 +133,7 @@ def _measured(project: Project, row: str, variant: str, dataset: str, spec: RunS
             scores = read_scores(finished, open_store(project).pull(finished.key))
         except DmlError:
             continue
-        return MeasuredRun(
-            row=row,
-            variant=variant,
-            epoch=spec.evaluation.epoch,
-            dataset=dataset,
-            project_dataset=spec.dataset,
-            seed=spec.seed,
-            identity=run.scored,
-            digest=record.digest,
-            scores=scores.metrics,
-            figures=finished.key,
-            training=spec.training.model_dump(mode="json"),
-            evaluation=spec.evaluation.model_dump(mode="json"),
-            seconds=_training_seconds(run.trained),
-            older_code=run.older_code,
-        )
+        return MeasuredRun.of(spec, scores, record.digest, _training_seconds(run.trained), run.older_code)
     return None
 
 

@@ -27,6 +27,7 @@ from tasks.runs.tuned import STANDING, TUNED, read_tuned
 
 BY_DEFAULT = "by_default"  # key of a variant: whether `dml reproduce` runs it if none is named
 SEEDS = range(2**32)  # accepted by every random number generator
+SMOKE = "smoke"  # the comparison of all smoke runs
 
 
 def _check_path(text: str) -> str:
@@ -171,8 +172,13 @@ class RunSpec(Config):
     """One run: a variant on a dataset with a seed.
 
     Attributes:
+        dataset: its name in the project.
+        variant: a variant of the standing comparison; in a table, the protocol's variant; in a search, the trial's label.
         overrides: the `--set` settings that can change results, as given.
-        table: the paper's table that the run belongs to, as `softtriple/table1`; None for the standing comparison's runs.
+        table: the table that the run belongs to, as `softtriple/table1`; None for the standing comparison's runs.
+        row: its row in the table; column: the dataset's name in the table's columns. None in the standing comparison and in searches.
+        is_smoke: the run is on drawn images, to test the pipeline. All smoke runs form one comparison, whichever table requested them: a
+            run that two tables share is trained and published once, and none appears next to a published value.
         measurements: measurements of the finished run, in addition to the evaluator's scores: name -> options (`dml_core.measurements`).
         trial: place in a search, for runs of `dml tune`.
     """
@@ -184,16 +190,31 @@ class RunSpec(Config):
     evaluation: EvaluationConfig
     overrides: tuple[str, ...] = ()
     table: str | None = None
+    row: str | None = None
+    column: str | None = None
+    is_smoke: bool = False
     measurements: dict[str, dict[str, Any]] = {}
     trial: Trial | None = None
+
+    @property
+    def label(self) -> str:
+        """Name that the run shares with the other seeds, unique among the runs of its comparison on one dataset."""
+        if self.row is None:
+            return self.variant
+        label = run_label(self.row, self.variant, self.evaluation.epoch)
+        return f"{self.table} {label}" if self.is_smoke else label
+
+    @property
+    def _group(self) -> str | None:
+        return SMOKE if self.is_smoke else self.table
 
     @property
     def title(self) -> str:
         """Name of the run on screen."""
         if self.trial is not None:
-            return f"{self.table}/{self.trial.row} on {self.dataset}: {self.variant}"
-        where = f"{self.table}: " if self.table is not None else ""
-        return f"{where}{self.dataset} / {self.variant} / seed {self.seed}"
+            return f"{self.table}/{self.trial.row} on {self.dataset}: {self.label}"
+        where = f"{self._group}: " if self._group is not None else ""
+        return f"{where}{self.dataset} / {self.label} / seed {self.seed}"
 
     @property
     def subject(self) -> str:
@@ -205,15 +226,16 @@ class RunSpec(Config):
     @property
     def short(self) -> str:
         """Name of the run's steps on Prefect's pages: its table and row, or its variant."""
-        return f"{self.variant} s{self.seed}" if self.table is None else f"{self.table} on {self.dataset}: {self.variant} s{self.seed}"
+        label = f"{self.label} s{self.seed}"
+        return label if self._group is None else f"{self._group} on {self.dataset}: {label}"
 
     @property
     def comparison(self) -> str:
         """Title of the comparison that the run belongs to."""
         if self.trial is not None:
             return tuning_comparison(f"{self.table}/{self.trial.row}", self.dataset)
-        if self.table is not None:
-            return table_comparison(self.table, self.dataset)
+        if self._group is not None:
+            return table_comparison(self._group, self.dataset)
         return comparison_title(self.dataset, self.evaluation.role, self.overrides)
 
     @property
@@ -226,8 +248,12 @@ class RunSpec(Config):
     @property
     def where(self) -> str:
         """Place of the run's settings in error messages."""
-        where = f"{self.table}" if self.table is not None else "params.yaml: comparison"
-        return f"{where}: {self.dataset} / {self.variant}"
+        return f"{self._group or 'params.yaml: comparison'}: {self.dataset} / {self.label}"
+
+
+def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:
+    """Return the label of a row's runs in a variant, with the epoch if it is not the last; none of its parts contains a space."""
+    return f"{row} {variant}" if epoch == "last" else f"{row} {variant} {epoch}"
 
 
 def table_comparison(table: str, dataset: str) -> str:

@@ -157,17 +157,6 @@ class Claim(Config):
         return self
 
 
-def run_label(row: str, variant: str, epoch: Epoch = "last") -> str:
-    """Return the label of a row's runs in a variant, with the epoch if it is not the last; none of its parts contains a space."""
-    return f"{row} {variant}" if epoch == "last" else f"{row} {variant} {epoch}"
-
-
-def label_parts(label: str) -> tuple[str, str]:
-    """Return the row and the variant of a label made by `run_label`."""
-    row, variant = label.split(" ")[:2]
-    return row, variant
-
-
 FACTORS = {"per cent": 100.0}  # from a score of the evaluator to the column's unit
 
 
@@ -283,23 +272,18 @@ class TableFile(Config):
 
 def table_names() -> list[str]:
     """Return all tables and figures as `<paper>/<file>`: papers alphabetically, tables before figures, by number; the project's last."""
-    found = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
+    paths = [path for path in TABLES.glob("*/*.yaml") if path.stem != "protocol"]
 
     def order(path: Path) -> tuple[bool, str, bool, int, str]:
         kind = path.stem.rstrip("0123456789")
         return path.parent.name == PROJECT, path.parent.name, kind != "table", int(path.stem.removeprefix(kind) or 0), kind
 
-    return [*(f"{path.parent.name}/{path.stem}" for path in sorted(found, key=order)), STANDING]
+    return [*(f"{path.parent.name}/{path.stem}" for path in sorted(paths, key=order)), STANDING]
 
 
 def paper_tables() -> list[str]:
     """Return the papers' tables: all except the project's own."""
     return [name for name in table_names() if name.partition("/")[0] != PROJECT]
-
-
-def project_tables() -> list[str]:
-    """Return the project's own tables: its claims, its results on real images, and the standing comparison."""
-    return [name for name in table_names() if name.partition("/")[0] == PROJECT]
 
 
 def chosen_tables(patterns: Sequence[str]) -> list[str]:
@@ -311,19 +295,18 @@ def chosen_tables(patterns: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: a pattern matches no table (the error suggests the nearest name), or two match the same one.
     """
-    found: dict[str, str] = {}
+    patterns_by_name: dict[str, str] = {}
     for pattern in patterns:
-        known = project_tables() if pattern.startswith(f"{PROJECT}/") else paper_tables()
-        matches = [name for name in table_names() if name == pattern] or [
-            name for name in known if fnmatchcase(name, pattern) and name != STANDING
-        ]
+        is_own = pattern.startswith(f"{PROJECT}/")
+        known = [name for name in table_names() if name.startswith(f"{PROJECT}/") == is_own and name != STANDING]
+        matches = [pattern] if pattern in table_names() else [name for name in known if fnmatchcase(name, pattern)]
         if not matches:
             raise _unknown_table(pattern)
         for name in matches:
-            if name in found:
-                raise ConfigError(f"{name} is given twice, by '{found[name]}' and by '{pattern}'; give each table once")
-            found[name] = pattern
-    return list(found)
+            if name in patterns_by_name:
+                raise ConfigError(f"{name} is given twice, by '{patterns_by_name[name]}' and by '{pattern}'; give each table once")
+            patterns_by_name[name] = pattern
+    return list(patterns_by_name)
 
 
 def _unknown_table(name: str) -> ConfigError:

@@ -3,13 +3,11 @@
 from dml_core.errors import ConfigError
 from tasks.environment import Project
 from tasks.runs.comparable import Today, present_digest, spec_settings
-from tasks.runs.protocols import COMMON
 from tasks.runs.specs import Params, RunSpec, comparison_runs, row_name
 from tasks.runs.tuned import STANDING
-from tasks.tables.choice import Choice
 from tasks.tables.file import TableFile
 from tasks.tables.result import MeasuredRun, TableResult
-from tasks.tables.runs import named_dataset, runs_of
+from tasks.tables.runs import named_dataset, present_run
 
 
 def table_today(project: Project, params: Params, name: str, table: TableFile, result: TableResult) -> Today:
@@ -35,13 +33,10 @@ def _digest(project: Project, params: Params, name: str, table: TableFile, datas
 
 
 def _spec_today(params: Params, name: str, table: TableFile, run: MeasuredRun) -> RunSpec | None:
+    if name != STANDING:
+        return present_run(name, table, run)
+    variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
     try:
-        if name == STANDING:
-            variants = [variant for variant in params.comparison.variants if row_name(variant) == run.row]
-            return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
-        choice = Choice((run.row,), variant=run.variant, epochs=(run.epoch,))
-        if run.variant == COMMON:
-            choice = Choice((run.row,), track="common")
-        return runs_of(name, table, choice, (run.row,), (run.dataset,))[run.dataset][0]
-    except (ConfigError, KeyError):
-        return None  # the row, its variant or its dataset is no longer in the file, or it is not tuned
+        return comparison_runs(params, run.dataset, variants, (0,))[0] if variants else None
+    except ConfigError:
+        return None  # the dataset is no longer in the comparison, or the variant is not tuned

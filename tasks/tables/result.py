@@ -3,27 +3,77 @@
 They are written at the end of every run of a table and hold only numbers and locations; the values to compare with are in the table's file.
 """
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, model_validator
 
 from dml_core.training.epochs import Epoch
 from tasks.environment import Project
 from tasks.runs.comparable import Facts, settings_identity
-from tasks.runs.records import Record
+from tasks.runs.records import MetricRecord, Record
+from tasks.runs.specs import RunSpec, row_name, run_label
 from tasks.sealed import DamagedError, read_sealed, write_sealed
-from tasks.tables.file import run_label
+from tasks.tables.file import STANDING_VARIANT
 
 
-class MeasuredRun(Record):
-    """One run of a table.
+class TableRun(Record):
+    """A run and its place in a table.
 
     Attributes:
         row, variant: as in the table's file and the protocol; with the epoch they form the run's label.
-        dataset: name in the table's columns; project_dataset: name in the project.
+        dataset: name in the table's columns.
         seed: seed of the run.
         epoch: epoch whose weights were scored; an oracle's were chosen on the test classes.
+    """
+
+    row: str
+    variant: str
+    dataset: str
+    seed: int
+    epoch: Epoch = "last"
+
+    @property
+    def label(self) -> str:
+        """Label that the run shares with others of its row, variant and epoch."""
+        return run_label(self.row, self.variant, self.epoch)
+
+    @property
+    def place(self) -> tuple[str, str, str, str, int]:
+        """Place of the run in the table: a later run in the same place replaces it."""
+        return self.row, self.variant, self.epoch, self.dataset, self.seed
+
+
+def _place_fields(spec: RunSpec) -> dict[str, Any]:
+    """Return a run's place in its table; the standing comparison's variants are the rows of its table."""
+    is_standing = spec.row is None
+    return {
+        "row": row_name(spec.variant) if is_standing else spec.row,
+        "variant": STANDING_VARIANT if is_standing else spec.variant,
+        "dataset": spec.dataset if is_standing else spec.column,
+        "seed": spec.seed,
+        "epoch": spec.evaluation.epoch,
+    }
+
+
+class FailedRun(TableRun):
+    """A run of a table whose last attempt failed, with the reason as one line."""
+
+    reason: str
+
+    @classmethod
+    def of(cls, spec: RunSpec, reason: str) -> "FailedRun":
+        """Return the entry of a run."""
+        return cls(**_place_fields(spec), reason=reason)
+
+
+class MeasuredRun(TableRun):
+    """A measured run of a table.
+
+    Attributes:
+        project_dataset: the dataset's name in the project.
         identity: identity of its evaluation at the time of the measurement.
         scores: by the evaluator's and the measurements' names, as fractions, counts and so on.
         figures: key of the folder in the store with the scores, figures and measurements.
@@ -33,11 +83,7 @@ class MeasuredRun(Record):
         digest: digest of the dataset's content; None for runs measured before it was recorded.
     """
 
-    row: str
-    variant: str
-    dataset: str
     project_dataset: str
-    seed: int
     identity: str
     scores: dict[str, float]
     figures: str
@@ -45,13 +91,25 @@ class MeasuredRun(Record):
     evaluation: dict[str, Any]
     seconds: float | None = None
     older_code: tuple[str, ...] = ()
-    epoch: Epoch = "last"
     digest: str | None = None
 
-    @property
-    def label(self) -> str:
-        """Label that the run shares with others of its row, variant and epoch."""
-        return run_label(self.row, self.variant, self.epoch)
+    @classmethod
+    def of(
+        cls, spec: RunSpec, scores: MetricRecord, digest: str | None, seconds: float | None = None, older_code: tuple[str, ...] = ()
+    ) -> "MeasuredRun":
+        """Return the entry of a finished run, with the digest of its dataset and the duration of its training."""
+        return cls(
+            **_place_fields(spec),
+            project_dataset=spec.dataset,
+            identity=scores.identity,
+            scores=scores.metrics,
+            figures=scores.key,
+            training=spec.training.model_dump(mode="json"),
+            evaluation=spec.evaluation.model_dump(mode="json"),
+            seconds=seconds,
+            older_code=older_code,
+            digest=digest,
+        )
 
     @property
     def facts(self) -> Facts:
@@ -59,10 +117,8 @@ class MeasuredRun(Record):
         settings = settings_identity(self.training, self.evaluation, self.digest)
         return Facts(self.dataset, self.label, self.seed, self.digest, settings)
 
-    @property
-    def place(self) -> tuple[str, str, str, str, int]:
-        """Place of the run in the table: a later run in the same place replaces it."""
-        return self.row, self.variant, self.epoch, self.dataset, self.seed
+
+OLD_FAILURE = re.compile(r"(?P<row>\S+) (?P<variant>\S+?)(?: (?P<epoch>\S+))?, (?P<dataset>.+), seed (?P<seed>\d+)")
 
 
 class TableResult(Record):
@@ -71,21 +127,36 @@ class TableResult(Record):
     Attributes:
         name: `<paper>/<file>`.
         runs: one for each place.
-        failures: "label, dataset, seed" -> reason, of the last attempt.
+        failed: runs whose last attempt failed.
         made: git commit (with "-dirty" if files were changed) of the last run.
     """
 
     name: str
     runs: tuple[MeasuredRun, ...] = ()
-    failures: dict[str, str] = {}
+    failed: tuple[FailedRun, ...] = ()
     made: str | None = None
 
-    def updated(self, runs: tuple[MeasuredRun, ...], failures: dict[str, str], made: str | None) -> "TableResult":
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_failures(cls, values: Any) -> Any:
+        """Read the failures of files that hold them as text, "row variant epoch, dataset, seed 0" -> reason."""
+        if not isinstance(values, dict) or not isinstance(values.get("failures"), dict):
+            return values
+        old = [(OLD_FAILURE.fullmatch(name), reason) for name, reason in values["failures"].items()]
+        failed = [match.groupdict("last") | {"reason": reason} for match, reason in old if match]
+        return {"failed": failed} | {name: value for name, value in values.items() if name != "failures"}
+
+    def updated(self, runs: Sequence[MeasuredRun], failed: Sequence[FailedRun], made: str | None) -> "TableResult":
         """Return the result with these runs in their places and the others unchanged."""
-        found = {run.place: run for run in (*self.runs, *runs)}
-        ran = {f"{run.label}, {run.dataset}, seed {run.seed}" for run in runs}
-        kept = {name: why for name, why in self.failures.items() if name not in ran}
-        return TableResult(name=self.name, runs=tuple(found[place] for place in sorted(found)), failures=kept | failures, made=made)
+        measured = {run.place: run for run in (*self.runs, *runs)}
+        failures = {run.place: run for run in self.failed if run.place not in {run.place for run in runs}}
+        failures |= {run.place: run for run in failed}
+        return TableResult(
+            name=self.name,
+            runs=tuple(run for _, run in sorted(measured.items())),
+            failed=tuple(run for _, run in sorted(failures.items())),
+            made=made,
+        )
 
 
 RESULT = TypeAdapter(TableResult)
@@ -105,10 +176,10 @@ def read_result(project: Project, name: str) -> TableResult:
         StoreError: it cannot be read.
     """
     path = result_path(project, name)
-    found = read_sealed(path, RESULT)
-    if found is not None and found.name != name:
-        raise DamagedError(f"{path}: damaged (the result of {found.name})")
-    return found or TableResult(name=name)
+    result = read_sealed(path, RESULT)
+    if result is not None and result.name != name:
+        raise DamagedError(f"{path}: damaged (the result of {result.name})")
+    return result or TableResult(name=name)
 
 
 def save_result(project: Project, result: TableResult) -> None:

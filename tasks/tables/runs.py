@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,16 @@ from dml_core.data.registry import DATASETS, parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.evaluation.metric_info import metric_info, recall_k
-from dml_core.losses.registry import parse_loss_options
 from dml_core.training.config import TrainingConfig
 from dml_core.training.epochs import EPOCHS, Epoch
 from tasks.runs import protocols
 from tasks.runs.protocols import COMMON, Protocol, Variant, read_protocol
 from tasks.runs.specs import Params, RunSpec, ScaleSpec, check_seeds
 from tasks.runs.tuned import STANDING, TUNED, read_tuned
-from tasks.tables.choice import Choice, narrowed
-from tasks.tables.file import Row, TableFile, load_table, run_label
-from tasks.tables.smoke import make_small, table_of
+from tasks.tables.choice import Choice
+from tasks.tables.file import Row, TableFile, load_table
+from tasks.tables.result import TableRun
+from tasks.tables.smoke import make_small
 
 EVERYTHING = Choice()
 
@@ -49,14 +50,24 @@ def asked_runs(names: Sequence[str], choice: Choice) -> Asked:
     if STANDING in names:
         raise ConfigError(f"{STANDING} cannot be named as a table; run `dml reproduce` without a table: its runs are those of params.yaml")
     tables = {name: load_table(name) for name in names}
-    rows = narrowed("row", choice.rows, {name: list(table.rows) for name, table in tables.items()})
-    datasets = narrowed("dataset", choice.datasets, {name: datasets_of(table) for name, table in tables.items()})
-    _check_variant(choice.variant, tables)
+    _check_names("row", choice.rows, tables, (row for table in tables.values() for row in table.rows))
+    _check_names("dataset", choice.datasets, tables, (dataset for table in tables.values() for dataset in datasets_of(table)))
+    variants = [variant for table in tables.values() for row in table.rows.values() for variant in row.variants]
+    _check_names("variant", () if choice.variant is None else (choice.variant,), tables, [*variants, TUNED])
     asked = Asked({}, {name: [] for name in names})
     for name, table in tables.items():
-        for dataset, found in runs_of(name, table, choice, rows[name], datasets[name], asked.left_out[name]).items():
-            asked.runs[name, dataset] = found
+        for dataset, specs in runs_of(name, table, choice, asked.left_out[name]).items():
+            asked.runs[name, dataset] = specs
     return asked
+
+
+def _check_names(kind: str, requested: Iterable[str], tables: Collection[str], known: Iterable[str]) -> None:
+    """Refuse a requested name that no table has; the error suggests the nearest one."""
+    names = list(dict.fromkeys(known))
+    for name in requested:
+        if name not in names:
+            where = next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
+            raise unknown_name(f"{kind} of {where}", name, names)
 
 
 @dataclass(frozen=True)
@@ -86,84 +97,88 @@ def chosen_runs(params: Params, names: Sequence[str], choice: Choice) -> Chosen:
         why = "; ".join(dict.fromkeys(why for reasons in left_out.values() for why in reasons)) or "no row matches on these datasets"
         raise ConfigError(f"{', '.join(names)}: nothing can be run: {why}")
     if choice.smoke:
-        small = [[make_small(spec) for spec in found] for found in asked.runs.values()]
+        small = [[make_small(spec) for spec in specs] for specs in asked.runs.values()]
         return Chosen(one_of_each_table(small) if choice.one_row else small, left_out, {})
     tables = {name: load_table(name) for name in {name for name, _ in asked.runs}}
-    options = {dataset: tables[name].dataset_options(dataset) for name, dataset in asked.runs}
-    own = {(name, dataset): named_dataset(params, dataset, tables[name].dataset_options(dataset)) for name, dataset in asked.runs}
-    runs = [
-        [spec.model_copy(update={"dataset": own[place]}) for spec in found] for place, found in asked.runs.items() if own[place] is not None
-    ]
-    return Chosen(runs, left_out, {dataset: options[dataset] for (_, dataset), named in own.items() if named is None})
+    runs, missing = list[list[RunSpec]](), dict[str, dict[str, Any]]()
+    for (name, column), specs in asked.runs.items():
+        options = tables[name].dataset_options(column)
+        dataset = named_dataset(params, column, options)
+        if dataset is None:
+            missing[column] = options
+        else:
+            runs.append([spec.model_copy(update={"dataset": dataset}) for spec in specs])
+    return Chosen(runs, left_out, missing)
 
 
 def one_of_each_table(runs: Sequence[Sequence[RunSpec]]) -> list[list[RunSpec]]:
     """Return, for every table, the smoke run whose network most of all the runs share; the first of equals."""
-
-    def network(spec: RunSpec) -> tuple[str, str]:
-        return spec.dataset, spec.training.model_dump_json()
-
-    shared = Counter(network(spec) for found in runs for spec in found)
-    best: dict[str, RunSpec] = {}
-    for spec in (spec for found in runs for spec in found):
-        chosen = best.setdefault(table_of(spec), spec)
-        if shared[network(spec)] > shared[network(chosen)]:
-            best[table_of(spec)] = spec
-    return [[spec] for spec in best.values()]
+    networks = [((spec.dataset, spec.training.model_dump_json()), spec) for specs in runs for spec in specs]
+    num_users = Counter(network for network, _ in networks)
+    by_table: dict[str | None, list[tuple[int, RunSpec]]] = {}
+    for network, spec in networks:
+        by_table.setdefault(spec.table, []).append((num_users[network], spec))
+    return [[max(candidates, key=itemgetter(0))[1]] for candidates in by_table.values()]
 
 
-def runs_of(
-    name: str,
-    table: TableFile,
-    choice: Choice = EVERYTHING,
-    rows: Sequence[str] | None = None,
-    datasets: Sequence[str] | None = None,
-    left_out: list[str] | None = None,
-) -> dict[str, list[RunSpec]]:
+def runs_of(name: str, table: TableFile, choice: Choice = EVERYTHING, left_out: list[str] | None = None) -> dict[str, list[RunSpec]]:
     """Return a table's runs by the dataset's name in its columns.
 
     Args:
         name: `<paper>/<file>`.
         table: its file.
-        choice: variant, track and seeds; a row that it names must be one that is run.
-        rows, datasets: names in this table; by default all.
+        choice: filters; names that the table does not have are ignored, and a row that is named must be one that is run.
         left_out: receives a line for every row that has no run.
 
     Raises:
         ConfigError: a named row is not run, or settings do not fit.
     """
     check_seeds(choice.seeds)
-    found: dict[str, list[RunSpec]] = {}
-    said: dict[str, None] = {}
-    for dataset in datasets_of(table) if datasets is None else datasets:
+    runs: dict[str, list[RunSpec]] = {}
+    reasons: dict[str, None] = {}
+    for dataset in datasets_of(table):
+        if choice.datasets and dataset not in choice.datasets:
+            continue
         evaluation = scoring_of(name, table, dataset)
         for row, entry in table.rows.items():
-            if (rows is not None and row not in rows) or not (choice.rows or belongs(table, entry, dataset)):
+            if row not in choice.rows if choice.rows else not belongs(table, entry, dataset):
                 continue
             why_not = _why_not(name, entry, dataset, choice)
             if why_not is not None:
-                said[why_not] = None
+                reasons[why_not] = None
             elif is_run(entry) or choice.rows:
                 measured = merge(table.measurements, entry.measurements)
                 variant, training, epochs = _training(name, row, entry, dataset, choice)
                 for epoch in epochs:
-                    label = run_label(row, variant, epoch)
-                    scored = evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch})
                     spec = RunSpec(
-                        dataset=dataset, variant=label, seed=0, training=training, evaluation=scored, table=name, measurements=measured
+                        dataset=dataset,
+                        variant=variant,
+                        seed=0,
+                        training=training,
+                        evaluation=evaluation.model_copy(update={"role": entry.role or table.role, "epoch": epoch}),
+                        table=name,
+                        row=row,
+                        column=dataset,
+                        measurements=measured,
                     )
-                    found.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds)
+                    runs.setdefault(dataset, []).extend(spec.model_copy(update={"seed": seed}) for seed in choice.seeds or (0,))
     if left_out is not None:
-        left_out += said
-    return found
+        left_out += reasons
+    return runs
 
 
-def _check_variant(variant: str | None, tables: Mapping[str, TableFile]) -> None:
-    """Refuse a variant that no row of these tables has."""
-    known = dict.fromkeys(one for table in tables.values() for row in table.rows.values() for one in row.variants)
-    if variant is not None and variant not in (*known, TUNED):
-        where = next(iter(tables)) if len(tables) == 1 else f"{len(tables)} tables"
-        raise unknown_name(f"variant of {where}", variant, list(dict.fromkeys((*known, TUNED))))
+def present_run(name: str, table: TableFile, run: TableRun) -> RunSpec | None:
+    """Return the run that the table's file has today in the place of a measured one.
+
+    None if the row, its variant or its dataset is no longer in the file, or it is not tuned.
+    """
+    choice = Choice((run.row,), (run.dataset,), run.variant, seeds=(run.seed,), epochs=(run.epoch,))
+    if run.variant == COMMON:
+        choice = Choice((run.row,), (run.dataset,), track="common", seeds=(run.seed,))
+    try:
+        return runs_of(name, table, choice)[run.dataset][0]
+    except (ConfigError, KeyError):
+        return None
 
 
 def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
@@ -186,12 +201,11 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
-    protocol = _protocol(row.protocol or name.partition("/")[0])
-    listed = row.epochs or protocol.epochs
+    listed = row.epochs or _protocol(row.protocol or name.partition("/")[0]).epochs
     variant = choice.variant or row.variants[0]
-    if variant == TUNED and not row_training(name, row, dataset, None, protocol).num_epochs:
+    if variant == TUNED and not row_training(name, row, dataset).num_epochs:
         variant = row.variants[0]  # a row without training cannot be tuned
-    training = row_training(name, row, dataset, variant, protocol, called)
+    training = row_training(name, row, dataset, variant, called)
     training = _keeping(training, {*listed, *choice.epochs}, f"{name}: {row.label}, {dataset}, {variant}")
     return variant, training, [epoch for epoch in EPOCHS if epoch in (choice.epochs or listed)]
 
@@ -201,17 +215,14 @@ def _check_is_run(table: str, row: Row) -> None:
         raise ConfigError(f"{table}: '{row.label}' is not run: {row.lacks or 'the paper quotes it from elsewhere'}")
 
 
-def row_training(
-    table: str, row: Row, dataset: str, variant: str | None = None, protocol: Protocol | None = None, called: str | None = None
-) -> TrainingConfig:
-    """Return the training settings of a row on a dataset. Imports no torch: `check_loss` checks the loss's own options.
+def row_training(table: str, row: Row, dataset: str, variant: str | None = None, called: str | None = None) -> TrainingConfig:
+    """Return the training settings of a row on a dataset. Imports no torch: `tasks.checks.check_parts` checks the loss's own options.
 
     Args:
         table: `<paper>/<file>`.
         row: a row that is run.
         dataset: name in the table's columns.
         variant: variant of the protocol; by default the row's first. `tuned` is the first with the settings found by `dml tune`.
-        protocol: the row's protocol, if it is loaded already.
         called: the row's name, by which its tuned settings are found.
 
     Raises:
@@ -221,11 +232,11 @@ def row_training(
     variant = variant or row.variants[0]
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
-    protocol = protocol or _protocol(row.protocol or table.partition("/")[0])
-    values = protocol.training_config(dataset, row.variants[0] if variant == TUNED else variant).model_dump(mode="json")
+    untuned = row.variants[0] if variant == TUNED else variant
+    values = _protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
-    own = row.by_variant.get(row.variants[0] if variant == TUNED else variant, Variant())
+    own = row.by_variant.get(untuned, Variant())
     for changes in (row.training, row.datasets.get(dataset, {}), own.training, own.datasets.get(dataset, {})):
         values = merge(values, changes)
     if variant == TUNED:
@@ -245,16 +256,6 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
     changes = merge(row.training, row.datasets.get(dataset, {})).get("loss", {})
     loss = merge(merge(values["loss"], row.loss or {}), changes)
     return parse(TrainingConfig, values | {"loss": loss}, f"{table}: {row.label}, {dataset}, {COMMON} track")
-
-
-def check_loss(spec: RunSpec) -> None:
-    """Check the options of a run's loss. Imports the loss, and torch.
-
-    Raises:
-        ConfigError: the options do not fit the loss.
-    """
-    loss = spec.training.loss
-    parse_loss_options(loss.name, loss.options, f"{spec.where}: loss")
 
 
 @cache
@@ -281,10 +282,10 @@ def independent_figures(name: str) -> str | None:
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
     """Return the training that also keeps these epochs; it is the same training whichever of them is scored."""
-    kept = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
-    if kept == list(training.keep_epochs):
+    keep = [epoch for epoch in EPOCHS if epoch != "last" and (epoch in epochs or epoch in training.keep_epochs)]
+    if keep == list(training.keep_epochs):
         return training
-    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": kept}), where)
+    return parse(TrainingConfig, merge(training.model_dump(mode="json"), {"keep_epochs": keep}), where)
 
 
 def is_run(row: Row) -> bool:
@@ -308,8 +309,8 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
-    asked = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
-    return parse(EvaluationConfig, merge(asked, values), f"{name}: evaluation")
+    settings = merge(_protocol(name.partition("/")[0]).evaluation, table.evaluation)
+    return parse(EvaluationConfig, merge(settings, values), f"{name}: evaluation")
 
 
 def project_dataset(params: Params, dataset: str, options: Mapping[str, Any] | None = None) -> str:
@@ -339,23 +340,18 @@ def named_dataset(params: Params, dataset: str, options: Mapping[str, Any] | Non
     """
     if dataset not in DATASETS:
         return dataset if dataset in params.datasets else None
-    asked = options or {}
-    shares_classes = parse_dataset(dataset, asked).shares_classes
-    read = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
+    requested = dict(options or {})
+    shares_classes = parse_dataset(dataset, requested).shares_classes
+    configs = {name: parse_dataset(spec.reader, spec.options) for name, spec in params.datasets.items() if spec.reader == dataset}
     named = [
         name
-        for name, found in read.items()
-        if found.shares_classes == shares_classes and all(getattr(found, option) == value for option, value in asked.items())
+        for name, config in configs.items()
+        if config.shares_classes == shares_classes and all(getattr(config, option) == value for option, value in requested.items())
     ]
     own = next((name for name in named if name.replace("-", "_") == dataset), None)
     if own is None and len(named) > 1:
         raise ConfigError(f"params.yaml: datasets {', '.join(named)} are all read by '{dataset}'; rename the tables' one to '{dataset}'")
     return own or next(iter(named), None)
-
-
-def column_dataset(params: Params, table: TableFile, own: str) -> str:
-    """Return the name in a table's columns of a dataset of the project: the inverse of `project_dataset`."""
-    return own if own in datasets_of(table) else params.datasets[own].reader
 
 
 def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
@@ -364,10 +360,10 @@ def at_scale(params: Params, tables: Iterable[TableFile]) -> Params:
     Raises:
         ConfigError: a request is invalid.
     """
-    (title, asked), *others = ((table.title, table.scale) for table in tables)
-    if not asked or any(scale != asked for _, scale in others):
+    first, *others = tables
+    if not first.scale or any(table.scale != first.scale for table in others):
         return params
-    scale = parse(ScaleSpec, merge(params.scale.model_dump(), asked), f"{title}: scale")
+    scale = parse(ScaleSpec, merge(params.scale.model_dump(), first.scale), f"{first.title}: scale")
     return params.model_copy(update={"scale": scale})
 
 
@@ -375,8 +371,8 @@ def not_in_params(datasets: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the message about datasets that the project does not have with these options, with the lines to add."""
     blocks = ", ".join(params_block(name, options) for name, options in datasets.items())
     quoted = [f"'{name}'{f' ({_listed(options)})' if options else ''}" for name, options in datasets.items()]
-    said = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
-    return f"{said} not in params.yaml; add below datasets: {blocks}"
+    subject = f"dataset {quoted[0]} is" if len(quoted) == 1 else f"datasets {', '.join(quoted[:-1])} and {quoted[-1]} are"
+    return f"{subject} not in params.yaml; add below datasets: {blocks}"
 
 
 def params_block(dataset: str, options: Mapping[str, Any]) -> str:

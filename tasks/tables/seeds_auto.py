@@ -13,6 +13,7 @@ from dml_core.evaluation.statistics.paired import MIN_SEEDS, half_width_of
 
 FIRST_SEEDS = MIN_SEEDS
 MOST_SEEDS = 20  # default cap
+DEFAULT_POINTS = 1.0
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Resolve:
         most: largest number of seeds of a system.
     """
 
-    points: float = 1.0
+    points: float = DEFAULT_POINTS
     most: int = MOST_SEEDS
 
 
@@ -34,7 +35,7 @@ def checked_resolve(points: float | None, most: int | None) -> Resolve:
     Raises:
         ConfigError: the width is not above 0, or the cap is below the number of seeds to begin with.
     """
-    resolve = Resolve(1.0 if points is None else points, MOST_SEEDS if most is None else most)
+    resolve = Resolve(DEFAULT_POINTS if points is None else points, MOST_SEEDS if most is None else most)
     if not resolve.points > 0:
         raise ConfigError(f"--resolve {resolve.points:g}: half of an interval in points must be above 0, for example --resolve 1.0")
     if resolve.most < FIRST_SEEDS:

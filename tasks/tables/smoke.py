@@ -10,9 +10,8 @@ from dml_core.training.config import TrainingConfig
 from tasks.environment import Project
 from tasks.locks import alone
 from tasks.runs.records import DatasetRecord
-from tasks.runs.specs import RunSpec
+from tasks.runs.specs import SMOKE, RunSpec
 
-SMOKE, SUFFIX = "smoke", "-smoke"
 LAYOUTS = {
     **{"cub200": "cub200", "cars196": "cars-annos", "sop": "sop", "inshop": "inshop", "mnist": "idx", "fashion_mnist": "idx"},
     **{"drawn-80": "cub200", "drawn-cub200": "cub200", "drawn-cars196": "cars-annos"},  # their stand-ins in some tables
@@ -30,9 +29,6 @@ RECALL_AT = (1, 2)
 def make_small(spec: RunSpec) -> RunSpec:
     """Return the run on the drawn images, for one epoch of small batches, from random weights.
 
-    All smoke runs belong to the table `smoke`, whichever table requested them: a run that two tables share is trained and published once,
-    and none appears next to a published value.
-
     Raises:
         ConfigError: no images can be drawn in the layout of its dataset.
     """
@@ -40,13 +36,8 @@ def make_small(spec: RunSpec) -> RunSpec:
         raise ConfigError(f"--smoke supports only the papers' tables: it cannot draw images in the layout of '{spec.dataset}'")
     training = parse(TrainingConfig, merge(spec.training.model_dump(mode="json"), CHANGES), spec.where)
     evaluation = spec.evaluation.model_copy(update={"recall_at": RECALL_AT})
-    called = {"dataset": f"{spec.dataset}{SUFFIX}", "variant": f"{spec.table} {spec.variant}", "table": SMOKE}
-    return spec.model_copy(update={**called, "training": training, "evaluation": evaluation})
-
-
-def table_of(spec: RunSpec) -> str:
-    """Return the table that requested a run; a smoke run has it in its label."""
-    return spec.variant.partition(" ")[0] if spec.table == SMOKE else str(spec.table)
+    changes = {"dataset": f"{spec.dataset}-{SMOKE}", "is_smoke": True, "training": training, "evaluation": evaluation}
+    return spec.model_copy(update=changes)
 
 
 def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
@@ -64,4 +55,4 @@ def draw_for_smoke(project: Project, dataset: str) -> DatasetRecord:
         materialise("synthetic", options, folder / "raw")
         info = prepare("synthetic", folder / "raw", folder / "packed", options)
     counts = {role: entry.num_images for role, entry in info.roles.items()}
-    return DatasetRecord(name=f"{dataset}{SUFFIX}", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)
+    return DatasetRecord(name=f"{dataset}-{SMOKE}", folder=str(folder / "packed"), digest=info.fingerprint, counts=counts, source=info.name)

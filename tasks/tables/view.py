@@ -174,7 +174,7 @@ def _row(name: str, table: TableFile, key: str, result: TableResult, waiting: Wa
     row, missing = table.rows[key], unmeasured(table, key, result)
     runs = [run for run in result.runs if run.row == key]
     lines = _lines(name, table, key, runs)
-    failed = {run.partition(" ")[2]: why for run, why in sorted(result.failures.items()) if run.partition(" ")[0] == key}
+    failed = {f"{run.label.removeprefix(f'{key} ')}, {run.dataset}, seed {run.seed}": run.reason for run in result.failed if run.row == key}
     return ShownRow(
         name=key,
         **row.model_dump(include={"label", "kind", "source", "note", "published", "released", "independent"}),

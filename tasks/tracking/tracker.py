@@ -127,7 +127,7 @@ class Tracker:
         """
         settings = spec.model_dump(mode="json", include={"training", "evaluation"})
         with alone(self._lock), one_line_errors(self.uri):
-            return self._find_or_create_run(comparison, identity, spec.dataset, spec.variant, spec.seed, settings)
+            return self._find_or_create_run(comparison, identity, spec.dataset, spec.label, spec.seed, settings)
 
     def log_epochs(self, run_id: str, points: Sequence[tuple[str, float, int]]) -> None:
         """Add (metric, mean, epoch) to a run's curves; skip those that MLflow has, of epochs that are trained again.

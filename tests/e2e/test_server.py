@@ -15,13 +15,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import psutil
 import pytest
 from mlflow import MlflowClient
 
+from flows.request import Request
 from tests.e2e.conftest import ROOT, Project, make_project
 
 pytestmark = pytest.mark.slow
@@ -141,23 +142,24 @@ def test_the_forms_have_the_project_s_datasets_and_variants_as_choices(server: S
     deployments = {entry["name"]: entry for entry in server.ask("deployments/filter")}
     assert set(deployments) == {"nightly", "dataset-change", "on-demand", "single-run", "table", "weekly"}
     assert [entry["schedule"]["cron"] for entry in deployments["nightly"]["schedules"]] == ["0 2 * * *"]
-    form = deployments["on-demand"]["parameter_openapi_schema"]["properties"]
-    choices = {"datasets", "variants", "seeds", "resolve", "max_seeds", "force", "fail_fast", "overrides", "code", "changed_only", "whole"}
-    assert set(form) == choices
-    assert form["force"]["type"] == "boolean"
-    assert form["variants"]["anyOf"][0]["items"]["enum"] == ["untrained"]
+    for name in ("on-demand", "nightly", "dataset-change", "table", "weekly"):
+        form = deployments[name]["parameter_openapi_schema"]["definitions"]["Request"]["properties"]
+        assert set(form) == {field.name for field in fields(Request)}
+        assert form["force"]["type"] == "boolean"
+        assert form["variants"]["items"]["enum"] == ["untrained"]
+        assert {"synthetic", "fashion-mnist", "cub200"} <= set(form["datasets"]["items"]["enum"])
+        assert {"*", "sgsl/figure3"} <= set(form["tables"]["items"]["enum"])
     single = deployments["single-run"]["parameter_openapi_schema"]["properties"]
     assert single["dataset"]["enum"] == ["synthetic", "fashion-mnist"]
-    for name in ("table", "weekly"):
-        tables = deployments[name]["parameter_openapi_schema"]["properties"]["tables"]
-        assert "sgsl/figure3" in tables["anyOf"][0]["items"]["enum"]
     assert [entry["schedule"]["cron"] for entry in deployments["weekly"]["schedules"]] == ["0 3 * * 6"]
-    assert deployments["weekly"]["parameters"]["prepared_only"]
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        server.ask(
-            f"deployments/{deployments['single-run']['id']}/create_flow_run", parameters={"dataset": "synthetic", "variant": "softriple"}
-        )
-    assert "softriple" in refused.value.read().decode()
+    assert deployments["weekly"]["parameters"]["request"]["prepared_only"]
+    for name, misspelt in (
+        ("single-run", {"dataset": "synthetic", "variant": "softriple"}),
+        ("on-demand", {"request": {"variants": ["softriple"]}}),
+    ):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            server.ask(f"deployments/{deployments[name]['id']}/create_flow_run", parameters=misspelt)
+        assert "softriple" in refused.value.read().decode()
 
 
 @pytest.mark.proof

@@ -131,11 +131,12 @@ def test_the_schedule_fires_and_mlflow_has_the_report(stacked: Project) -> None:
 
 def test_the_weekly_schedule_fires_and_mlflow_has_the_tables_page(stacked: Project) -> None:
     stacked.run("dml", "data", "prepare", "cub200")
-    deployment = schedule_soon(stacked, "weekly", {"tables": ["softtriple/table91"]})
+    requested = {"tables": ["softtriple/table91"], "prepared_only": True, "seeds": [0, 1, 2, 3, 4]}
+    deployment = schedule_soon(stacked, "weekly", {"request": requested})
     run = run_of(stacked, deployment, (), *ENDS)
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert run["auto_scheduled"]
-    assert run["parameters"] == {"tables": ["softtriple/table91"], "prepared_only": True, "seeds": [0, 1, 2, 3, 4]}
+    assert run["parameters"] == {"request": requested}
     trained = [found for found in mlflow_runs(stacked) if found.data.tags.get("mlflow.runName", "").startswith("cub200 / ")]
     assert len(trained) == 10, "two rows with five seeds"
     assert any(name.endswith("table91.html") for name in stored(stacked)), "the page is with the table's parent run"

@@ -19,13 +19,13 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 from rich.console import Console
 
+import flows.chain
 from dml_core.data.store.info import read_info
 from dml_core.errors import DmlError
 from dml_core.evaluation.config import EvaluationConfig
 from dml_core.training.history import Progress
-from flows import run
+from flows.chain import STEPS_AT_ONCE, Chain
 from flows.outcomes import Outcome
-from flows.run import STEPS_AT_ONCE, Chain
 from flows.services import ensure_limit
 from tasks.runs import identity
 from tasks.runs.finished import Code
@@ -87,6 +87,10 @@ class Place:
         self.services: Any = SimpleNamespace(
             project=SimpleNamespace(state=state),
             submitted={},
+            force=False,
+            fail_fast=False,
+            code="strict",
+            must_publish=lambda spec, identity: False,
             turns=threading.BoundedSemaphore(),
             scorings=threading.BoundedSemaphore(),
             check_going_on=lambda: None,
@@ -104,11 +108,11 @@ class Place:
     def run(self, force: bool = False, stop_after: int | None = None, code: Code = "strict") -> Outcome | Exception:
         """Run the chain without publishing, with its kept results in this folder."""
         self.workers.stop_after = stop_after
-        self.services.submitted = {}
+        self.services.submitted, self.services.force, self.services.code = {}, force, code
 
         @flow(task_runner=STEPS_AT_ONCE)
         def chain() -> Outcome | Exception:
-            steps = Chain(SPEC, self.dataset, self.services, force, frozenset([self.evaluate_id]), code)
+            steps = Chain(SPEC, self.dataset, self.services)
             return steps.wait() or steps.outcome()
 
         with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: self.state / "kept"}):
@@ -274,7 +278,7 @@ def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, un
 
     @flow(task_runner=STEPS_AT_ONCE)
     def both() -> list[Outcome | Exception]:
-        chains = [Chain(SPEC, place.dataset, place.services, False, frozenset([place.evaluate_id])) for place in places]
+        chains = [Chain(SPEC, place.dataset, place.services) for place in places]
         assert [chain.must_train for chain in chains] == [True, True]
         return [chain.wait() or chain.outcome() for chain in chains]
 
@@ -289,9 +293,11 @@ def test_two_flows_at_once_train_once_and_both_have_the_scores(prefect: None, un
 
 
 def test_two_rows_of_one_flow_that_are_the_same_run_train_once(place: Place) -> None:
+    place.services.force = True
+
     @flow(task_runner=STEPS_AT_ONCE)
     def both() -> list[Outcome | Exception]:
-        chains = [Chain(SPEC, place.dataset, place.services, True, frozenset([place.evaluate_id])) for _ in range(2)]
+        chains = [Chain(SPEC, place.dataset, place.services) for _ in range(2)]
         assert [chain.must_train for chain in chains] == [True, False]
         return [chain.wait() or chain.outcome() for chain in chains]
 
@@ -318,7 +324,7 @@ class Delivered:
 
 def test_what_older_code_made_is_kept_and_named_or_trained_again(place: Place, undisturbed: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     published: list[tuple[str, ...]] = []
-    monkeypatch.setattr(run, "publish", SimpleNamespace(submit=lambda *given: published.append(given[-1]) or Delivered()))
+    monkeypatch.setattr(flows.chain, "publish", SimpleNamespace(submit=lambda *given: published.append(given[-1]) or Delivered()))
     kept = place.run(code="keep")
     assert isinstance(kept, Outcome)
     assert (kept.ran, kept.older_code, published) == (dict.fromkeys(STEPS, False), (), [])
@@ -352,7 +358,7 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     prefect: None, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run waits in its training until all six have started."""
-    monkeypatch.setattr(run, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
+    monkeypatch.setattr(flows.chain, "_worker_slots", lambda services: services.turns)  # the server of these tests has one slot
     place, together = Place(tmp_path, packed), threading.Barrier(6, timeout=300)
     train = place.workers.run
 
@@ -364,11 +370,10 @@ def test_as_many_runs_train_at_a_time_as_there_are_workers_for(
     place.workers.run = meet  # type: ignore[method-assign]
     place.services.turns = threading.BoundedSemaphore(6)
     specs = [SPEC.model_copy(update={"seed": seed}) for seed in range(6)]
-    known = frozenset(evaluate_identity(spec, place.dataset) for spec in specs)
 
     @flow(task_runner=STEPS_AT_ONCE)
     def six() -> list[Exception | None]:
-        chains = [Chain(spec, place.dataset, place.services, False, known) for spec in specs]
+        chains = [Chain(spec, place.dataset, place.services) for spec in specs]
         return [chain.wait() for chain in chains]
 
     with temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):

@@ -9,16 +9,16 @@ from prefect.settings import PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
 from dml_core.errors import DataError
-from flows import reproduce, run, table, tune
+from flows import chain, reproduce, tune
 from flows.step_cache import SealedJSON, forget_failure
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_flow_and_every_kept_step_has_the_hook() -> None:
-    found_here = [found for module in (reproduce, run, table, tune) for found in vars(module).values()]
+    found_here = [found for module in (chain, reproduce, tune) for found in vars(module).values()]
     kept = [found for found in found_here if isinstance(found, Flow) or (isinstance(found, Task) and found.persist_result)]
-    assert {found.name for found in kept} >= {"reproduce", "run", "table", "tune", "train", "embed", "evaluate"}
+    assert {found.name for found in kept} >= {"reproduce", "run", "tune", "train", "embed", "evaluate"}
     for found in kept:
         assert forget_failure in found.on_failure_hooks, found.name
 
@@ -31,7 +31,7 @@ def test_only_finished_records_stay(tmp_path: Path) -> None:
         return {"key": key}
 
     @flow(on_failure=[forget_failure])
-    def chain(fails: str) -> None:
+    def failing(fails: str) -> None:
         step("finished", False)
         if fails == "the step":
             step.submit("broken", True).result()
@@ -40,5 +40,5 @@ def test_only_finished_records_stay(tmp_path: Path) -> None:
     with prefect_test_harness(server_startup_timeout=120), temporary_settings({PREFECT_LOCAL_STORAGE_PATH: tmp_path / "kept"}):
         for fails in ("the step", "the flow"):
             with pytest.raises(DataError, match=fails):
-                chain(fails)
+                failing(fails)
             assert [path.name for path in (tmp_path / "kept").iterdir()] == ["finished"]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dml_core.errors import SavedNetworkError, TrainingError
-from flows.outcomes import Outcome, RunsFailedError, finish
+from flows.chain import finish
+from flows.outcomes import Outcome, RunsFailedError
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tests.conftest import ROOT
@@ -38,6 +39,7 @@ class Shown:
 
     lines: list[str] = field(default_factory=list)
     stopping: threading.Event = field(default_factory=threading.Event)
+    fail_fast: bool = False
 
     @property
     def display(self) -> "Shown":
@@ -69,8 +71,8 @@ def test_the_others_go_on_and_what_was_there_is_one_line() -> None:
 
 
 def test_fail_fast_begins_nothing_more() -> None:
-    shown: Any = Shown()
-    outcomes, failures = finish([Submitted(RUNS[1], FAILED), Submitted(RUNS[2], TrainingError("not run"))], shown, fail_fast=True)
+    shown: Any = Shown(fail_fast=True)
+    outcomes, failures = finish([Submitted(RUNS[1], FAILED), Submitted(RUNS[2], TrainingError("not run"))], shown)
     assert outcomes == []
     assert [failure.line for failure in failures] == [FAILED_LINE]
     assert shown.lines == [FAILED_LINE]

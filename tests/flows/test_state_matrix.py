@@ -19,7 +19,7 @@ from dml_core.data.store.info import verify_files
 from dml_core.data.store.packed import PackedDataset
 from dml_core.errors import DmlError
 from dml_core.training.checkpoints.file import load_checkpoint
-from flows import run
+from flows import chain
 from flows.outcomes import Outcome
 from flows.step_cache import SealedJSON
 from flows.step_lock import StepLock
@@ -148,7 +148,7 @@ class Reader:
 
     def add(self) -> dict[Any, Any]:
         """Add a run to a table, as the end of `dml reproduce` does for some rows."""
-        add_runs(self.project, STANDING, (measured(5),), {}, None)
+        add_runs(self.project, STANDING, (measured(5),), (), None)
         found = self.show()
         assert found.pop(measured(5).place) == {"recall@1": 0.05}
         return found
@@ -276,7 +276,7 @@ def run_steps(place: Place) -> None:
     embedded = identity.embed_step(SPEC, trained.identity)
     scored = identity.evaluate_step(SPEC, embedded.identity)
     records: list[StepRecord] = []
-    for step, of, more in ((run.train, trained, ("published",)), (run.embed, embedded, ()), (run.evaluate, scored, ())):
+    for step, of, more in ((chain.train, trained, ("published",)), (chain.embed, embedded, ()), (chain.evaluate, scored, ())):
         lock = StepLock(step, of, SPEC.title, place.services, anew=True)
         record = step.fn(of.identity, SPEC, place.dataset, *records, *more, services=place.services, lock=lock)
         lock.release()
@@ -303,7 +303,7 @@ def whole(one_thread: None, packed: Path, tmp_path_factory: pytest.TempPathFacto
     for lock in ("mlflow.lock", "mlflow.locks/database", "tuning/locks/0123"):
         with alone(state / lock):
             pass
-    add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), {}, "commit")
+    add_runs(project, STANDING, tuple(measured(seed) for seed in range(4)), (), "commit")
     note_rate(state, "train", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 100.0)
     note_rate(state, "embed", SPEC, dataset(place), {"device": "cpu", "num_workers": 1}, 300.0)
     for report in reports(place):

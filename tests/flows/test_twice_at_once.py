@@ -26,7 +26,7 @@ from dml_core.errors import DataError
 from dml_core.index.index import Index
 from dml_core.trained import load_model
 from dml_core.training.history import Progress
-from flows import run
+from flows import chain
 from flows.services import Services
 from flows.step_cache import SealedJSON
 from flows.step_lock import StepLock
@@ -309,9 +309,9 @@ class Run(threading.Thread):
         embedded = embed_step(spec, trained.identity)
         records: list[StepRecord] = []
         for step, of, more in (
-            (run.train, trained, ("published",)),
-            (run.embed, embedded, ()),
-            (run.evaluate, evaluate_step(spec, embedded.identity), ()),
+            (chain.train, trained, ("published",)),
+            (chain.embed, embedded, ()),
+            (chain.evaluate, evaluate_step(spec, embedded.identity), ()),
         ):
             lock = StepLock(step, of, spec.title, services, anew=False)
             record = step.fn(of.identity, spec, dataset, *records, *more, services=services, lock=lock)

@@ -7,7 +7,7 @@ import pytest
 
 from dml_core.errors import ConfigError
 from dml_core.models.backbones.published import PUBLISHED
-from flows import run as flow
+from flows import chain
 from tasks.runs.identity import train_identity
 from tasks.runs.records import DatasetRecord
 from tasks.runs.specs import RunSpec
@@ -31,12 +31,13 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
 @pytest.fixture
 def services(tmp_path) -> Any:
     """Only the services that a flow uses before it makes chains."""
-    return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=SimpleNamespace(say=print))
+    display = SimpleNamespace(say=print)
+    return SimpleNamespace(project=SimpleNamespace(state=tmp_path), display=display, force=False, code="strict")
 
 
 def run_chains(spec: RunSpec, services: Any) -> None:
-    """Run the flow; it raises an AttributeError if it continues, since the services have no tracker."""
-    flow.run_chains([spec], {spec.dataset: RECORD}, services, force=False)
+    """Run the flow; it raises an AttributeError if it continues, since the services have no store."""
+    chain.run_chains([spec], {spec.dataset: RECORD}, services)
 
 
 def test_missing_weights_that_cannot_be_downloaded(spec, services, tmp_path) -> None:
@@ -54,9 +55,9 @@ def test_damaged_weights(spec, services, tmp_path) -> None:
 def test_weights_are_not_asked_for_where_nothing_is_trained_or_the_workers_are_elsewhere(spec, services, tmp_path, monkeypatch) -> None:
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-        with pytest.raises(AttributeError, match="tracker"):
+        with pytest.raises(AttributeError, match="store"):
             run_chains(spec, services)
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / train_identity(spec, RECORD)).write_text("{}")
-    with pytest.raises(AttributeError, match="tracker"):
+    with pytest.raises(AttributeError, match="store"):
         run_chains(spec, services)

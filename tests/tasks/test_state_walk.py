@@ -128,7 +128,7 @@ class Walk(RuleBasedStateMachine):
         assert scores.metrics == {"recall@1": score_of(before)}
         self.origins[before] = self.digest, NUM_EPOCHS[number]
         run = self.entry(spec, before, scores)
-        add_runs(self.project, STANDING, (run,), {}, None)
+        add_runs(self.project, STANDING, (run,), (), None)
         self.measured[run.place] = before
         self.publish_later(spec, before, records | {"evaluate": scores})
 

@@ -27,7 +27,7 @@ from tests.tasks.plans.conftest import DRAWN, finish_step, look
 
 
 def planned(runs: tuple[PlannedRun, ...]) -> list[tuple[str, str]]:
-    return [(run.spec.variant.partition(" ")[0], run.steps["train"]) for run in runs]
+    return [(run.spec.row, run.steps["train"]) for run in runs]
 
 
 def test_what_is_done_is_reused_and_what_is_shared_is_trained_once(project: Project) -> None:

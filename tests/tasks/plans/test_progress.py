@@ -29,8 +29,8 @@ def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
     here = look(project)
     runs = [
         MeasuredRun(
-            row=run.spec.variant.partition(" ")[0],
-            variant=run.spec.variant.partition(" ")[2],
+            row=run.spec.row,
+            variant=run.spec.variant,
             dataset=run.dataset,
             project_dataset=run.spec.dataset,
             seed=run.spec.seed,
@@ -42,7 +42,7 @@ def measure(project: Project, choice: Choice, table: str = TABLE) -> None:
         )
         for run in plan_tables(here, [table], choice)[0].runs
     ]
-    save_result(project, TableResult(name=table).updated(tuple(runs), {}, None))
+    save_result(project, TableResult(name=table).updated(tuple(runs), (), None))
 
 
 @pytest.mark.parametrize(

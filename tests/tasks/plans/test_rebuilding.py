@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from dml_core.config import merge, read_yaml
-from flows.outcomes import Outcome, measured_run
 from flows.step_cache import SealedJSON
 from tasks.environment import Project, finished_records
 from tasks.files import files_set_aside
@@ -18,12 +17,12 @@ from tasks.runs import identity
 from tasks.runs.finished import record_provenance
 from tasks.runs.identity import embed_step, evaluate_step, train_step
 from tasks.runs.records import CheckpointRecord, ScoreRecord, StepRecord, describe_folder, read_scores
-from tasks.runs.specs import RunSpec, comparison_runs, load_params, row_name
+from tasks.runs.specs import RunSpec, comparison_runs, load_params
 from tasks.runs.tuned import STANDING
 from tasks.sealed import NewerFormatError, seal, unseal
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING_VARIANT, label_parts, load_table
-from tasks.tables.result import MeasuredRun, TableResult, result_path
+from tasks.tables.file import load_table
+from tasks.tables.result import FailedRun, MeasuredRun, TableResult, result_path
 from tasks.tables.runs import asked_runs
 from tests.damage import DAMAGE, as_format
 from tests.tasks.plans.conftest import look
@@ -59,15 +58,14 @@ def finish(project: Project, spec: RunSpec, dataset: str) -> MeasuredRun:
     scores = ScoreRecord(step="evaluate", identity=scored.identity, key=f"evaluate/{scored.identity}", files=describe_folder(folder))
     keep(checkpoint)
     keep(scores)
-    row, variant = label_parts(spec.variant) if " " in spec.variant else (row_name(spec.variant), STANDING_VARIANT)
-    outcome = Outcome(spec, read_scores(scores, folder), {}, True, "", "", 0.0, (), 12.5, digest=record.digest)
-    return measured_run(outcome, row, variant, dataset)
+    return MeasuredRun.of(spec, read_scores(scores, folder), record.digest, 12.5)
 
 
 def finished_table(project: Project, choice: Choice = SOME) -> TableResult:
     """Finish a table's runs of three seeds, in the store and in the result."""
     runs = [finish(project, spec, dataset) for (_, dataset), specs in asked_runs([TABLE], choice).runs.items() for spec in specs]
-    add_runs(project, TABLE, tuple(runs), {"a run": "failed"}, "commit")
+    failed = FailedRun(row="softtriple", variant="as_published", dataset="cub200", seed=9, reason="failed")
+    add_runs(project, TABLE, runs, [failed], "commit")
     return load_result(project, TABLE)
 
 
@@ -81,7 +79,7 @@ def test_a_damaged_result_is_rebuilt_and_a_part_run_again_loses_nothing(
     DAMAGE[how](path)
     damaged = path.read_bytes()
     one = before.runs[0].model_copy(update={"scores": {"recall@1": 0.5}})
-    add_runs(project, TABLE, (one,), {}, "new commit")
+    add_runs(project, TABLE, (one,), (), "new commit")
     found = load_result(project, TABLE)
     # A seed beyond the first ten is found only if the damaged bytes still contain it.
     expected = [run for run in before.runs if run.seed < 10 or how in ("flip", "lengthen", "cut")]
@@ -158,7 +156,7 @@ def test_the_standing_comparison_is_rebuilt_with_the_seeds_of_params(project: Pr
     project.params_file.write_text(yaml.safe_dump(merge(read_yaml(project.params_file), block)))
     specs = comparison_runs(load_params(project.params_file), "cub200", ("softtriple", "softmax"))
     before = [finish(project, spec, "cub200") for spec in specs]
-    add_runs(project, STANDING, tuple(before), {}, None)
+    add_runs(project, STANDING, tuple(before), (), None)
     before = list(load_result(project, STANDING).runs)
     assert len(before) == 4
     DAMAGE["empty"](result_path(project, STANDING))
@@ -179,11 +177,11 @@ def test_a_newer_version_and_unknown_fields(project: Project) -> None:
     content = json.loads(unseal(path.read_bytes()))
     content["runs"][0]["weather"] = "rain"
     path.write_text(seal(json.dumps(content)))
-    add_runs(project, TABLE, (before.runs[-1],), {}, None)
+    add_runs(project, TABLE, (before.runs[-1],), (), None)
     assert json.loads(unseal(path.read_bytes()))["runs"][0]["weather"] == "rain"
     path.write_text(as_format(path.read_text(), 2))
     newer = path.read_bytes()
-    for act in (lambda: load_result(project, TABLE), lambda: add_runs(project, TABLE, (), {}, None)):
+    for act in (lambda: load_result(project, TABLE), lambda: add_runs(project, TABLE, (), (), None)):
         with pytest.raises(NewerFormatError, match=r"table1\.json: written by a newer version \(format 2, this program reads up to 1\)"):
             act()
     assert path.read_bytes() == newer

@@ -96,9 +96,9 @@ def test_tables_that_cannot_be_written_are_said(tables: Path) -> None:
 
 def test_a_row_asked_for_as_tuned_has_them_laid_over_its_own(tables: Path) -> None:
     write_tuned(FOUND)
-    (own,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,)), (ROW,))[DATASET]
-    (tuned,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,), variant="tuned"), (ROW,))[DATASET]
-    assert (own.variant, tuned.variant) == ("softtriple ours", "softtriple tuned")
+    (own,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,)))[DATASET]
+    (tuned,) = runs_of(TABLE, load_table(TABLE), Choice((ROW,), variant="tuned"))[DATASET]
+    assert (own.label, tuned.label) == ("softtriple ours", "softtriple tuned")
     assert tuned.training.model_dump() == merge(own.training.model_dump(), FOUND.training)
     assert tuned.training != own.training
     assert tuned.evaluation == own.evaluation
@@ -109,9 +109,7 @@ def test_of_a_whole_table_every_row_that_is_trained_has_to_be_tuned(tables: Path
         asked_runs([TABLE], Choice(variant="tuned"))
     for row in load_table(TABLE).rows:
         write_tuned(FOUND.model_copy(update={"row": row, "training": {"optimiser": {"learning_rate": 0.5}}}))
-    runs = {
-        spec.variant: spec.training.optimiser.learning_rate for spec in asked_runs([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]
-    }
+    runs = {spec.label: spec.training.optimiser.learning_rate for spec in asked_runs([TABLE], Choice(variant="tuned")).runs[TABLE, DATASET]}
     assert runs["untrained ours"] == 1e-3, "what is not trained has nothing to tune"
     assert {rate for name, rate in runs.items() if name.endswith(" tuned")} == {0.5}
     assert len(runs) == len(load_table(TABLE).rows)
@@ -121,7 +119,7 @@ def test_the_first_variant_is_the_default_and_never_the_tuned_one(tables: Path) 
     row = load_table(TABLE).rows[ROW].model_copy(update={"variants": ("ours", "tuned")})
     table = load_table(TABLE)
     table = table.model_copy(update={"rows": table.rows | {ROW: row}})
-    assert runs_of(TABLE, table, Choice((ROW,)), (ROW,))[DATASET][0].variant == "softtriple ours"
+    assert runs_of(TABLE, table, Choice((ROW,)))[DATASET][0].label == "softtriple ours"
     assert row_training(TABLE, row, DATASET) == row_training(TABLE, row, DATASET, "ours")
     for variants in (("tuned",), ("tuned", "ours")):
         with pytest.raises(ValueError, match="'tuned' changes the row's first variant"):

@@ -13,7 +13,7 @@ import torch
 from threadpoolctl import OpenBLASController, threadpool_info, threadpool_limits
 
 import tasks.scores.evaluation
-from flows import run
+from flows import chain
 from tasks.runs.records import CheckpointRecord, DatasetRecord, EmbeddingRecord
 from tasks.storage import Store
 from tests.conftest import small_training
@@ -56,18 +56,20 @@ def test_the_first_of_two_scorings_to_end_leaves_the_other_its_limit(tmp_path: P
         checkpoint = CheckpointRecord(step="train", identity=title, key=f"train/{title}", files=())
         embeddings = EmbeddingRecord(step="embed", identity=title, key=f"embed/{title}", files=())
         dataset = DatasetRecord(name="d", folder=str(tmp_path), digest="0", counts={}, source="synthetic")
-        run._evaluate(f"evaluate/{title}", spec, dataset, checkpoint, embeddings, Store(str(tmp_path), tmp_path / "cache"))
+        services: Any = SimpleNamespace(begin=lambda *_: None, store=Store(str(tmp_path), tmp_path / "cache"))
+        lock: Any = SimpleNamespace(run_once=lambda work, slots: work())
+        chain.evaluate.fn(title, spec, dataset, checkpoint, embeddings, services, lock)
         if title == "first":
             first_ended.set()
         seen[f"after {title}"] = threads()
 
     monkeypatch.setattr(os, "cpu_count", lambda: NUM_CORES)
-    monkeypatch.setattr(run, "read_history", lambda folder: [])
-    monkeypatch.setattr(run, "check_unchanged", lambda dataset: None)
+    monkeypatch.setattr(chain, "read_history", lambda folder: [])
+    monkeypatch.setattr(chain, "check_unchanged", lambda dataset: None)
     monkeypatch.setattr(tasks.scores.evaluation, "evaluate_run", scoring)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(score, ("first", "second")))
     assert seen.keys() == {"first", "second", "after first", "after second"}
     for when, numbers in seen.items():
         assert len(numbers) > 1
-        assert set(numbers.values()) == {NUM_CORES // run.SCORED_AT_ONCE}, when
+        assert set(numbers.values()) == {NUM_CORES // chain.SCORED_AT_ONCE}, when

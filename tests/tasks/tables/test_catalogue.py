@@ -96,12 +96,12 @@ def test_every_row_to_be_run_is_a_training_that_can_be_scored_or_measured(name, 
         of_any_row |= measured
         assert {column.metric for column in filled(table, row)} <= known_metrics | measured, key
         assert not measured & known_metrics, "a measurement would take the place of a score"
-        protocol = load_protocol(row.protocol or name.partition("/")[0])
+        load_protocol(row.protocol or name.partition("/")[0])
         for one, options in merge(table.measurements, row.measurements).items():
             parse_measurement(one, options)
         for dataset in datasets_run(table, row):
             for variant in row.variants:
-                row_training(name, row, dataset, variant, protocol, key)
+                row_training(name, row, dataset, variant, key)
     assert {column.metric for column in table.flat_columns} <= known_metrics | of_any_row
 
 

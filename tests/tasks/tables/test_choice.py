@@ -8,7 +8,6 @@ from tasks.runs.specs import load_params
 from tasks.tables.choice import Choice
 from tasks.tables.file import PROJECT, chosen_tables, load_table, paper_tables, table_names
 from tasks.tables.runs import asked_runs, chosen_runs, runs_of
-from tasks.tables.smoke import table_of
 from tests.conftest import ROOT
 
 
@@ -31,7 +30,7 @@ def test_narrowing_several_tables_takes_of_each_what_it_has() -> None:
     asked = asked_runs(
         ["softtriple/table1", "softtriple/table3", "softtriple/figure4"], Choice(rows=("softtriple", "k10-with-regulariser"))
     )
-    assert {place: [spec.variant for spec in runs] for place, runs in asked.runs.items()} == {
+    assert {place: [spec.label for spec in runs] for place, runs in asked.runs.items()} == {
         ("softtriple/table1", "cub200"): ["softtriple as_published"],
         ("softtriple/table3", "cars196"): ["softtriple as_published"],
         ("softtriple/figure4", "cub200"): ["k10-with-regulariser as_published"],
@@ -57,7 +56,7 @@ def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() 
     names = ["heated_up_softmax/figure2", "heated_up_softmax/table1"]
     asked = asked_runs(names, Choice(variant="as_released"))
     assert {name for name, _ in asked.runs} == {"heated_up_softmax/table1"}
-    assert {spec.variant.split(" ")[1] for runs in asked.runs.values() for spec in runs} == {"as_released"}
+    assert {spec.variant for runs in asked.runs.values() for spec in runs} == {"as_released"}
     assert asked.left_out[names[0]] == [f"'{label}' has no variant 'as_released' (it has as_published)" for label in (
         "2(a), hard samples", "2(b), easy samples")]  # fmt: skip
     with pytest.raises(ConfigError, match=r"nothing can be run: '2\(a\), hard samples' has no variant 'as_released'"):
@@ -67,7 +66,7 @@ def test_a_row_that_lacks_the_variant_is_listed_and_not_run_as_something_else() 
 def test_the_common_track_differs_in_the_loss_alone() -> None:
     protocol = load_protocol("common")
     softmax_norm, softtriple = runs_of("softtriple/table1", load_table("softtriple/table1"), Choice(track="common"))["cub200"]
-    assert (softmax_norm.variant, softtriple.variant) == ("softmax-norm common", "softtriple common")
+    assert (softmax_norm.label, softtriple.label) == ("softmax-norm common", "softtriple common")
     assert softtriple.training == protocol.training_config("cub200", "softtriple")
     # SoftMax_norm is SoftTriple's loss with one centre; the row's own options are kept.
     options = softmax_norm.training.loss.options
@@ -97,5 +96,5 @@ def test_every_row_of_every_table_has_a_smoke_run_that_is_of_no_table(name: str)
     for spec in found:
         assert spec.comparison == f"smoke on {spec.dataset}"
         assert spec.dataset.endswith("-smoke")
-        assert table_of(spec) == name
-    assert len({(spec.dataset, spec.variant, spec.seed) for spec in found}) == len(found), "MLflow would take one for another"
+        assert spec.table == name
+    assert len({(spec.dataset, spec.label, spec.seed) for spec in found}) == len(found), "MLflow would take one for another"

@@ -75,10 +75,7 @@ def test_a_class_disjoint_dataset_is_refused_for_a_figure_on_all_digits(params: 
 
 
 def test_gradients_are_of_training_images_and_maps_of_test_images() -> None:
-    roles = {
-        name: {spec.variant.partition(" ")[0]: spec.evaluation.role for spec in runs_of(name, load_table(name))["fashion_mnist"]}
-        for name in FIGURES
-    }
+    roles = {name: {spec.row: spec.evaluation.role for spec in runs_of(name, load_table(name))["fashion_mnist"]} for name in FIGURES}
     assert set(roles["heated_up_softmax/figure2"].values()) == {"train"}
     assert set(roles["heated_up_softmax/figure3"].values()) == set(roles["sgsl/figure3"].values()) == {"test"}
     assert roles["heated_up_softmax/figure4"] == {
@@ -91,9 +88,9 @@ def test_gradients_are_of_training_images_and_maps_of_test_images() -> None:
 
 
 def test_panels_of_one_classifier_are_one_training() -> None:
-    runs = {spec.variant.partition(" ")[0]: spec.training for spec in runs_of(FIGURES[2], load_table(FIGURES[2]))["mnist"]}
+    runs = {spec.row: spec.training for spec in runs_of(FIGURES[2], load_table(FIGURES[2]))["mnist"]}
     assert runs["panel-a"] == runs["panel-b"] == runs["panel-c"] == runs["panel-d"] != runs["figure-3-b"]
-    (three_b,) = [spec for spec in runs_of(FIGURES[1], load_table(FIGURES[1]))["mnist"] if spec.variant.startswith("panel-b")]
+    (three_b,) = [spec for spec in runs_of(FIGURES[1], load_table(FIGURES[1]))["mnist"] if spec.row.startswith("panel-b")]
     assert three_b.training == runs["figure-3-b"]
 
 

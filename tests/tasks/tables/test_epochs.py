@@ -27,11 +27,11 @@ def changed_table(**row_changes: object) -> TableFile:
 
 def labels(**choice: object) -> list[str]:
     table = choice.pop("table", load_table(TML))
-    return [spec.variant for spec in tml_runs(table, **choice)]  # type: ignore[arg-type]
+    return [spec.label for spec in tml_runs(table, **choice)]  # type: ignore[arg-type]
 
 
 def tml_runs(table: TableFile, **choice: object) -> list[RunSpec]:
-    return runs_of(TML, table, Choice(**choice), ["tml"], ["cars196"])["cars196"]  # type: ignore[arg-type]
+    return runs_of(TML, table, Choice(("tml",), ("cars196",), **choice))["cars196"]  # type: ignore[arg-type]
 
 
 def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_paper_s_does() -> None:
@@ -45,7 +45,7 @@ def test_tuplet_margin_s_tables_show_the_oracle_beside_the_last_and_no_other_pap
 @pytest.mark.parametrize("smoke", [False, True])
 def test_last_and_oracle_are_one_training(smoke: bool) -> None:
     last, oracle = (make_small(spec) if smoke else spec for spec in tml_runs(load_table(TML)))
-    assert (last.variant.endswith("tml as_published"), oracle.variant.endswith("tml as_published oracle")) == (True, True)
+    assert (last.label.endswith("tml as_published"), oracle.label.endswith("tml as_published oracle")) == (True, True)
     assert smoke or oracle.title.endswith("cars196 / tml as_published oracle / seed 0")
     assert identity.train_identity(last, DATASET) == identity.train_identity(oracle, DATASET)
     for step in (identity.embed_identity, identity.evaluate_identity):
@@ -85,12 +85,14 @@ def test_an_oracle_s_result_does_not_take_the_place_of_the_last_one_s() -> None:
         training={}, evaluation={},
     )  # fmt: skip
     oracle = last.model_copy(update={"epoch": "oracle", "identity": "2"})
-    failures = {"tml as_published oracle, cars196, seed 0": "a reason", "tml as_published, cars196, seed 0": "another"}
-    result = TableResult(name=TML, failures=failures).updated((last,), {}, None)
-    assert result.failures == {"tml as_published oracle, cars196, seed 0": "a reason"}
-    result = result.updated((oracle,), {}, None)
+    as_text = {"tml as_published oracle, cars196, seed 0": "a reason", "tml as_published, cars196, seed 0": "another"}
+    result = TableResult(name=TML, failures=as_text)  # as in files of earlier versions
+    assert [(run.label, run.reason) for run in result.failed] == [("tml as_published oracle", "a reason"), ("tml as_published", "another")]
+    result = result.updated((last,), (), None)
+    assert [(run.place, run.reason) for run in result.failed] == [(oracle.place, "a reason")]
+    result = result.updated((oracle,), (), None)
     assert [(run.epoch, run.identity) for run in result.runs] == [("last", "1"), ("oracle", "2")]
-    assert result.failures == {}
+    assert result.failed == ()
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import pytest
 
 from dml_core.data.store.info import read_info
 from tasks.environment import Project
+from tasks.runs.records import MetricRecord
 from tasks.runs.specs import DatasetSpec, RunSpec, comparison_runs, load_params
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING_VARIANT, label_parts, load_table, standing_table
+from tasks.tables.file import load_table, standing_table
 from tasks.tables.present import table_today
 from tasks.tables.result import MeasuredRun, TableResult
 from tasks.tables.runs import runs_of
@@ -20,21 +21,9 @@ PARAMS = load_params(ROOT / "params.yaml")
 STANDING = "project/standing"
 
 
-def measured(spec: RunSpec, row: str, variant: str, digest: str | None) -> MeasuredRun:
-    return MeasuredRun(
-        row=row,
-        variant=variant,
-        epoch=spec.evaluation.epoch,
-        dataset=spec.dataset,
-        project_dataset=spec.dataset,
-        seed=spec.seed,
-        identity="i",
-        scores={"recall@1": 0.5},
-        figures="f",
-        training=spec.training.model_dump(mode="json"),
-        evaluation=spec.evaluation.model_dump(mode="json"),
-        digest=digest,
-    )
+def measured(spec: RunSpec, digest: str | None) -> MeasuredRun:
+    scores = MetricRecord(step="evaluate", identity="i", key="f", files=(), metrics={"recall@1": 0.5})
+    return MeasuredRun.of(spec, scores, digest)
 
 
 @pytest.fixture
@@ -48,8 +37,8 @@ def test_the_standing_comparison_is_held_to_params_yaml_and_to_the_prepared_data
     digest = read_info(project.packed("synthetic")).fingerprint
     specs = {name: comparison_runs(PARAMS, name, ["softmax"], [0])[0] for name in ("synthetic", "fashion-mnist")}
     now, elsewhere = (
-        measured(specs["synthetic"], "softmax", STANDING_VARIANT, digest),
-        measured(specs["fashion-mnist"], "softmax", STANDING_VARIANT, "x"),
+        measured(specs["synthetic"], digest),
+        measured(specs["fashion-mnist"], "x"),
     )
     gone = now.model_copy(update={"row": "gone"})
     shorter = {**now.training, "num_epochs": 1}
@@ -72,7 +61,7 @@ def test_a_table_s_dataset_is_the_project_s_that_is_read_by_its_reader(project: 
     project.packed("synthetic").rename(project.packed("birds"))
     table = load_table("softtriple/table1")
     spec = runs_of("softtriple/table1", table)["cub200"][0]
-    result = TableResult(name="softtriple/table1", runs=(measured(spec, *label_parts(spec.variant)[:2], "old"),))
+    result = TableResult(name="softtriple/table1", runs=(measured(spec, "old"),))
     birds = PARAMS.model_copy(update={"datasets": {"birds": DatasetSpec(reader="cub200", raw="raw")}})
     digest = read_info(project.packed("birds")).fingerprint
     assert table_today(project, birds, "softtriple/table1", table, result).digests == {"cub200": digest}
@@ -83,11 +72,7 @@ def test_a_table_s_dataset_is_the_project_s_that_is_read_by_its_reader(project: 
 @pytest.mark.parametrize("choice", [Choice(), Choice(track="common"), Choice(epochs=("last",))])
 def test_every_run_of_a_table_is_today_s_as_long_as_its_file_stays(project: Project, name: str, choice: Choice) -> None:
     table = load_table(name)
-    runs = [
-        measured(spec, *label_parts(spec.variant), "1").model_copy(update={"dataset": dataset})
-        for dataset, found in runs_of(name, table, choice).items()
-        for spec in found
-    ]
+    runs = [measured(spec, "1") for specs in runs_of(name, table, choice).values() for spec in specs]
     result = TableResult(name=name, runs=tuple(runs))
     today = table_today(project, PARAMS, name, table, result)
     if not any(dataset == "synthetic" for dataset, _ in today.settings):

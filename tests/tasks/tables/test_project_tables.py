@@ -13,8 +13,8 @@ from dml_core.measurements.registry import measurement, parse_measurement
 from dml_core.training.loop import build_system
 from tasks.runs.specs import RunSpec, load_params
 from tasks.tables.choice import Choice
-from tasks.tables.file import STANDING, load_table, paper_tables, project_tables, standing_table, table_names
-from tasks.tables.runs import at_scale, chosen_runs, column_dataset, datasets_of, named_dataset
+from tasks.tables.file import STANDING, load_table, paper_tables, standing_table, table_names
+from tasks.tables.runs import at_scale, chosen_runs, datasets_of, named_dataset
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -24,13 +24,12 @@ EVALUATORS = {"recall@1", "map@r", "nmi", "csc"}
 
 def runs_of(name: str) -> dict[str, RunSpec]:
     """Return row -> its run with seed 0."""
-    return {spec.variant.partition(" ")[0]: spec for found in chosen_runs(PARAMS, [name], Choice()).runs for spec in found}
+    return {spec.row: spec for found in chosen_runs(PARAMS, [name], Choice()).runs for spec in found}
 
 
 def test_the_projects_tables_stand_behind_those_of_the_papers() -> None:
-    assert project_tables() == [CLAIMS, RESULTS, STANDING]
     assert len(paper_tables()) == 40
-    assert table_names() == [*paper_tables(), *project_tables()]
+    assert table_names() == [*paper_tables(), CLAIMS, RESULTS, STANDING]
 
 
 @pytest.mark.parametrize("name", [CLAIMS, RESULTS])
@@ -40,7 +39,7 @@ def test_every_row_builds_and_costs_something(name: str) -> None:
     for spec in runs.values():
         size = spec.training.transform.crop_size
         system = build_system(spec.training, 5, 0, torch.device("cpu"))
-        assert system(torch.randn(20, 3, size, size), torch.arange(20) % 5, [20]).total.isfinite(), spec.variant
+        assert system(torch.randn(20, 3, size, size), torch.arange(20) % 5, [20]).total.isfinite(), spec.label
 
 
 @pytest.mark.parametrize("name", [CLAIMS, RESULTS])
@@ -97,14 +96,13 @@ def test_every_row_of_the_results_has_the_same_budget_and_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", [CLAIMS, RESULTS, "sgsl/table1"])
-def test_a_column_leads_to_the_projects_dataset_and_back(name: str) -> None:
-    table = load_table(name)
+def test_a_column_leads_to_the_projects_dataset_and_a_run_knows_both(name: str) -> None:
     others = {"cub200": {"reader": "cub200", "raw": "r"}, "cars": {"reader": "cars196", "raw": "r"}}
     params = PARAMS.model_copy(update={"datasets": PARAMS.datasets | load_others(others)})
-    found = {dataset: named_dataset(params, dataset) for dataset in datasets_of(table)}
-    known = {dataset: own for dataset, own in found.items() if own is not None}
-    assert known
-    assert {dataset: column_dataset(params, table, own) for dataset, own in known.items()} == {dataset: dataset for dataset in known}
+    named = {dataset: named_dataset(params, dataset) for dataset in datasets_of(load_table(name))}
+    places = {(spec.column, spec.dataset) for runs in chosen_runs(params, [name], Choice()).runs for spec in runs}
+    assert places
+    assert places <= named.items()
 
 
 def load_others(blocks: dict[str, dict[str, str]]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dml_core.errors import ConfigError, DmlError
 from dml_core.evaluation.config import EvaluationConfig
-from flows.cli.table_options import choice_of
+from flows.cli.table_options import request_of
 from tasks.environment import Project
 from tasks.reports.compare import compare_runs, summarise_runs, write_report
 from tasks.runs.comparable import UNKNOWN
@@ -41,9 +41,9 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "dml reproduce TABLE TABLE": lambda: chosen_tables([TABLE, TABLE]),
     "dml reproduce PATTERN TABLE": lambda: chosen_tables(["softtriple/*", TABLE]),
     "the flow of tables": lambda: asked_runs([TABLE, TABLE], Choice()),
-    "dml reproduce TABLE --row": lambda: choice_of(["softtriple", "softtriple"], None, None, None, None, None),
-    "dml reproduce TABLE -d": lambda: choice_of(None, ["cub200", "cub200"], None, None, None, None),
-    "dml reproduce TABLE -s": lambda: choice_of(None, None, None, None, [3, 3], None),
+    "dml reproduce TABLE --row": lambda: request_of([TABLE], None, None, None, rows=["a", "a"]),
+    "dml reproduce TABLE -d": lambda: request_of([TABLE], None, None, None, datasets=["a", "a"]),
+    "dml reproduce TABLE -s": lambda: request_of([TABLE], [3, 3], None, None),
     "dml tune ROW ROW": lambda: planned(Project(ROOT, ROOT, "", ""), ["a/b/c", "a/b/c"], (), 2, 0, "recall@1", None),
     "dml tune -d": lambda: planned(Project(ROOT, ROOT, "", ""), ["a/b/c"], ("x", "x"), 2, 0, "recall@1", None),
 }

@@ -10,15 +10,18 @@ from tasks.environment import Project
 from tasks.tables.choice import Choice
 from tasks.tables.file import load_table
 from tasks.tables.runs import runs_of
-from tasks.tables.smoke import DIGITS, IMAGES, LAYOUTS, SMOKE, draw_for_smoke, make_small, table_of
+from tasks.tables.smoke import DIGITS, IMAGES, LAYOUTS, draw_for_smoke, make_small
 
 TABLE = "softtriple/table1"
 
 
 def test_a_smoke_run_is_small_and_otherwise_the_table_s() -> None:
-    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",)), ("softtriple",), ("cub200",))["cub200"]
+    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",), ("cub200",)))["cub200"]
     small = make_small(spec)
-    assert (small.table, small.dataset, table_of(small), table_of(spec)) == (SMOKE, "cub200-smoke", TABLE, TABLE)
+    assert (small.table, small.row, small.column, small.dataset) == (TABLE, "softtriple", "cub200", "cub200-smoke")
+    assert (small.label, small.comparison) == (f"{TABLE} softtriple as_published", "smoke on cub200-smoke")
+    assert small.title == f"smoke: cub200-smoke / {TABLE} softtriple as_published / seed 0"
+    assert small.short == f"smoke on cub200-smoke: {TABLE} softtriple as_published s0"
     assert small.training.num_epochs == 1
     assert small.training.sampler.batch_size <= 4
     assert small.training.sampler.num_classes_per_batch * small.training.sampler.num_samples_per_class == 4
@@ -48,6 +51,6 @@ def test_a_few_images_are_drawn_and_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_dataset_that_is_not_drawn_is_refused() -> None:
-    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",)), ("softtriple",), ("cub200",))["cub200"]
+    (spec,) = runs_of(TABLE, load_table(TABLE), Choice(("softtriple",), ("cub200",)))["cub200"]
     with pytest.raises(ConfigError, match=r"^--smoke supports only the papers' tables: it cannot draw images in the layout of 'mine'$"):
         make_small(spec.model_copy(update={"dataset": "mine"}))

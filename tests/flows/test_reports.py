@@ -1,18 +1,25 @@
-"""Conclusion of a comparison: a report for each selection of runs, and the best run by one fixed rule."""
+"""The end of a flow: reports of the standing comparison, the best run by one fixed rule, and the pages of tables."""
 
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tasks.reports.site import pages
 
-from flows import reproduce
+import flows.reports
+import flows.reproduce
 from flows.outcomes import Failure, Outcome
-from flows.reproduce import Comparison, report_folder
+from flows.reports import Report, report_folder, report_standing
+from flows.request import Request
 from tasks.environment import Project
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.records import ComparisonReport, MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
+from tasks.tables.file import table_names
+from tasks.tables.result import TableResult
 from tests.conftest import ROOT
 
 PARAMS = load_params(ROOT / "params.yaml")
@@ -48,13 +55,13 @@ class Services:
 
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
-    monkeypatch.setattr(reproduce, "create_markdown_artifact", lambda *given, **named: None)  # without it, Prefect would start a server
+    monkeypatch.setattr(flows.reports, "create_markdown_artifact", lambda *given, **named: None)  # without it, Prefect would start a server
     return Services(tmp_path)
 
 
-def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None) -> Comparison:
+def conclude(services: Any, outcomes: list[Outcome], failures: list[Failure] | None = None) -> Report:
     params = load_params(ROOT / "params.yaml", outcomes[0].spec.overrides)
-    return reproduce._conclude(outcomes, failures or [], services, params)
+    return report_standing(outcomes, failures or [], params, services)
 
 
 def test_every_choice_of_runs_has_a_folder_and_the_same_choice_the_same_one(tmp_path: Path) -> None:
@@ -88,13 +95,13 @@ def test_a_part_and_one_with_other_settings_leave_two_whole_reports(services: Se
         conclude(services, [outcome(spec, 0.5) for spec in specs("softmax")]),
     ]
     for part in parts:
-        assert (part.folder / "report.md").read_text() == part.report
-        assert (part.folder / "scores.csv").is_file()
-    assert ["25.0" in parts[0].report, "75.0" in parts[1].report, "50.0" in parts[2].report] == [True] * 3
-    assert parts[1].report.startswith("# comparison on synthetic, comparison.protocol.num_epochs=3\n")
+        assert part.path.read_text() == part.page
+        assert (part.path.parent / "scores.csv").is_file()
+    assert ["25.0" in parts[0].page, "75.0" in parts[1].page, "50.0" in parts[2].page] == [True] * 3
+    assert parts[1].page.startswith("# comparison on synthetic, comparison.protocol.num_epochs=3\n")
     assert not (services.project.root / "results").exists()
     failed = [Failure(specs("softmax")[0], "no memory")]
-    assert "- synthetic / softmax / seed 0: FAILED: no memory" in conclude(services, [outcome(specs("softtriple")[0])], failed).report
+    assert "- synthetic / softmax / seed 0: FAILED: no memory" in conclude(services, [outcome(specs("softtriple")[0])], failed).page
     assert len(list((services.project.state / "reports/synthetic").glob("*/report.md"))) == 4
 
 
@@ -118,3 +125,80 @@ def test_mlflow_is_told_the_present_data_and_settings_of_every_variant(services:
     assert report.settings.keys() == PARAMS.comparison.variants.keys()
     conclude(services, [outcome(spec) for spec in specs("softmax", overrides=SET)])
     assert services.published[1].settings["softmax"] != report.settings["softmax"]
+
+
+NAMES = ["project/claims", "softtriple/table1", "project/standing"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project without results."""
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    return Project(tmp_path, tmp_path / "state", str(tmp_path / "store"), f"sqlite:///{tmp_path}/mlflow.db")
+
+
+class NoServices:
+    """The services of a flow without runs, which record when they are closed."""
+
+    def __init__(self, project: Project, scale: Any) -> None:
+        self.project, self.tags, self.is_closed = project, {}, False
+        self.tracker: Any = SimpleNamespace(publish=lambda report: "run")
+        self.display: Any = SimpleNamespace(say=lambda text: None)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_workers_have_ended(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, written, closed = Counter[str](), Counter[str](), []
+    services = NoServices(project, None)
+    work_out, write = pages.shown_table, pages.write_whole
+
+    def counted(name: str, *rest: Any) -> Any:
+        shown[name] += 1
+        closed.append(services.is_closed)
+        return work_out(name, *rest)
+
+    def noted(path: Path, content: str) -> None:
+        written[path.name] += 1
+        write(path, content)
+
+    runs = [SimpleNamespace(dataset="d", table=name, is_smoke=False) for name in NAMES]
+    for name, stand_in in {
+        "open_project": lambda: project,
+        "Services": lambda *_: services,
+        "requested_runs": lambda project, request, say: (load_params(project.params_file), runs),
+        "_prepare": lambda *_: None,
+        "run_chains": lambda *_, **__: ([], []),
+    }.items():
+        monkeypatch.setattr(flows.reproduce, name, stand_in)
+    monkeypatch.setattr(flows.reports, "create_markdown_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(pages, "shown_table", counted)
+    monkeypatch.setattr(pages, "write_whole", noted)
+    reports = flows.reproduce.reproduce.fn(Request(tables=tuple(NAMES)))
+    assert [report.title for report in reports] == NAMES
+    assert shown == dict.fromkeys(NAMES, 1)
+    assert written["index.html"] == 1
+    assert all(closed)
+
+
+def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_other_result(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(project: Project, name: str) -> TableResult:
+        assert name in {"project/standing", "softtriple/table2"}, f"{name} may be damaged"
+        return TableResult(name=name)
+
+    monkeypatch.setattr(pages, "load_result", load)
+    params, site = load_params(project.params_file), project.root / pages.SITE
+    for name in ("project/standing", "softtriple/table2"):  # writing the second page keeps the first in the index
+        pages.write_site(project, params, [name])
+    (site / "softtriple/table2.json").write_text("{}")  # of another version
+    pages.write_site(project, params, ["project/standing"])
+    index = (site / pages.INDEX).read_text()
+    assert index.count("<li>") == len(table_names())
+    assert all(f'href="{name}.html"' in index for name in ("project/standing", "softtriple/table2"))
+    assert index.count("rows measured</span>") == 1
+    assert index.count("<code>dml report ") == len(table_names()) - 2

@@ -6,16 +6,16 @@ same task, and flows of several processes for its lock (`flows.step_lock`).
 """
 
 import contextlib
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.concurrency.sync import concurrency
 from prefect.settings import PREFECT_API_URL
@@ -25,17 +25,15 @@ from dml_core.errors import DataError, DmlError, TrainingError
 from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
-from flows.choices import DatasetName, VariantName
-from flows.outcomes import Failure, Outcome, RunsFailedError, finish
+from flows.outcomes import Failure, Outcome
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
-from flows.step_cache import SealedJSON, forget_failure, is_finished
+from flows.step_cache import SealedJSON, finished_record, forget_failure
 from flows.step_lock import StepLock
-from tasks.checks import check_before, check_parts, check_settings
 from tasks.data import check_unchanged, dvc_digest, update_dataset
-from tasks.environment import Project, finished_records, open_project, ray_cluster, shown
+from tasks.environment import Project, finished_records, ray_cluster
 from tasks.plans.times import note_rate, num_images
 from tasks.runs import identity
-from tasks.runs.finished import Code, finished_identities, made_by_older_code, record_provenance
+from tasks.runs.finished import finished_identities, record_provenance
 from tasks.runs.identity import StepIdentity, published_identity
 from tasks.runs.records import (
     CheckpointRecord,
@@ -46,76 +44,75 @@ from tasks.runs.records import (
     describe_folder,
     read_scores,
 )
-from tasks.runs.specs import Params, RunSpec, comparison_runs, load_params
+from tasks.runs.specs import RunSpec
 from tasks.storage import Store
 from tasks.tracking.tracker import LiveCurves
-from tasks.workers.group import Watch
 from tasks.workers.jobs import Job
 
 LEASE_SECONDS = 90  # a dead flow's worker slots are released after this time; a living flow renews them
 # A step that waits for the previous one also holds a thread: four for each of 16 concurrent runs. `Services` limits how many train and are
 # scored at the same time.
 STEPS_AT_ONCE: Any = ThreadPoolTaskRunner(max_workers=4 * 16)
+logger = logging.getLogger(__name__)
 
 
 class Chain:
     """One run's submitted steps; each starts when the previous one is done.
 
+    A smoke run always runs again, since it tests whether the chain runs now.
+
     Args:
         spec: the run.
         dataset: record of its dataset.
         services: services of the flow.
-        force: run every step, done or not.
-        published: identities of runs that MLflow has completely and marked as current; they are not published again.
-        code: "keep" to reuse finished steps that other code made; the outcome lists the names of the changed files.
     """
 
-    def __init__(
-        self, spec: RunSpec, dataset: DatasetRecord, services: Services, force: bool, published: frozenset[str], code: Code = "strict"
-    ) -> None:
+    def __init__(self, spec: RunSpec, dataset: DatasetRecord, services: Services) -> None:
         self.spec = spec
         self._digest = dataset.digest
         self._services = services
-        self._force, self._code = force, code
+        self._force = services.force or spec.is_smoke
         self._locks: dict[str, StepLock] = {}
         self.must_train = False
         trained = self._choose(train, identity.train_step(spec, dataset))
-        embedded = self._choose(embed, identity.embed_step(spec, trained.of.identity))
-        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.of.identity))
+        embedded = self._choose(embed, identity.embed_step(spec, trained.step.identity))
+        scored = self._choose(evaluate, identity.evaluate_step(spec, embedded.step.identity))
         self._older_code = tuple(sorted({*trained.older_code, *embedded.older_code, *scored.older_code}))
-        published_id = published_identity(spec, scored.of.identity)
-        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=force)
+        self.network_key = f"train/{trained.step.identity}"
+        published_id = published_identity(spec, scored.step.identity)
+        must_publish = services.must_publish(spec, published_id) or bool(self._older_code)
+        checkpoint = self._submit(train, trained, spec, dataset, published_id, services, anew=self._force)
         embeddings = self._submit(embed, embedded, spec, dataset, checkpoint, services)
         scores = self._submit(evaluate, scored, spec, dataset, checkpoint, embeddings, services)
         self._steps = {"train": checkpoint, "embed": embeddings, "evaluate": scores}
         self._publishing = []
-        if published_id not in published or self._older_code:
+        if must_publish:
             key = f"publish {published_id}"
             if key not in services.submitted:
                 services.submitted[key] = publish.submit(spec, dataset, checkpoint, embeddings, scores, services, self._older_code)
             self._publishing.append(services.submitted[key])
 
-    def _choose(self, step: Any, of: StepIdentity) -> "_Chosen":
+    def _choose(self, step: Any, of: StepIdentity) -> "_PlannedStep":
         """Choose the step to submit; with `code` "keep" one made by other code, if the current code has made none."""
         state, store = self._services.project.state, self._services.store
         if self._force or of.identity in self._services.submitted:
-            return _Chosen(of, usable=False)
-        if is_finished(step, of.identity, store, self.spec.title):
+            return _PlannedStep(of, usable=False)
+        if finished_record(step, of.identity, store, self.spec.title) is not None:
             record_provenance(state, of)
-            return _Chosen(of, usable=True)
-        older = finished_identities(state, of) if self._code == "keep" else {}
+            return _PlannedStep(of, usable=True)
+        older = finished_identities(state, of) if self._services.code == "keep" else {}
         for name, files in older.items():
-            if name != of.identity and is_finished(step, name, store, self.spec.title):
-                return _Chosen(replace(of, identity=name), usable=True, older_code=files)
-        return _Chosen(of, usable=False)
+            if name != of.identity and finished_record(step, name, store, self.spec.title) is not None:
+                return _PlannedStep(replace(of, identity=name), usable=True, older_code=files)
+        return _PlannedStep(of, usable=False)
 
-    def _submit(self, step: Any, chosen: "_Chosen", *inputs: Any, **options: Any) -> Any:
+    def _submit(self, step: Any, planned: "_PlannedStep", *inputs: Any, **options: Any) -> Any:
         """Submit a step, whose lock is released when its record is stored, or return another run's identical step of this flow."""
-        submitted, key = self._services.submitted, chosen.of.identity
+        submitted, key = self._services.submitted, planned.step.identity
         if key not in submitted:
-            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not chosen.usable)
-            self.must_train |= step is train and not chosen.usable
-            lock = self._locks[step.name] = StepLock(step, chosen.of, self.spec.title, self._services, self._force)
+            named = step.with_options(task_run_name=f"{step.name} {{spec.short}}", refresh_cache=not planned.usable)
+            self.must_train |= step is train and not planned.usable
+            lock = self._locks[step.name] = StepLock(step, planned.step, self.spec.title, self._services, self._force)
             submitted[key] = named.submit(key, *inputs, lock=lock, **options)
             submitted[key].add_done_callback(lock.release)
         return submitted[key]
@@ -151,127 +148,88 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _PlannedStep:
     """A step to submit: its identity, whether it is finished, and the source files that differ from those that made it."""
 
-    of: StepIdentity
+    step: StepIdentity
     usable: bool
     older_code: tuple[str, ...] = ()
 
 
-def run_chains(
-    runs: Sequence[RunSpec],
-    prepared: Mapping[str, DatasetRecord],
-    services: Services,
-    force: bool,
-    fail_fast: bool = False,
-    code: Code = "strict",
-) -> tuple[list[Outcome], list[Failure]]:
-    """Submit every run's chain, and wait for all; shared by the flows of one run, of the standing comparison and of tables.
+def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> tuple[list[Outcome], list[Failure]]:
+    """Submit every run's chain, and wait for all.
 
     Args:
         runs: runs of any comparisons, on any of the datasets.
         prepared: dataset -> its record.
         services: services of the flow.
-        force: run every step, done or not.
-        fail_fast: start no further steps after a run fails.
-        code: "keep" to reuse finished steps that other code made.
 
     Raises:
         ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
     """
-    bring_weights(runs, prepared, services, force, code)
-    published = {title: services.tracker.published(title) for title in dict.fromkeys(spec.comparison for spec in runs)}
-    chains = [Chain(spec, prepared[spec.dataset], services, force, published[spec.comparison], code) for spec in runs]
+    bring_weights(runs, prepared, services)
+    chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
-    return finish(chains, services, fail_fast)
+    return finish(chains, services)
 
 
-def bring_weights(
-    runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services, force: bool = False, code: Code = "strict"
-) -> None:
+def finish(chains: Sequence[Chain], services: Services) -> tuple[list[Outcome], list[Failure]]:
+    """Wait for every run, and show each as it ends; if the flow is to fail fast, a failure prevents further steps from starting.
+
+    The network of smoke runs is deleted after its last use: a hundred networks would fill a disk.
+    """
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    num_users = Counter(chain.network_key for chain in chains if chain.spec.is_smoke)
+    for chain in chains:
+        error = chain.wait()
+        if error is None:
+            outcomes.append(chain.outcome())
+            if chain.spec.is_smoke:
+                num_users[chain.network_key] -= 1
+                if not num_users[chain.network_key]:
+                    services.store.clear(chain.network_key)
+            _show(outcomes[-1], chain.must_train, services)
+        elif not services.stopping.is_set():
+            failures.append(Failure.of(chain.spec, error))
+            services.display.finished(chain.spec.title, chain.must_train, failures[-1].line)
+            if services.fail_fast:
+                services.stop()
+    reused = sum(not any(outcome.ran.values()) for outcome in outcomes)
+    if reused:
+        services.display.say(f"{reused} of {len(chains)} {'run' if len(chains) == 1 else 'runs'} reused")
+    return outcomes, failures
+
+
+def _show(outcome: Outcome, trained: bool, services: Services) -> None:
+    """Print one line for a run if any of its steps ran, and log all its scores and folders."""
+    services.display.finished(outcome.spec.title, trained, outcome.line if any(outcome.ran.values()) else None)
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in outcome.scores.metrics.items())
+    logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)
+
+
+def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> None:
     """Fetch the published weights of the runs to train, before Ray starts. On a cluster each node fetches its own.
-
-    Args:
-        runs, prepared, services, force, code: as in `run_chains`.
 
     Raises:
         ConfigError: a file is missing and cannot be downloaded, or damaged.
     """
     if ray_cluster() is not None:
         return
-    to_train = [spec for spec in runs if force or not _is_trained(spec, prepared[spec.dataset], services, code)]
+    to_train = [spec for spec in runs if services.force or not _is_trained(spec, prepared[spec.dataset], services)]
     backbones = [spec.training.model.backbone for spec in to_train]
-    for name in dict.fromkeys(one.name for one in backbones if one.weights == "imagenet" and one.name in PUBLISHED):
+    for name in dict.fromkeys(config.name for config in backbones if config.weights == "imagenet" and config.name in PUBLISHED):
         if not is_kept(PUBLISHED[name]):
             services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
         fetch_published(name)
 
 
-def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services, code: Code) -> bool:
+def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:
     """Return whether a run's training has a record; its files are checked when its chain is created."""
     step = identity.train_step(spec, dataset)
-    return (finished_records() / step.identity).is_file() or (code == "keep" and len(finished_identities(services.project.state, step)) > 1)
-
-
-# ---------------------------------------------------------------- the flow
-
-
-@flow(name="run", flow_run_name="{dataset} / {variant} / seed {seed}", task_runner=STEPS_AT_ONCE, on_failure=[forget_failure])
-def run(
-    dataset: DatasetName,
-    variant: VariantName,
-    seed: int = 0,
-    force: bool = False,
-    overrides: list[str] | None = None,
-    code: Code = "strict",
-) -> Outcome:
-    """Run one run of the standing comparison.
-
-    Args:
-        dataset: a dataset of the comparison.
-        variant: one of its variants.
-        seed: any seed.
-        force: run every step again.
-        overrides: settings that override `params.yaml` for this run, each `dotted.path=value`.
-        code: "strict" to rerun what changed code made, "keep" to reuse and mark it.
-    """
-    project = open_project()
-    params = load_params(project.params_file, overrides or ())
-    runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
-    check_parts(runs, check_before(project, params, runs))
-    with closing(Services(project, params.scale)) as services:
-        record = prepare_checked(runs, params, services)
-        outcomes, failures = run_chains(runs, {dataset: record}, services, force, code=code)
-    if failures:
-        raise RunsFailedError(failures, 1, ())
-    create_markdown_artifact(_page(outcomes[0], project), key="run", description=runs[0].title)
-    return outcomes[0]
-
-
-def _page(outcome: Outcome, project: Project) -> str:
-    """Return a run's scores and folders as Markdown for its page in Prefect."""
-    scores = [f"| {name} | {value:.4f} |" for name, value in outcome.scores.metrics.items()]
-    steps = ", ".join(f"{step} {'ran' if did_run else 'reused'}" for step, did_run in outcome.ran.items())
-    places = [f"- network: `{outcome.network}`", f"- scores and figures: `{outcome.figures}`", f"- MLflow: {shown(project.tracking_uri)}"]
-    older = [made_by_older_code(outcome.older_code), ""] if outcome.older_code else []
-    return "\n".join([f"# {outcome.spec.title}", "", steps, "", *older, "| metric | value |", "|---|---|", *scores, "", *places, ""])
-
-
-def prepare_checked(runs: Sequence[RunSpec], params: Params, services: Services) -> DatasetRecord:
-    """Update the dataset of these runs, then check the runs against it before any worker starts.
-
-    Raises:
-        ConfigError: settings do not fit the dataset.
-        DataError: it cannot be prepared.
-    """
-    dataset = runs[0].dataset
-    if "DVC_STAGE" not in os.environ:
-        services.display.say(f"preparing {dataset}: bringing it up to date through DVC")
-    record = prepare(services.project, dataset)
-    check_settings(runs, params.scale, Path(record.folder))
-    check_parts(runs, Path(record.folder))
-    return record
+    if (finished_records() / step.identity).is_file():
+        return True
+    return services.code == "keep" and len(finished_identities(services.project.state, step)) > 1
 
 
 # ---------------------------------------------------------------- the steps
@@ -316,24 +274,23 @@ def train(
         live = LiveCurves(services.tracker, spec.comparison, published_id, spec)
         store.clear(key, keep=() if anew else (CHECKPOINT_FILE,))
         rates: list[float] = []
+
+        def watch(message: Progress) -> None:
+            if message.note is not None:
+                services.display.say(f"{spec.title}: {message.note}")
+                return
+            if message.epoch_ended:
+                rates.append(message.images_per_second)
+            services.display(spec.title, message)
+            live(message)
+
         with _of_same_data(dataset, store, key):
-            facts = services.workers.run(_job("train", spec, dataset, key, "", services), partial(_watch, spec, services, live, rates))
+            facts = services.workers.run(_job("train", spec, dataset, key, "", services), watch)
         if rates:
             note_rate(services.project.state, "train", spec, dataset, facts, rates[-1])
         return CheckpointRecord(step="train", identity=identity, key=key, files=describe_folder(store.pull(key)), facts=facts)
 
     return lock.run_once(work, _worker_slots)
-
-
-def _watch(spec: RunSpec, services: Services, live: Watch, rates: list[float], message: Progress) -> None:
-    """Show a training's progress on screen and in MLflow, and record each epoch's images per second."""
-    if message.note is not None:
-        services.display.say(f"{spec.title}: {message.note}")
-        return
-    if message.epoch_ended:
-        rates.append(message.images_per_second)
-    services.display(spec.title, message)
-    live(message)
 
 
 @task(**_STEP_OPTIONS)
@@ -368,28 +325,30 @@ def evaluate(
 ) -> ScoreRecord:
     """Score the embeddings and draw the run's figures."""
     services.begin(spec, "evaluating")
-    return lock.run_once(partial(_evaluate, f"evaluate/{identity}", spec, dataset, checkpoint, embeddings, services.store), _scoring_slot)
+    key = f"evaluate/{identity}"
+    store = services.store
 
+    def work() -> ScoreRecord:
+        from tasks.scores.threads import limit_threads
 
-def _evaluate(
-    key: str, spec: RunSpec, dataset: DatasetRecord, checkpoint: CheckpointRecord, embeddings: EmbeddingRecord, store: Store
-) -> ScoreRecord:
-    from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: not needed if a flow reuses everything
-    from tasks.scores.measuring import measure_run
+        from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+        from tasks.scores.measuring import measure_run
 
-    trained, extracted = store.checked(checkpoint), store.checked(embeddings)
-    store.clear(key)
-    folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
-    limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
-    of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
-    history, has_figures = read_history(trained), spec.trial is None
-    with _of_same_data(dataset, store, key):
-        measured = measure_run(spec.measurements, *of) if spec.measurements else {}
-        evaluate_run(
-            spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
-        )
-    store.push(key)
-    return ScoreRecord(step="evaluate", identity=key.removeprefix("evaluate/"), key=key, files=describe_folder(folder))
+        trained, extracted = store.checked(checkpoint), store.checked(embeddings)
+        store.clear(key)
+        folder, packed, training, epoch = store.folder(key), Path(dataset.folder), spec.training, spec.evaluation.epoch
+        limit_threads(max(1, (os.cpu_count() or 1) // SCORED_AT_ONCE))
+        of = (training, spec.seed, spec.subject, packed, trained, extracted, checkpoint.facts, folder, epoch)
+        history, has_figures = read_history(trained), spec.trial is None
+        with _of_same_data(dataset, store, key):
+            measured = measure_run(spec.measurements, *of) if spec.measurements else {}
+            evaluate_run(
+                spec.evaluation, spec.seed, spec.subject, history, packed, extracted, folder, training.validation, measured, has_figures
+            )
+        store.push(key)
+        return ScoreRecord(step="evaluate", identity=identity, key=key, files=describe_folder(folder))
+
+    return lock.run_once(work, _scoring_slot)
 
 
 @task(task_run_name="publish {spec.short}", cache_policy=NO_CACHE)
@@ -408,7 +367,7 @@ def publish(
         comparison=spec.comparison,
         identity=published_identity(spec, scores.identity),
         dataset=dataset,
-        variant=spec.variant,
+        variant=spec.label,
         seed=spec.seed,
         parameters=spec.model_dump(mode="json", include={"training", "evaluation", "measurements"}),
         tags=services.tags | spec.tags | ({"older_code": ", ".join(older_code)} if older_code else {}),
@@ -453,23 +412,17 @@ def _job(step: str, spec: RunSpec, dataset: DatasetRecord, train_key: str, embed
     )
 
 
-@contextlib.contextmanager
-def _worker_slots(services: Services) -> Iterator[None]:
-    """Hold one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
+def _worker_slots(services: Services) -> AbstractContextManager[Any]:
+    """Return a context that holds one slot of the server's `dml-workers` limit per worker of a run; flows on one server share them.
 
     Without a server this flow is the only one, and is limited by its number of concurrent runs.
     """
     if not PREFECT_API_URL.value():
-        with services.turns:
-            yield
-        return
+        return services.turns
     occupied = services.scale.most_workers
-    with concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
-        yield
+    return concurrency(WORKERS_LIMIT, occupied, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False)
 
 
-@contextlib.contextmanager
-def _scoring_slot(services: Services) -> Iterator[None]:
-    """Limit how many runs are scored at a time, because scoring uses this process's memory and cores."""
-    with services.scorings:
-        yield
+def _scoring_slot(services: Services) -> AbstractContextManager[Any]:
+    """Return a context that limits how many runs are scored at a time, because scoring uses this process's memory and cores."""
+    return services.scorings

@@ -1,0 +1,210 @@
+"""The end of a flow: results, pages and MLflow's comparisons, of tables and of the standing comparison."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from tasks.reports.reporting import REPORT_FILE, write_report
+from tasks.reports.site.pages import TablePage, write_site
+
+from flows.outcomes import Failure, Outcome
+from flows.services import Services
+from tasks.environment import Project, shown
+from tasks.files import write_whole
+from tasks.locks import alone
+from tasks.plans.results import add_runs, load_result
+from tasks.runs.best import VALIDATION, best_run, said_best
+from tasks.runs.comparable import scores_by_seed, standing_today
+from tasks.runs.records import ComparisonReport
+from tasks.runs.specs import Params, RunSpec, is_whole, row_name
+from tasks.runs.tuned import STANDING
+from tasks.tables.file import load_table
+from tasks.tables.present import table_today
+from tasks.tables.result import FailedRun, MeasuredRun
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a table's runs, or of the standing comparison's runs on one dataset.
+
+    Attributes:
+        title: name of the table, or title of the comparison in MLflow.
+        page: Markdown with the results, and with the failed runs; for a smoke run, the rows that ran.
+        path: path of the page.
+        outcomes, failures: its runs; a run shared by two tables is in both.
+        num_undelivered: records that wait in the outbox because MLflow did not accept them.
+        best: of the standing comparison, the best run (`tasks.runs.best`); None if no run has a validation score.
+        best_line: which run is best and by which rule, or why there is none; empty for a table.
+    """
+
+    title: str
+    page: str
+    path: Path
+    outcomes: tuple[Outcome, ...]
+    failures: tuple[Failure, ...]
+    num_undelivered: int
+    best: Outcome | None = None
+    best_line: str = ""
+
+    @property
+    def line(self) -> str:
+        """The report as one line."""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"{self.title}: {len(self.outcomes)} run{'' if len(self.outcomes) == 1 else 's'}{failed}; page: {self.path}"
+
+
+def write_reports(
+    runs: Sequence[RunSpec], outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services
+) -> list[Report]:
+    """Write the results and pages of runs that have ended, and update their comparisons in MLflow.
+
+    Tables' pages are written together, so that the index of all tables is written once. This needs no workers: close the services first.
+
+    Args:
+        runs: the requested runs, all of tables or all of the standing comparison.
+        outcomes, failures: what became of them.
+        params: parameters of the project, with the overrides of the runs.
+        services: services of the flow.
+    """
+    if runs[0].table is None:
+        if not runs[0].overrides:
+            _add_results(STANDING, outcomes, failures, services)
+        datasets = [name for name in dict.fromkeys(spec.dataset for spec in runs) if any(name == run.spec.dataset for run in outcomes)]
+        return [
+            report_standing(
+                [outcome for outcome in outcomes if outcome.spec.dataset == name],
+                [failure for failure in failures if failure.spec.dataset == name],
+                params,
+                services,
+            )
+            for name in datasets
+        ]
+    names = list(dict.fromkeys(str(spec.table) for spec in runs))
+    ran = {name: tuple(outcome for outcome in outcomes if outcome.spec.table == name) for name in names}
+    failed = {name: tuple(failure for failure in failures if failure.spec.table == name) for name in names}
+    num_waiting = {name: sum(not outcome.delivered for outcome in ran[name]) for name in names}
+    if runs[0].is_smoke:
+        pages = {name: smoke_page(name, ran[name]) for name in names}
+    else:
+        for name in names:
+            _add_results(name, ran[name], failed[name], services)
+        written = dict(zip(names, write_site(services.project, params, names), strict=True))
+        pages = {name: page.markdown for name, page in written.items()}
+        for name in names:
+            num_waiting[name] += _publish_table(name, written[name], ran[name], params, services)
+    reports = []
+    for name in names:
+        page = _with_failures(pages[name], failed[name])
+        path = services.project.state / "reports" / "tables" / f"{name}{'-smoke' if runs[0].is_smoke else ''}.md"
+        write_whole(path, page)
+        create_markdown_artifact(page, key=f"table-{name.replace('/', '-').replace('_', '-')}", description=name)
+        reports.append(Report(name, page, path, ran[name], failed[name], num_waiting[name]))
+    return reports
+
+
+def smoke_page(name: str, outcomes: Sequence[Outcome]) -> str:
+    """Return a page with the rows that ran. It has no scores: those of drawn images must not be taken for the paper's."""
+    rows = [f"| {outcome.spec.label.removeprefix(f'{name} ')} | {outcome.spec.dataset} | {_took(outcome)} |" for outcome in outcomes]
+    return "\n".join([f"# {name}: smoke run", "", "| row | images | training and embedding |", "|---|---|---|", *rows, ""])
+
+
+def _took(outcome: Outcome) -> str:
+    return f"{outcome.seconds:.1f} s" if any(outcome.ran.values()) else "shared with another row, or done before"
+
+
+def _with_failures(page: str, failures: Sequence[Failure]) -> str:
+    return page if not failures else "\n".join([page, "Not in the table:", "", *(f"- {failure.line}" for failure in failures), ""])
+
+
+def _add_results(table: str, outcomes: Sequence[Outcome], failures: Sequence[Failure], services: Services) -> None:
+    """Add runs to the result of their table, from which its pages are written."""
+    runs = [
+        MeasuredRun.of(outcome.spec, outcome.scores, outcome.digest, outcome.training_seconds, outcome.older_code) for outcome in outcomes
+    ]
+    failed = [FailedRun.of(failure.spec, failure.reason) for failure in failures]
+    add_runs(services.project, table, runs, failed, services.tags.get("git_commit"))
+
+
+def _publish_table(name: str, page: TablePage, outcomes: Sequence[Outcome], params: Params, services: Services) -> int:
+    """Update each of the table's comparisons in MLflow, with the table's page; return the number that must wait."""
+    tags = services.tags | {"paper": name.partition("/")[0], "table": name}
+    today = table_today(services.project, params, name, load_table(name), load_result(services.project, name))
+    first: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault(outcome.spec.comparison, outcome)
+    reports = [
+        ComparisonReport(
+            comparison=title,
+            dataset=outcome.spec.dataset,
+            role=outcome.spec.evaluation.role,
+            folder=None,
+            tags=tags,
+            about=page.note,
+            files=page.files,
+            digest=outcome.digest,
+            settings={label: settings for (column, label), settings in today.settings.items() if column == outcome.spec.column},
+        )
+        for title, outcome in first.items()
+    ]
+    return sum(services.tracker.publish(report) is None for report in reports)
+
+
+def report_folder(project: Project, runs: Sequence[RunSpec], is_part: bool) -> Path:
+    """Return a comparison's report folder: `results/<dataset>` for the whole standing comparison, else a folder for the selection.
+
+    Different selections of variants, seeds or settings have different folders, and equal ones the same.
+    """
+    first = runs[0]
+    if not is_part and not first.overrides:
+        return project.results(first.dataset)
+    variants, seeds = sorted({spec.variant for spec in runs}), sorted({spec.seed for spec in runs})
+    selection = json.dumps([{"variant": variants, "seed": seeds}, first.comparison])
+    identity = hashlib.sha256(selection.encode()).hexdigest()[:8]
+    named = variants[0] if len(variants) == 1 else f"{len(variants)}-variants"
+    counted = f"seed-{seeds[0]}" if len(seeds) == 1 else f"{len(seeds)}-seeds"
+    return project.state / "reports" / first.dataset / f"{row_name(named)[:40]}-{counted}-{identity}"
+
+
+def report_standing(outcomes: Sequence[Outcome], failures: Sequence[Failure], params: Params, services: Services) -> Report:
+    """Write the report of the standing comparison's runs on one dataset: files, artifacts of the flow run, MLflow.
+
+    Only a whole standing comparison is reported in `results/`; a part of one, or one with other settings, has a separate folder.
+    """
+    spec, project, reference = outcomes[0].spec, services.project, params.comparison.reference
+    is_part = bool(failures) or not is_whole(params, (outcome.spec for outcome in outcomes))
+    folder = report_folder(project, [*(outcome.spec for outcome in outcomes), *(failure.spec for failure in failures)], is_part)
+    older_code = {outcome.spec.variant: outcome.older_code for outcome in outcomes if outcome.older_code}
+    with alone(project.state / "reports" / f".{folder.parent.name}-{folder.name}.lock"):  # another shell may report the same selection now
+        report = write_report(spec.comparison, [(outcome.spec, outcome.scores) for outcome in outcomes], folder, older_code, reference)
+        page = _with_failures(report, failures)
+        if failures:
+            write_whole(folder / REPORT_FILE, page)
+    today = standing_today(params, spec.dataset, outcomes[0].digest, spec.overrides)
+    summary = ComparisonReport(
+        comparison=spec.comparison,
+        dataset=spec.dataset,
+        role=spec.evaluation.role,
+        folder=None if is_part else str(folder),
+        tags=services.tags,
+        reference=reference,
+        digest=outcomes[0].digest,
+        settings={variant: settings for (_, variant), settings in today.settings.items()},
+        is_one_protocol=today.is_one_protocol,
+    )
+    num_undelivered = sum(not outcome.delivered for outcome in outcomes) + (services.tracker.publish(summary) is None)
+    create_markdown_artifact(page, key=f"comparison-{spec.dataset}", description=spec.comparison)
+    if project.tracking_uri.startswith("http"):
+        create_link_artifact(shown(project.tracking_uri), "MLflow", key=f"mlflow-{spec.dataset}", description=spec.comparison)
+    best, best_line = _best(outcomes)
+    return Report(spec.comparison, page, folder / REPORT_FILE, tuple(outcomes), tuple(failures), num_undelivered, best, best_line)
+
+
+def _best(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, str]:
+    """Return the best of these runs, and the line about it."""
+    runs = {(outcome.spec.variant, outcome.spec.seed): outcome for outcome in outcomes if VALIDATION in outcome.scores.metrics}
+    scores = scores_by_seed((*place, outcome.scores.metrics[VALIDATION]) for place, outcome in runs.items())
+    best = best_run(scores)
+    return None if best is None else runs[best.variant, best.seed], said_best(scores)

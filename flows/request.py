@@ -1,0 +1,180 @@
+"""The request for runs, which the command line, the forms of Prefect's deployments and the flow `reproduce` share.
+
+Prefect builds a form from these annotations when a flow is deployed, from within the project. Names of tables, datasets and variants become
+choices of the form; a server refuses other values, and a flow started otherwise raises its own error, with the nearest name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass as plain_dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic.dataclasses import dataclass
+from pydantic_core import CoreSchema
+from tasks.runs.provenance import Code
+
+from dml_core.config import read_yaml
+from dml_core.data.registry import DATASETS
+from dml_core.errors import ConfigError, DmlError
+from tasks.checks import check_before, check_parts
+from tasks.data import changed_datasets
+from tasks.environment import Project, find_project
+from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
+from tasks.runs.tuned import STANDING
+from tasks.tables.choice import Choice
+from tasks.tables.file import chosen_tables, load_table, table_names
+from tasks.tables.runs import at_scale, chosen_runs
+from tasks.tables.seeds_auto import FIRST_SEEDS, Resolve, checked_resolve
+
+
+@cache
+def _names(kind: str) -> tuple[str, ...]:
+    """Return the tables, the keys of `comparison.<kind>`, or every dataset; empty outside a project or if its file is unreadable."""
+    if kind == "tables":
+        return ("*", *table_names())
+    try:
+        params = read_yaml(find_project().params_file)
+        names = {*params["datasets"], *DATASETS} if kind == "columns" else params["comparison"][kind]
+    except (DmlError, KeyError, TypeError):
+        return ()
+    return tuple(sorted(names) if kind == "columns" else names)
+
+
+@plain_dataclass(frozen=True)
+class _OneOf:
+    """Restricts a string in a form to the names of a kind."""
+
+    kind: str
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        return {**schema, "enum": list(_names(self.kind))} if _names(self.kind) else schema
+
+
+DatasetName = Annotated[str, _OneOf("datasets")]
+VariantName = Annotated[str, _OneOf("variants")]
+TableName = Annotated[str, _OneOf("tables")]
+ColumnName = Annotated[str, _OneOf("columns")]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Request(Choice):
+    """Runs to start: those of tables, or without a table those of the standing comparison of `params.yaml`; finished steps are reused."""
+
+    tables: Annotated[
+        tuple[TableName, ...], Field(description="Tables or figures; '*' for all of the papers; none for the standing comparison.")
+    ] = ()
+    datasets: Annotated[
+        tuple[ColumnName, ...],
+        Field(description="Datasets of the tables' columns or of the comparison; by default all, or its default ones."),
+    ] = ()
+    variants: Annotated[
+        tuple[VariantName, ...], Field(description="Variants of the standing comparison; by default its default ones.")
+    ] = ()
+    whole: Annotated[
+        bool, Field(description="All variants and seeds of the standing comparison if none are given, as reported in results/.")
+    ] = False
+    overrides: Annotated[
+        tuple[str, ...], Field(description="Settings that override params.yaml for the standing comparison, each dotted.path=value.")
+    ] = ()
+    changed_only: Annotated[
+        bool, Field(description="Skip datasets of the standing comparison that DVC finds unchanged; schedules use it to react to changes.")
+    ] = False
+    resolve: Annotated[
+        float | None,
+        Field(
+            description="Instead of seeds: add seeds until half of the 95 % interval of each difference to the reference is at most this "
+            "many points of the first compared metric."
+        ),
+    ] = None
+    max_seeds: Annotated[int | None, Field(description="Maximum number of seeds for resolve.")] = None
+    force: Annotated[bool, Field(description="Run every step again.")] = False
+    fail_fast: Annotated[bool, Field(description="Stop when a run fails; otherwise the others continue.")] = False
+    code: Annotated[Code, Field(description="strict: rerun what changed code made; keep: reuse and mark it.")] = "strict"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_tables, is_auto = not self.is_standing, self.until is not None
+        only_tables = (self.rows, self.variant, self.smoke, self.prepared_only, self.one_row, self.epochs, self.track == "common")
+        rules: list[tuple[Any, str]] = [
+            (self.max_seeds is not None and not is_auto, NEEDS_AUTO),
+            (self.seeds and is_auto, "--seed cannot be combined with --seeds auto, which adds seeds as needed; give one of them"),
+            (self.is_standing and any(only_tables), NEEDS_TABLE),
+            (of_tables and self.overrides, "--set applies only to the standing comparison; a table's settings are in its file"),
+            (of_tables and self.whole, "--all applies only to the standing comparison; a table always runs all of its rows"),
+            (of_tables and (self.variants or self.changed_only), "variants and changed_only apply only to the standing comparison"),
+            (self.one_row and not self.smoke, "--one-row requires --smoke: one run per table, as in continuous integration"),
+            (self.track == "common" and self.variant, "--variant cannot be combined with --track common, which has its own protocol"),
+            (self.smoke and is_auto, "--seeds auto compares scores, and a smoke run has none; remove --seeds auto or --smoke"),
+        ]
+        for is_broken, message in rules:
+            if is_broken:
+                raise ConfigError(message)
+
+    @property
+    def is_standing(self) -> bool:
+        """True if the runs are those of the standing comparison."""
+        return not self.tables or self.tables == (STANDING,)
+
+    @property
+    def until(self) -> Resolve | None:
+        """Precision at which no more seeds are added; None if seeds are given."""
+        return None if self.resolve is None else checked_resolve(self.resolve, self.max_seeds)
+
+
+NEEDS_TABLE = "--row, --seeds N, --track, --prepared-only and --smoke require a table, for example: dml reproduce softtriple/table1 --smoke"
+NEEDS_AUTO = "--resolve and --max-seeds require --seeds auto, which adds seeds until differences are that precise"
+REQUEST = TypeAdapter(Request)
+
+
+def requested_runs(project: Project, request: Request, say: Callable[[str], None] = lambda line: None) -> tuple[Params, list[RunSpec]]:
+    """Return the parameters and the runs of a request, checked as far as possible before anything starts.
+
+    If seeds are added until differences are precise enough, each run is returned with one seed.
+
+    Args:
+        project: the project.
+        request: the request.
+        say: reports what follows, a line at a time.
+
+    Raises:
+        ConfigError: a name is unknown, or settings do not fit.
+        DataError: raw files are missing.
+    """
+    if request.is_standing:
+        return _standing(project, request, say)
+    from tasks.plans.needs import check_tables
+
+    names = chosen_tables(request.tables)
+    what = names[0] if len(names) == 1 else f"{len(names)} tables"
+    say(f"checking the rows of {what}")
+    params = at_scale(load_params(project.params_file), map(load_table, names))
+    table_runs = chosen_runs(params, names, request)
+    runs = check_tables(project, params, table_runs, request)
+    for name, reasons in table_runs.left_out.items():
+        say(f"{name}: omitted: {'; '.join(reasons)}")
+    say(f"{what}: {_count(runs, request)} on {', '.join(dict.fromkeys(spec.dataset for spec in runs))}")
+    return params, runs
+
+
+def _standing(project: Project, request: Request, say: Callable[[str], None]) -> tuple[Params, list[RunSpec]]:
+    params = load_params(project.params_file, request.overrides)
+    seeds = request.seeds if request.until is None else (0,)
+    by_dataset = standing_runs(params, request.datasets, request.variants, seeds, request.overrides, request.whole)
+    if request.changed_only:
+        changed = changed_datasets(project, params, list(by_dataset))
+        say(f"changed since they were prepared: {', '.join(changed) or 'none'}")
+        by_dataset = {name: by_dataset[name] for name in changed}
+    packed = {name: check_before(project, params, runs) for name, runs in by_dataset.items()}
+    for runs in by_dataset.values():
+        say(f"{runs[0].comparison}: {_count(runs, request)}")
+    say("checking losses and networks")
+    for name, runs in by_dataset.items():
+        check_parts(runs, packed[name])
+    return params, [spec for runs in by_dataset.values() for spec in runs]
+
+
+def _count(runs: list[RunSpec], request: Request) -> str:
+    num_runs = len(runs) if request.until is None else len(runs) * min(FIRST_SEEDS, request.until.most)
+    return f"{num_runs} run{'' if num_runs == 1 else 's'}{'' if request.until is None else ' to begin with'}"

@@ -1,0 +1,60 @@
+"""Requests for runs: names of their flow runs on Prefect's pages, and the parameters that deployments may set."""
+
+import pytest
+import yaml
+
+from dml_core.errors import ConfigError
+from flows import reproduce
+from flows.reproduce import flow_run_name
+from flows.request import Request
+from tasks.tables.file import table_names
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        (Request(tables=("softtriple/table1",)), "softtriple/table1"),
+        (
+            Request(tables=("softtriple/table1",), rows=("softtriple",), seeds=(0, 1), smoke=True),
+            "softtriple/table1: softtriple, seeds 0, 1, smoke",
+        ),
+        (Request(tables=("sgsl/table1", "sgsl/table2"), track="common"), "2 tables (sgsl/table1 ...): common track"),
+        (Request(tables=("*",), prepared_only=True, variant="as_released"), "all tables: as_released, on what is prepared"),
+        (Request(datasets=("a", "b"), whole=True), "comparison on a and b, all variants and seeds"),
+        (Request(datasets=("a",), variants=("v", "w"), overrides=("x=1",), seeds=(2,)), "comparison on a, v, w, x=1, seeds 2"),
+        (Request(datasets=("a",), changed_only=True, whole=True), "changed datasets among a"),
+    ],
+)
+def test_a_flow_run_is_called_by_what_it_runs(request_: Request, name: str) -> None:
+    assert flow_run_name(request_) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"smoke": True}, "require a table"),
+        ({"tables": ("*",), "variants": ("softmax",)}, "variants and changed_only apply only to the standing comparison"),
+        ({"tables": ("*",), "changed_only": True}, "variants and changed_only apply only to the standing comparison"),
+        ({"max_seeds": 4}, "require --seeds auto"),
+        ({"resolve": 1.0, "seeds": (1,)}, "--seed cannot be combined with --seeds auto"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Request(**options)  # type: ignore[arg-type]
+
+
+def test_the_form_offers_names_with_descriptions_and_the_deployments_fit_it() -> None:
+    form = reproduce.reproduce.parameters.definitions["Request"]["properties"]
+    assert {"*", *table_names()} == set(form["tables"]["items"]["enum"])
+    assert "softtriple" in form["variants"]["items"]["enum"]
+    assert {"synthetic", "fashion-mnist", "cub200"} <= set(form["datasets"]["items"]["enum"])
+    assert all(field["description"].endswith(".") for field in form.values())
+    deployments = {entry["name"]: entry for entry in yaml.safe_load((ROOT / "infra/prefect.yaml").read_text())["deployments"]}
+    for deployment in deployments.values():
+        module, _, name = deployment["entrypoint"].partition(":")
+        assert module == "flows/reproduce.py"
+        getattr(reproduce, name).validate_parameters(deployment.get("parameters", {}))
+    assert deployments["weekly"]["parameters"]["request"]["prepared_only"]
+    assert deployments["weekly"]["schedules"]
