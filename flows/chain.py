@@ -329,9 +329,7 @@ def evaluate(
     store = services.store
 
     def work() -> ScoreRecord:
-        from tasks.scores.threads import limit_threads
-
-        from tasks.scores.evaluation import evaluate_run  # scikit-learn and matplotlib, which a flow that reuses everything does not need
+        from tasks.scores.evaluation import evaluate_run, limit_threads  # scikit-learn, matplotlib: not needed if a flow reuses everything
         from tasks.scores.measuring import measure_run
 
         trained, extracted = store.checked(checkpoint), store.checked(embeddings)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
-from tasks.reports.reporting import REPORT_FILE, write_report
-from tasks.reports.site.pages import TablePage, write_site
 
 from flows.outcomes import Failure, Outcome
 from flows.services import Services
@@ -16,6 +14,8 @@ from tasks.environment import Project, shown
 from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.plans.results import add_runs, load_result
+from tasks.reports.compare import REPORT_FILE, write_report
+from tasks.reports.table_pages import TablePage, write_site
 from tasks.runs.best import VALIDATION, best_run, said_best
 from tasks.runs.comparable import scores_by_seed, standing_today
 from tasks.runs.records import ComparisonReport

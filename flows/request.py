@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, GetJsonSchemaHandler, TypeAdapter
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema
-from tasks.runs.provenance import Code
 
 from dml_core.config import read_yaml
 from dml_core.data.registry import DATASETS
@@ -20,6 +19,7 @@ from dml_core.errors import ConfigError, DmlError
 from tasks.checks import check_before, check_parts
 from tasks.data import changed_datasets
 from tasks.environment import Project, find_project
+from tasks.runs.finished import Code
 from tasks.runs.specs import Params, RunSpec, load_params, standing_runs
 from tasks.runs.tuned import STANDING
 from tasks.tables.choice import Choice

@@ -7,11 +7,11 @@ from typing import Any
 from prefect import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL
-from tasks.runs.provenance import Code
 
 from dml_core.errors import ConfigError, TrainingError
 from tasks.environment import Project, git_tags, ray_cluster
 from tasks.locks import running
+from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
 from tasks.sealed import check_formats
 from tasks.storage import LOCKS, open_store

@@ -15,7 +15,7 @@ from PIL import Image
 from dml_core.evaluation.metric_info import metric_info
 from dml_core.evaluation.statistics.mean_ranks import Ranking
 from dml_core.figures.mean_ranks import plot_mean_ranks
-from tasks.tables.file import run_label
+from tasks.runs.specs import run_label
 from tasks.tables.shown import EPOCH_NOTES
 
 FIGURES, MEASUREMENTS = "figures", "measurements"

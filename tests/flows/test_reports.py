@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tasks.reports.site import pages
 
 import flows.reports
 import flows.reproduce
@@ -15,6 +14,7 @@ from flows.outcomes import Failure, Outcome
 from flows.reports import Report, report_folder, report_standing
 from flows.request import Request
 from tasks.environment import Project
+from tasks.reports import table_pages
 from tasks.runs.best import NO_BEST, RULE, VALIDATION
 from tasks.runs.records import ComparisonReport, MetricRecord
 from tasks.runs.specs import RunSpec, comparison_runs, load_params
@@ -154,7 +154,7 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
 ) -> None:
     shown, written, closed = Counter[str](), Counter[str](), []
     services = NoServices(project, None)
-    work_out, write = pages.shown_table, pages.write_whole
+    work_out, write = table_pages.shown_table, table_pages.write_whole
 
     def counted(name: str, *rest: Any) -> Any:
         shown[name] += 1
@@ -175,8 +175,8 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
     }.items():
         monkeypatch.setattr(flows.reproduce, name, stand_in)
     monkeypatch.setattr(flows.reports, "create_markdown_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(pages, "shown_table", counted)
-    monkeypatch.setattr(pages, "write_whole", noted)
+    monkeypatch.setattr(table_pages, "shown_table", counted)
+    monkeypatch.setattr(table_pages, "write_whole", noted)
     reports = flows.reproduce.reproduce.fn(Request(tables=tuple(NAMES)))
     assert [report.title for report in reports] == NAMES
     assert shown == dict.fromkeys(NAMES, 1)
@@ -191,13 +191,13 @@ def test_the_index_lists_every_table_by_the_pages_that_are_there_and_reads_no_ot
         assert name in {"project/standing", "softtriple/table2"}, f"{name} may be damaged"
         return TableResult(name=name)
 
-    monkeypatch.setattr(pages, "load_result", load)
-    params, site = load_params(project.params_file), project.root / pages.SITE
+    monkeypatch.setattr(table_pages, "load_result", load)
+    params, site = load_params(project.params_file), project.root / table_pages.SITE
     for name in ("project/standing", "softtriple/table2"):  # writing the second page keeps the first in the index
-        pages.write_site(project, params, [name])
+        table_pages.write_site(project, params, [name])
     (site / "softtriple/table2.json").write_text("{}")  # of another version
-    pages.write_site(project, params, ["project/standing"])
-    index = (site / pages.INDEX).read_text()
+    table_pages.write_site(project, params, ["project/standing"])
+    index = (site / table_pages.INDEX).read_text()
     assert index.count("<li>") == len(table_names())
     assert all(f'href="{name}.html"' in index for name in ("project/standing", "softtriple/table2"))
     assert index.count("rows measured</span>") == 1
