@@ -62,36 +62,32 @@ ColumnName = Annotated[str, _OneOf("columns")]
 class Request(Choice):
     """Runs to start: those of tables, or without a table those of the standing comparison of `params.yaml`; finished steps are reused."""
 
-    tables: Annotated[
-        tuple[TableName, ...], Field(description="Tables or figures; '*' for all of the papers; none for the standing comparison.")
-    ] = ()
-    datasets: Annotated[
-        tuple[ColumnName, ...],
-        Field(description="Datasets of the tables' columns or of the comparison; by default all, or its default ones."),
-    ] = ()
-    variants: Annotated[
-        tuple[VariantName, ...], Field(description="Variants of the standing comparison; by default its default ones.")
-    ] = ()
-    whole: Annotated[
-        bool, Field(description="All variants and seeds of the standing comparison if none are given, as reported in results/.")
-    ] = False
-    overrides: Annotated[
-        tuple[str, ...], Field(description="Settings that override params.yaml for the standing comparison, each dotted.path=value.")
-    ] = ()
-    changed_only: Annotated[
-        bool, Field(description="Skip datasets of the standing comparison that DVC finds unchanged; schedules use it to react to changes.")
-    ] = False
-    resolve: Annotated[
-        float | None,
-        Field(
-            description="Instead of seeds: add seeds until half of the 95 % interval of each difference to the reference is at most this "
-            "many points of the first compared metric."
-        ),
-    ] = None
-    max_seeds: Annotated[int | None, Field(description="Maximum number of seeds for resolve.")] = None
-    force: Annotated[bool, Field(description="Run every step again.")] = False
-    fail_fast: Annotated[bool, Field(description="Stop when a run fails; otherwise the others continue.")] = False
-    code: Annotated[Code, Field(description="strict: rerun what changed code made; keep: reuse and mark it.")] = "strict"
+    tables: tuple[TableName, ...] = Field(
+        default=(), description="Tables or figures; '*' for all of the papers; none for the standing comparison."
+    )
+    datasets: tuple[ColumnName, ...] = Field(
+        default=(), description="Datasets of the tables' columns or of the comparison; by default all, or its default ones."
+    )
+    variants: tuple[VariantName, ...] = Field(default=(), description="Variants of the standing comparison; by default its default ones.")
+    whole: bool = Field(
+        default=False, description="All variants and seeds of the standing comparison if none are given, as reported in results/."
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(), description="Settings that override params.yaml for the standing comparison, each path=value."
+    )
+    changed_only: bool = Field(
+        default=False,
+        description="Skip datasets of the standing comparison that DVC finds unchanged; schedules use it to react to changes.",
+    )
+    resolve: float | None = Field(
+        default=None,
+        description="Instead of seeds: add seeds until half of the 95 % interval of each difference to the reference is at most this many "
+        "points of the first compared metric.",
+    )
+    max_seeds: int | None = Field(default=None, description="Maximum number of seeds for resolve.")
+    force: bool = Field(default=False, description="Run every step again.")
+    fail_fast: bool = Field(default=False, description="Stop when a run fails; otherwise the others continue.")
+    code: Code = Field(default="strict", description="strict: rerun what changed code made; keep: reuse and mark it.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

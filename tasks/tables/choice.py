@@ -1,9 +1,9 @@
 """Selection of a table's runs: filters on rows, datasets, variants and seeds."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from dml_core.config import refuse_repeats
 from dml_core.training.epochs import Epoch
@@ -16,25 +16,25 @@ TRACKS: tuple[Track, ...] = get_args(Track)
 class Choice:
     """Filters on tables, all optional. A row, dataset or seed that is given twice is refused (ConfigError)."""
 
-    rows: Annotated[tuple[str, ...], Field(description="Rows, for the tables that have them; a named row must be one that is run.")] = ()
-    datasets: Annotated[tuple[str, ...], Field(description="Datasets, for the tables that have them.")] = ()
-    variant: Annotated[
-        str | None, Field(description="Variant of the papers' protocols, as as_released, for every row that has it; by default its first.")
-    ] = None
-    track: Annotated[
-        Track, Field(description="paper: each system as its authors ran it; common: every loss in the common track's protocol.")
-    ] = "paper"
-    seeds: Annotated[
-        tuple[int, ...], Field(description="Every row or variant runs once with each; by default 0, or the comparison's default seeds.")
-    ] = ()
-    smoke: Annotated[
-        bool, Field(description="Run a table's systems on a few drawn images, without trained weights and for one epoch, as a test.")
-    ] = False
-    prepared_only: Annotated[bool, Field(description="Skip datasets of tables that are not prepared.")] = False
-    one_row: Annotated[bool, Field(description="With smoke, one run per table: the one whose network most others share.")] = False
-    epochs: Annotated[
-        tuple[Epoch, ...], Field(description="Epochs whose weights are scored in each run of a table; by default those of its protocol.")
-    ] = ()
+    rows: tuple[str, ...] = Field(default=(), description="Rows, for the tables that have them; a named row must be one that is run.")
+    datasets: tuple[str, ...] = Field(default=(), description="Datasets, for the tables that have them.")
+    variant: str | None = Field(
+        default=None, description="Variant of the papers' protocols, as as_released, for every row that has it; by default its first."
+    )
+    track: Track = Field(
+        default="paper", description="paper: each system as its authors ran it; common: every loss in the common track's protocol."
+    )
+    seeds: tuple[int, ...] = Field(
+        default=(), description="Every row or variant runs once with each; by default 0, or the comparison's default seeds."
+    )
+    smoke: bool = Field(
+        default=False, description="Run a table's systems on a few drawn images, without trained weights and for one epoch."
+    )
+    prepared_only: bool = Field(default=False, description="Skip datasets of tables that are not prepared.")
+    one_row: bool = Field(default=False, description="With smoke, one run per table: the one whose network most others share.")
+    epochs: tuple[Epoch, ...] = Field(
+        default=(), description="Epochs whose weights are scored in each run of a table; by default those of its protocol."
+    )
 
     def __post_init__(self) -> None:
         for what, values in (("--row", self.rows), ("--dataset", self.datasets), ("--seed", self.seeds)):
