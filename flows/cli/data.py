@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from dml_core.data.check import CheckReport
 from dml_core.data.registry import DATASETS
 from dml_core.data.store.rows import Counts
 from dml_core.errors import DataError
@@ -21,6 +20,9 @@ from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, is_published
 from tasks.runs.specs import DatasetSpec, load_params
+
+if TYPE_CHECKING:  # importing it loads torch
+    from dml_core.data.check import CheckReport
 
 data_app = new_group("data", no_args_is_help=True)
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
@@ -111,7 +113,7 @@ def data_check(name: DatasetName) -> None:
         raise DataError(f"{name}: {len(report.violations)} kinds of violation, see the table; fix the raw files in {spec.raw}")
 
 
-def _check_table(name: str, report: CheckReport) -> Table:
+def _check_table(name: str, report: "CheckReport") -> Table:
     """Return the result of a check of raw files: counts and published counts, notes, violations."""
     from rich.table import Column, Table
 

@@ -83,7 +83,7 @@ def test_from_nothing_to_a_contact_sheet(project: Project) -> None:
     assert "d: reader synthetic, raw files in data/raw/d: not prepared; dml data fetch d\n" in listed
     assert "readers: cars196, cub200, " in listed
     assert project.dml("fetch") == f"d: raw files are in {project.raw}\n"
-    assert "9 images of 3 classes, 3 of each" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
+    assert "9 images of 3 classes, 3 per class" in re.sub(r"\s*│\s*\n?\s*│?\s*", " ", project.dml("check"))
     assert re.fullmatch(r"d: 9 train, 9 test, digest [0-9a-f]{16}\n", project.dml("prepare"))
     assert "d: reader synthetic, raw files in data/raw/d: prepared, 9 train, 9 test, digest" in project.dml("list")
     assert project.dml("show", "--role", "test", "--classes", "2", "--samples", "3") == "contact_sheet.png\n"

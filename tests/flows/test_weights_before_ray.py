@@ -23,7 +23,7 @@ def spec(tmp_path, monkeypatch) -> RunSpec:
     monkeypatch.setenv("DML_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(tmp_path / "records"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    unreachable = PUBLISHED["bn_inception"].__class__("bn_inception-52deb4733.pth", "52deb4733", ("http://127.0.0.1:1/w.pth",))
+    unreachable = PUBLISHED["bn_inception"].__class__("bn_inception-52deb4733.pth", "52deb4733", "http://127.0.0.1:1/w.pth")
     monkeypatch.setitem(PUBLISHED, "bn_inception", unreachable)
     return runs_of("softtriple/table1", load_table("softtriple/table1"))["cub200"][1]
 

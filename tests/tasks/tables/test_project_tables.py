@@ -45,10 +45,10 @@ def test_every_row_builds_and_costs_something(name: str) -> None:
 @pytest.mark.parametrize("name", [CLAIMS, RESULTS])
 def test_every_claim_names_what_its_rows_measure(name: str) -> None:
     runs, table = runs_of(name), load_table(name)
-    measured = {row: EVALUATORS.union(*(measurement(measured).METRICS for measured in spec.measurements)) for row, spec in runs.items()}
+    measured = {row: EVALUATORS.union(*(measurement(key).METRICS for key in spec.measurements)) for row, spec in runs.items()}
     for spec in runs.values():
-        for measured, options in spec.measurements.items():
-            parse_measurement(measured, options)
+        for measurement_name, options in spec.measurements.items():
+            parse_measurement(measurement_name, options)
     for claim in table.claims:
         dataset = claim.dataset or table.flat_columns[0].dataset
         assert claim.metric in measured[claim.row], claim.says
