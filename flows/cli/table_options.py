@@ -14,7 +14,7 @@ Datasets = Annotated[
 ]
 Variants = Annotated[
     list[str] | None,
-    typer.Option("--variant", "-v", help="Variant of the comparison, repeat for several; or one of a table's protocol, as as_released."),
+    typer.Option("--variant", "-v", help="Variant of the comparison, repeat for several; or of a table's protocol (as_released)."),
 ]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", "-s", help="Seed; repeat for several.")]
 Rows = Annotated[list[str] | None, typer.Option("--row", help="For tables: only this row; repeat for several.")]
