@@ -124,7 +124,7 @@ class Watch:
         self._looked = now
         stop = False
         with self._failures.kept():
-            stop = self._saving.stop_wanted is not None and self._saving.stop_wanted()
+            stop = bool(self._saving.stop_wanted is not None and self._saving.stop_wanted())
         is_due, num_steps = False, 0
         if rank() == 0:
             every = self._saving.every_minutes
