@@ -37,8 +37,6 @@ class IntervalConfig(Config):
 class EvaluationConfig(Config):
     """Settings of the evaluation. `role` and `epoch` select the embeddings that a run scores; `evaluate` reads neither.
 
-    `role` and `epoch` say which embeddings a run scores; `evaluate`, which is given embeddings, reads neither.
-
     Attributes:
         role: "test" scores the dataset's test classes (query against gallery if it has those); "validation" the training classes held out
             by the run, for choosing settings without the test classes; "train" the training images, which shows what the network has
