@@ -65,7 +65,7 @@ def write_reports(
 
     Args:
         runs: the requested runs, all of tables or all of the standing comparison.
-        outcomes, failures: what became of them.
+        outcomes, failures: the results of these runs.
         params: parameters of the project, with the overrides of the runs.
         services: services of the flow.
     """

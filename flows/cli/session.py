@@ -1,4 +1,4 @@
-"""What verbs share: opening the project, Prefect's server starting beside imports, tables printed on a terminal or into a pipe."""
+"""Helpers of several verbs: open the project, start Prefect's server during imports, print tables on a terminal or into a pipe."""
 
 import atexit
 import logging
@@ -29,8 +29,8 @@ def open_project() -> Project:
     project = environment.open_project()
     if stack := stack_environment(project.state):
         names = ", ".join(overridden(stack))
-        beside = f"; overridden by your own settings: {names}" if names else ""
-        print(f"note: using the local stack ({project.state / STACK_ENV}){beside}; `dml stack down` ends it", file=sys.stderr)
+        override = f"; overridden by your own settings: {names}" if names else ""
+        print(f"note: using the local stack ({project.state / STACK_ENV}){override}; `dml stack down` ends it", file=sys.stderr)
     return project
 
 

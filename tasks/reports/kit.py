@@ -1,4 +1,4 @@
-"""What all reports share: templates, names of metrics and tables, Markdown tables, and pictures small enough to be embedded in a page."""
+"""Helpers of all reports: templates, names of metrics and tables, Markdown tables, and pictures small enough to be embedded in a page."""
 
 import base64
 import io

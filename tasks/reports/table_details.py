@@ -1,4 +1,4 @@
-"""What a row of a table's page opens to: how its runs were trained, where they are stored, and their pictures."""
+"""Details of a row of a table's page: how its runs were trained, where they are stored, and their pictures."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a table's pages, Markdown, terminal and JSON show: published values, measured values and the conclusions from them.
+"""Content of a table's pages, Markdown, terminal and JSON: published values, measured values and the conclusions from them.
 
 The JSON of a table is the record `ShownTable`, described in docs/tables.md; `tasks.tables.view` computes it.
 """

@@ -1,4 +1,4 @@
-"""What MLflow shows of one run, a child of its comparison's parent run: its tags, parameters, metrics, dataset, artifacts and text.
+"""Content of one run in MLflow, a child of its comparison's parent run: its tags, parameters, metrics, dataset, artifacts and text.
 
 Everything is plain values: `tasks.tracking.tracker` sends them, `tasks.tracking.published` reads them back. Imports no MLflow.
 

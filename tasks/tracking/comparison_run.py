@@ -1,4 +1,4 @@
-"""What MLflow shows of a comparison: its parent run, its registered model, and its dataset's experiment with a saved view."""
+"""Content of a comparison in MLflow: its parent run, its registered model, and its dataset's experiment with a saved view."""
 
 import json
 import math
