@@ -22,6 +22,7 @@ from sklearn.metrics.cluster import pair_confusion_matrix
 from dml_core.evaluation.config import KMeansConfig
 from dml_core.evaluation.kmeans_init import first_clusters
 from dml_core.evaluation.retrieval.geometry import NUM_ROWS_AT_ONCE, Points, blocks, centred, origin
+from dml_core.evaluation.threads import is_large, one_thread
 
 
 def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -> tuple[NDArray[np.int64], float]:
@@ -33,7 +34,8 @@ def kmeans(points: Points, num_clusters: int, config: KMeansConfig, seed: int) -
     points_ND = centred(points, origin(points))
     seeds = range(seed, seed + config.num_runs)
     runs = (lloyd(points_ND, *first_clusters(points_ND, num_clusters, s), config.num_iterations) for s in seeds)
-    return min(runs, key=lambda run: run[1])
+    with one_thread(not is_large(points_ND.size * num_clusters)):
+        return min(runs, key=lambda run: run[1])
 
 
 def lloyd(

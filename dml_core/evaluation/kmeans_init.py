@@ -6,12 +6,13 @@ thousands of passes over the data. Here a round draws candidates for an eighth a
 are close together, the lesser is dropped with the probability that it would not have been drawn.
 
 Gains are only compared with each other, so if the work is large and the processor multiplies bfloat16, they are computed in it until the
-remaining distances are too small for its rounding.
+remaining distances are too small for its rounding. Smaller work is fast anyway, and float32 chooses the same on nearly every machine.
 
 Shapes: N points, D dimensions, K centres, T candidates and B new centres of a round, R points of a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dml_core.evaluation.retrieval.geometry import blocks
+from dml_core.evaluation.threads import BlockThreads, is_large
 
+Summary = TypeVar("Summary")
 CENTRES_PER_ROUND = 1 / 8
 LARGEST_ROUND = 192  # fewer centres per round give better centres, more slowly
 NUM_CANDIDATES = 10  # for each centre
 NUM_ROWS_AT_ONCE = 1024
 ALIGNMENT = 32
-SMALLEST_WORK = 2**34  # N K D: smaller work is fast anyway, and float32 chooses the same on nearly every machine
 SMALLEST_SHARE = 1 / 64  # minimum ratio of distances to the points' squares for bfloat16, which errs by up to 1/256 of a product
 
 
@@ -37,32 +39,36 @@ def first_clusters(points_ND: NDArray[np.float32], num_centres: int, seed: int) 
     generator = np.random.default_rng(seed)
     points = torch.from_numpy(points_ND)
     squares_N = points.square().sum(dim=1)
-    is_narrow = points.numel() * num_centres >= SMALLEST_WORK and torch.cpu._is_avx512_bf16_supported()
+    is_narrow = is_large(points.numel() * num_centres) and torch.cpu._is_avx512_bf16_supported()
     factors_NF = _factors(points, torch.bfloat16 if is_narrow else torch.float32)
     smallest_mean = SMALLEST_SHARE * float(squares_N.mean())
     chosen = generator.integers(len(points), size=1)
     clusters_N = torch.zeros(len(points), dtype=torch.int64)
     nearest_N = (points - points[chosen]).square().sum(dim=1)
-    while len(chosen) < num_centres:
-        weights_N = nearest_N.double().numpy()
-        if not weights_N.any():
-            chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(points)), chosen)[: num_centres - len(chosen)]])
-            break
-        if factors_NF.dtype == torch.bfloat16 and float(nearest_N.mean()) < smallest_mean:
-            factors_NF = _factors(points, torch.float32)
-        size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
-        candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
-        total_T = torch.zeros(len(candidates))
-        for _, gains_TR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, candidates):
-            total_T += gains_TR.sum(dim=1)
-        best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
-        new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
-        for rows, gains_BR in _gains(factors_NF, points.shape[1], squares_N, nearest_N, new_B):
-            largest_R, index_R = gains_BR.max(dim=0)
-            clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
-            nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
-        chosen = np.concatenate([chosen, new_B])
-        nearest_N[new_B] = 0
+    with BlockThreads(is_narrow) as threads:
+        while len(chosen) < num_centres:
+            weights_N = nearest_N.double().numpy()
+            if not weights_N.any():
+                chosen = np.concatenate([chosen, np.setdiff1d(np.arange(len(points)), chosen)[: num_centres - len(chosen)]])
+                break
+            if factors_NF.dtype == torch.bfloat16 and float(nearest_N.mean()) < smallest_mean:
+                factors_NF = _factors(points, torch.float32)
+            size = min(max(1, int(len(chosen) * CENTRES_PER_ROUND)), LARGEST_ROUND, num_centres - len(chosen))
+            candidates = np.unique(generator.choice(len(points), size * NUM_CANDIDATES, p=weights_N / weights_N.sum()))
+            total_T = torch.zeros(len(candidates))
+            for _, sums_T in _gains(
+                threads, factors_NF, points.shape[1], squares_N, nearest_N, candidates, lambda gains_TR: gains_TR.sum(dim=1)
+            ):
+                total_T += sums_T
+            best_B = candidates[np.argsort(-total_T.numpy(), kind="stable")[:size]]
+            new_B = best_B[_kept(points[best_B], nearest_N[best_B].numpy(), generator)]
+            for rows, (largest_R, index_R) in _gains(
+                threads, factors_NF, points.shape[1], squares_N, nearest_N, new_B, lambda gains_BR: gains_BR.max(dim=0)
+            ):
+                clusters_N[rows] = torch.where(largest_R > 0, index_R + len(chosen), clusters_N[rows])
+                nearest_N[rows] = (nearest_N[rows] - 2 * largest_R).clamp_(min=0)
+            chosen = np.concatenate([chosen, new_B])
+            nearest_N[new_B] = 0
     clusters_N[chosen] = torch.arange(num_centres)
     return chosen, clusters_N.numpy()
 
@@ -77,20 +83,29 @@ def _factors(points: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _gains(
-    factors_NF: Tensor, num_dimensions: int, squares_N: Tensor, nearest_N: Tensor, candidates: NDArray[np.int64]
-) -> Iterator[tuple[slice, Tensor]]:
-    """Yield half the decrease of each point's squared distance to its nearest centre by each candidate, (T, R), per block of points.
+    threads: BlockThreads,
+    factors_NF: Tensor,
+    num_dimensions: int,
+    squares_N: Tensor,
+    nearest_N: Tensor,
+    candidates: NDArray[np.int64],
+    summarise: Callable[[Tensor], Summary],
+) -> Iterator[tuple[slice, Summary]]:
+    """Yield a summary of the gains (T, R) of each block of points: half the decrease of a point's squared distance by each candidate.
 
-    (n - |x|^2 - |c|^2) / 2 + xc with n the distance so far, by a single product: its terms are separate columns, each in two parts, because
-    one would be rounded too much.
+    (n - |x|^2 - |c|^2) / 2 + xc with n the squared distance so far, by a single product: its terms are separate columns, each in two
+    parts, because one would be rounded too much.
     """
     of_point, of_candidate = slice(num_dimensions, num_dimensions + 2), slice(num_dimensions + 2, num_dimensions + 4)
     left_TF = factors_NF[candidates]
     left_TF[:, of_point] = 1
     left_TF[:, of_candidate] = _in_two_parts(-squares_N[candidates] / 2, left_TF.dtype)
     factors_NF[:, of_point] = _in_two_parts((nearest_N - squares_N) / 2, left_TF.dtype)
-    for rows in blocks(len(factors_NF), NUM_ROWS_AT_ONCE):
-        yield rows, torch.mm(left_TF, factors_NF[rows].T).clamp_(min=0)
+
+    def summary(rows: slice) -> tuple[slice, Summary]:
+        return rows, summarise(torch.mm(left_TF, factors_NF[rows].T).clamp_(min=0))
+
+    yield from threads.map(summary, blocks(len(factors_NF), NUM_ROWS_AT_ONCE))
 
 
 def _in_two_parts(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score
 
-from dml_core.evaluation import kmeans_init
 from dml_core.evaluation.clustering import adjusted_mutual_information, clustering_metrics, kmeans, lloyd, pairwise_f1
 from dml_core.evaluation.config import KMeansConfig
 from dml_core.evaluation.kmeans_init import _kept, first_clusters
@@ -91,7 +90,7 @@ def test_the_first_clusters_are_those_of_the_nearest_centres() -> None:
 
 def test_bfloat16_serves_large_work_as_long_as_distances_are_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chosen centre is farther than the nearest by at most the error of bfloat16; points of tight clusters get their own centre."""
-    monkeypatch.setattr(kmeans_init, "SMALLEST_WORK", 1)
+    monkeypatch.setattr("dml_core.evaluation.threads.SMALLEST_WORK", 1)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
     embeddings, _ = blobs(30, 10, width=6.0)
     chosen, clusters = first_clusters(embeddings, 30, seed=0)

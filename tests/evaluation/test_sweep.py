@@ -17,7 +17,8 @@ from dml_core.evaluation.config import Metric
 from dml_core.evaluation.retrieval.geometry import as_points
 from dml_core.evaluation.retrieval.metrics import QueryScores, per_query_metrics
 from dml_core.evaluation.retrieval.sweep import Shard, _groups, score_queries, tile_dtype
-from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare, one_torch_thread
+from dml_core.evaluation.retrieval.tiles import Found, _compare_on_gpu, as_side, compare
+from dml_core.evaluation.threads import one_thread
 from tests.conftest import ROOT
 from tests.evaluation.cases import KINDS, make_inputs
 from tests.evaluation.oracles import slow_scores
@@ -87,7 +88,7 @@ def test_bfloat16_tiles_change_no_bit(spread: float, num_copies: int, num_shards
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # without the instructions it is slower, with the same result
     found = []
     for work in (2**62, 1):
-        monkeypatch.setattr("dml_core.evaluation.retrieval.sweep.SMALLEST_NARROW_WORK", work)
+        monkeypatch.setattr("dml_core.evaluation.threads.SMALLEST_WORK", work)
         found.append(scores())
     np.testing.assert_array_equal(np.concatenate(found[1]), np.concatenate(found[0]))
 
@@ -222,7 +223,7 @@ def test_two_threads_may_limit_torch_at_once_and_the_first_to_leave_lifts_its_ow
     seen: dict[str, int] = {}
 
     def first() -> None:
-        with one_torch_thread():
+        with one_thread():
             first_is_in.set()
             second_is_in.wait(60)
         seen["first, outside"] = torch.get_num_threads()
@@ -230,7 +231,7 @@ def test_two_threads_may_limit_torch_at_once_and_the_first_to_leave_lifts_its_ow
 
     def second() -> None:
         first_is_in.wait(60)
-        with one_torch_thread():
+        with one_thread():
             second_is_in.set()
             first_is_out.wait(60)
             seen["second, inside"] = torch.get_num_threads()

@@ -27,6 +27,7 @@ from dml_core.evaluation.retrieval.geometry import (
     rounding_error,
     squared_distances,
 )
+from dml_core.evaluation.threads import is_large, one_thread
 
 NUM_SPARE_CANDIDATES = 8
 CANDIDATES_AT_ONCE = 2**21
@@ -61,7 +62,8 @@ def nearest(
     num_choices = len(gallery_points) - exclude_self
     if not 1 <= k <= num_choices:
         raise EvaluationError(f"k = {k} neighbours were asked for; this gallery offers 1 to {num_choices}")
-    return _search(gallery_points, query_points, k, exclude_self, device)
+    with one_thread(not is_large(gallery_points.raw.size * len(query_points))):
+        return _search(gallery_points, query_points, k, exclude_self, device)
 
 
 def _search(gallery: Points, queries: Points, k: int, exclude_self: bool, device: Device) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -7,6 +7,8 @@ need no work. A positive whose rank exceeds R is useless, so fewer and fewer neg
 Shapes: Q queries (each with a positive), P positives of all queries, query by query and nearest first, E negatives.
 """
 
+from threading import Lock
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ class RankCounter:
         self.keys = _keys(np.arange(len(sizes_Q)).repeat(sizes_Q), distances_P)
         self.counts = np.zeros(len(distances_P), dtype=np.int64)
         self.num_useful = sizes_Q.copy()
+        self._adding = Lock()
 
     def bounds(self, rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the distances of the first and last useful positive of each query in `rows`."""
@@ -47,15 +50,19 @@ class RankCounter:
         return nearer_E & (points_E < self.starts[queries_E + 1])
 
     def add(self, rows: slice, num_before_first: NDArray[np.int64], queries_E: NDArray[np.int64], points_E: NDArray[np.int64]) -> None:
-        """Add negatives of the queries in `rows`: those before the first positive as counts, the others by insertion point."""
+        """Add negatives of the queries in `rows`: those before the first positive as counts, the others by insertion point.
+
+        Several threads may add at once, in any order.
+        """
         first, last = self.starts[rows.start], self.starts[rows.stop]
         inside_E = points_E < self.starts[queries_E + 1]
-        self.counts[first:last] += np.bincount(points_E[inside_E] - first, minlength=last - first)
-        self.counts[self.starts[:-1][rows]] += num_before_first
-        ranks = self._ranks(rows)
-        is_useful = ranks <= self.sizes[rows].repeat(self.sizes[rows])
-        num_useful = np.add.reduceat(is_useful, self.starts[:-1][rows] - first)
-        self.num_useful[rows] = np.minimum(self.num_useful[rows], np.maximum(num_useful, 1))
+        with self._adding:
+            self.counts[first:last] += np.bincount(points_E[inside_E] - first, minlength=last - first)
+            self.counts[self.starts[:-1][rows]] += num_before_first
+            ranks = self._ranks(rows)
+            is_useful = ranks <= self.sizes[rows].repeat(self.sizes[rows])
+            num_useful = np.add.reduceat(is_useful, self.starts[:-1][rows] - first)
+            self.num_useful[rows] = np.minimum(self.num_useful[rows], np.maximum(num_useful, 1))
 
     def forget_counts(self) -> None:
         """Reset the counts, keeping which positives are useless: a positive useless for a part of the gallery is so for the whole."""

@@ -13,8 +13,9 @@ Shapes: N gallery items, Q queries, P positives of all queries, E entries of a t
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from functools import partial
+from itertools import product
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ from dml_core.evaluation.retrieval.geometry import (
 from dml_core.evaluation.retrieval.metrics import QueryScores, concatenate
 from dml_core.evaluation.retrieval.ranking import RankCounter
 from dml_core.evaluation.retrieval.sorted_rows import score_rows
-from dml_core.evaluation.retrieval.tiles import OFFSET, Side, as_side, common_classes, compare, one_torch_thread, part, tile, usable_device
+from dml_core.evaluation.retrieval.tiles import OFFSET, STRIP, Side, as_side, common_classes, compare, part, tile, usable_device
+from dml_core.evaluation.threads import BlockThreads, is_large, one_thread
 
 NUM_SAMPLE_ITEMS = 256
 BYTES_PER_POSITIVE = 72  # state of a query
@@ -48,7 +50,6 @@ ENTRIES_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**11
 LARGEST_TILE = 4096
 MANY_POSITIVES = 200  # of a query on average: above this they are too dense for float32 to locate an item among them
-SMALLEST_NARROW_WORK = 2**34  # Q N D: below it bfloat16 saves nothing
 LARGE_SHARE = 1 / 16  # positives of a query on average, relative to the gallery: above this sorting rows is faster
 
 
@@ -120,13 +121,14 @@ def score_queries(
     dtype = tile_dtype(device, float(num_positives_Q.mean()))
     is_narrow = dtype == np.float32 and _can_be_narrow(queries, sum(len(shard.codes) for shard in gallery), device)
     first_rank, average_precision, r_precision = np.zeros((3, len(queries)))
-    with nullcontext() if is_narrow else one_torch_thread():  # narrow tiles use torch's own products
+    # narrow tiles are torch's products; those of numpy have threads of their own, and torch's would busy-wait on the cores needed by them
+    with BlockThreads(is_narrow) as threads, one_thread(not is_narrow):
         for index in groups:
             group = as_side(queries, index, codes_Q[index], origin_D, device, dtype, is_narrow)
             distances = _positive_distances(gallery, group, class_sizes, None if self_index_Q is None else self_index_Q[index])
             counter = RankCounter(distances, np.maximum(num_positives_Q[index], 1))
             sides = [group] if is_symmetric else (_side(shard, origin_D, device, dtype, is_narrow) for shard in gallery)
-            _sweep(sides, group, counter, max_block_bytes)
+            _sweep(sides, group, counter, max_block_bytes, threads)
             first_rank[index], average_precision[index], r_precision[index] = counter.scores()
     return QueryScores(num_positives_Q, first_rank.astype(np.int64), average_precision, r_precision)
 
@@ -140,7 +142,7 @@ def _can_be_narrow(queries: Points, num_items: int, device: torch.device) -> boo
     """Return whether tiles of bfloat16 save time and their bound holds."""
     work, num_dimensions = len(queries) * num_items * queries.raw.shape[1], queries.raw.shape[1]
     has_instructions = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
-    return queries.metric == "cosine" and has_instructions and work >= SMALLEST_NARROW_WORK and num_dimensions <= 2**14
+    return queries.metric == "cosine" and has_instructions and is_large(work) and num_dimensions <= 2**14
 
 
 def _check_dimensions(queries: Points, items: Points) -> None:
@@ -193,28 +195,36 @@ def _positive_distances(
     return distances[np.isfinite(distances)]
 
 
-def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, max_block_bytes: int) -> None:
+def _sweep(sides: Iterable[Side], queries: Side, counter: RankCounter, max_block_bytes: int, threads: BlockThreads) -> None:
     """Count every pair of a query and an item of `sides`; if the side is `queries` itself, each tile serves both its sides."""
-    size = min(LARGEST_TILE, math.isqrt(max_block_bytes // BYTES_PER_ENTRY))
-    buffer = torch.empty(size * size, device=queries.vectors.device, dtype=queries.vectors.dtype)
+    size = min(LARGEST_TILE, math.isqrt(max_block_bytes // threads.number // BYTES_PER_ENTRY))
+    size = max(size // STRIP * STRIP, min(size, STRIP))
+    buffers: SimpleQueue[Tensor] = SimpleQueue()
+    for _ in range(threads.number):
+        buffers.put(torch.empty(size * size, device=queries.vectors.device, dtype=queries.vectors.dtype))
+
+    def count(block: tuple[Side, slice, slice]) -> None:
+        items, rows, columns = block
+        left, right, buffer = part(queries, rows), part(items, columns), buffers.get()
+        near = tile(left, right, buffer)
+        _count_tile(counter, rows, left, right, near, axis=0)
+        if items is queries and columns.start > rows.start:
+            _count_tile(counter, columns, right, left, near, axis=1)
+        buffers.put(buffer)
+
     for number, items in enumerate(sides):
         if number == 0:
-            _find_useless(items, queries, counter, size, buffer)
-        for rows in blocks(len(queries.codes), size):
-            left = part(queries, rows)
-            for columns in blocks(len(items.codes), size):
-                if items is queries and columns.start < rows.start:
-                    continue
-                right = part(items, columns)
-                near = tile(left, right, buffer)
-                _count_tile(counter, rows, left, right, near, axis=0)
-                if items is queries and columns.start > rows.start:
-                    _count_tile(counter, columns, right, left, near, axis=1)
+            _find_useless(items, queries, counter, size)
+        pairs = product(blocks(len(queries.codes), size), blocks(len(items.codes), size))
+        tiles = ((items, rows, columns) for rows, columns in pairs if items is not queries or columns.start >= rows.start)
+        for _ in threads.map(count, tiles):
+            pass
 
 
-def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int, buffer: Tensor) -> None:
+def _find_useless(items: Side, queries: Side, counter: RankCounter, size: int) -> None:
     """Use a few items, evenly spaced over the classes, to find positives that rank beyond R, which the sweep need not place."""
     sample = part(items, np.unique(np.linspace(0, len(items.codes) - 1, min(size, NUM_SAMPLE_ITEMS), dtype=np.int64)))
+    buffer = torch.empty(size * len(sample.codes), device=queries.vectors.device, dtype=queries.vectors.dtype)
     for rows in blocks(len(queries.codes), size):
         left = part(queries, rows)
         _count_tile(counter, rows, left, sample, tile(left, sample, buffer), axis=0)

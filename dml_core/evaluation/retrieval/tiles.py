@@ -9,14 +9,12 @@ Shapes: I and J points of the two sides of a tile, D dimensions, E entries.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from dml_core.errors import EvaluationError
@@ -105,18 +103,6 @@ def common_classes(left_codes: NDArray[np.int64], right_codes: NDArray[np.int64]
     bounds = [np.searchsorted(array, codes, side=end).tolist() for array in (left_codes, right_codes) for end in ("left", "right")]
     for code, left_start, left_stop, right_start, right_stop in zip(codes.tolist(), *bounds, strict=True):
         yield code, slice(left_start, left_stop), slice(right_start, right_stop)
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Limit torch to one thread, only in the calling thread.
-
-    More threads would busy-wait on the cores needed by numpy's products. `torch.set_num_threads` would also affect threads started
-    meanwhile.
-    """
-    torch.get_num_threads()  # the first call in a thread sets that thread's number
-    with threadpool_limits(1, user_api="openmp"):
-        yield
 
 
 def tile(left: Side, right: Side, buffer: Tensor) -> Tensor:
