@@ -2,7 +2,8 @@
 
 A folder holds the description `network.json` and the weights `network.pt`, a plain state dict. MLflow's models contain such a folder,
 `tasks.models` makes one from a run's checkpoint, and `dml models export` writes one whose network is a graph independent of this package
-(`dml_core.exported`). Reading a folder never executes code from it.
+(`dml_core.exported`). Reading a folder never executes code from it, except that of a `.pt2` graph: torch may unpickle parts of that, so
+open only those that you trust.
 
 Shapes: N images, D embedding dimensions, H and W in pixels.
 """

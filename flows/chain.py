@@ -29,7 +29,7 @@ from flows.outcomes import Failure, Outcome
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from flows.step_cache import SealedJSON, finished_record, forget_failure
 from flows.step_lock import StepLock
-from tasks.data import check_unchanged, dvc_digest, update_dataset
+from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
 from tasks.environment import Project, finished_records, ray_cluster
 from tasks.plans.times import note_rate, num_images
 from tasks.runs import identity
@@ -222,6 +222,17 @@ def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord]
         if not is_kept(PUBLISHED[name]):
             services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
         fetch_published(name)
+
+
+def num_to_train(runs: Sequence[RunSpec], services: Services) -> int:
+    """Return how many runs have to be trained if no dataset changes; runs of one that is not prepared all have to."""
+    if services.force:
+        return len(runs)
+    prepared: dict[str, DatasetRecord] = {}
+    for dataset in {spec.dataset for spec in runs if not spec.is_smoke}:
+        with contextlib.suppress(DataError):
+            prepared[dataset] = read_dataset(services.project, dataset)
+    return sum(spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services) for spec in runs)
 
 
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:

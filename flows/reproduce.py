@@ -15,7 +15,7 @@ from pathlib import Path
 from prefect import flow, runtime
 from prefect.artifacts import create_markdown_artifact
 
-from flows.chain import STEPS_AT_ONCE, prepare, run_chains
+from flows.chain import STEPS_AT_ONCE, num_to_train, prepare, run_chains
 from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
@@ -68,6 +68,7 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
     if not runs:
         return []
     with closing(Services(project, params.scale, request.force, request.fail_fast, request.code)) as services:
+        services.start_workers_early(num_to_train(runs, services))
         prepared = {
             dataset: _prepare([spec for spec in runs if spec.dataset == dataset], params, services)
             for dataset in dict.fromkeys(spec.dataset for spec in runs)
@@ -144,6 +145,7 @@ def run(
     runs = comparison_runs(params, dataset, (variant,), (seed,), overrides or ())
     check_parts(runs, check_before(project, params, runs))
     with closing(Services(project, params.scale, force, code=code)) as services:
+        services.start_workers_early(num_to_train(runs, services))
         outcomes, failures = run_chains(runs, {dataset: _prepare(runs, params, services)}, services)
     if failures:
         raise RunsFailedError(failures, 1, ())

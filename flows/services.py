@@ -94,6 +94,13 @@ class Services:
         self.stopping.set()
         self.workers.close()
 
+    def start_workers_early(self, num_to_train: int) -> None:
+        """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
+        if num_to_train and ray_cluster() is None:
+            self.is_announced = True
+            self.display.say("starting Ray on this machine (about 25 s)")
+            self.workers.start_early(num_to_train)
+
     def announce(self, num_runs: int, num_to_train: int) -> None:
         """Print how many runs follow, how many of them train, and that Ray takes time to start."""
         self.display.plan(num_runs, num_to_train)

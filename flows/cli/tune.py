@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def tune(
-    rows: Annotated[list[str], typer.Argument(help="Rows of tables, for example project/fashion_mnist/softtriple.")],
+    rows: Annotated[list[str], typer.Argument(help="Rows of tables, for example project/standing/softtriple.")],
     dataset: Annotated[
         list[str] | None,
         typer.Option("--dataset", "-d", help="Dataset of the table's columns; repeat for several. Default: all of the row's."),
@@ -50,6 +50,8 @@ def tune(
 def _print_tuned(tuned: "Tuned") -> None:
     from rich.table import Table
 
+    from tasks.runs.tuned import STANDING
+
     search = tuned.search
     header, *rows = tuned.rows
     shown = Table(*header, title=search.title)
@@ -58,4 +60,7 @@ def _print_tuned(tuned: "Tuned") -> None:
     print_table(shown)
     print(tuned.file.says)
     print(f"settings: {tuned.path}")
-    print(f"run them: dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant tuned")
+    if search.table == STANDING:
+        print(f"run them: dml reproduce --dataset {search.column} --variant {search.row}")
+    else:
+        print(f"run them: dml reproduce {search.table} --row {search.row} --dataset {search.column} --variant tuned")

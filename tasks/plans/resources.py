@@ -89,7 +89,7 @@ class Resources:
         if self.memory_here is not None and memory.total > self.memory_here:
             lines.append(
                 f"{where}: only {_shown_bytes(self.memory_here)} available for each run: split each batch over more workers "
-                "(scale.num_workers), or embed it in parts (embed_at_once: docs/papers-on-a-gpu.md)"
+                "(scale: {num_workers: 2, concurrent_runs: 1}), or embed it in parts (embed_at_once: docs/how-to/papers-on-a-gpu.md)"
             )
         return lines
 

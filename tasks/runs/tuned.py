@@ -103,7 +103,7 @@ def write_tuned(tuned: TunedFile) -> Path:
         StoreError: the tables' folder cannot be written.
     """
     path = tuned_path(tuned.table, tuned.row, tuned.dataset)
-    title = f"# Made by `{tune_command(tuned.table, tuned.row, tuned.dataset)}`: settings laid over the row's own by its variant 'tuned'.\n"
+    title = f"# Made by `{tune_command(tuned.table, tuned.row, tuned.dataset)}`: settings that override the row's in its variant 'tuned'.\n"
     values = tuned.model_dump(mode="json", exclude_defaults=True)  # None can be a setting
     values["space"] = {name: search.model_dump(mode="json", exclude_defaults=True) for name, search in tuned.space.items()}
     try:

@@ -100,9 +100,9 @@ def recall_by_epoch(history: Sequence[Mapping[str, float]]) -> dict[str, dict[in
 def limit_threads(num_threads: int) -> None:
     """Limit torch, BLAS and OpenMP to `num_threads` from now on, in a process that scores several runs at the same time.
 
-    BLAS has one limit for the whole process, which `threadpoolctl` lets only the first of its threads change; OpenMP has one per thread, which
-    torch uses, too, unless `torch.set_num_threads` was called. So every scoring thread calls this function, with the same number. The limit is never lifted: the first of two concurrent scorings to end
-    would lift it for the other.
+    BLAS has one limit for the whole process, which `threadpoolctl` lets only the first of its threads change; OpenMP has one per thread,
+    which torch uses, too, unless `torch.set_num_threads` was called. So every scoring thread calls this function, with the same number. The
+    limit is never lifted: the first of two concurrent scorings to end would lift it for the other.
     """
     torch.get_num_threads()  # the first call in a thread sets that thread's number
     threadpool_limits(num_threads)

@@ -63,7 +63,7 @@ class Row(Config):
         kind: own, rerun or quoted.
         source: for a quoted row, whom the paper quotes.
         published: the published values, one per column; null where the paper has none.
-        runs_on: datasets of the columns on which the row runs, in addition to those with published values; with neither, it runs on all.
+        runs_on: datasets of the columns on which the row runs; by default those with published values, or all if there are none.
         released: values of logs that the authors released; independent: values of re-evaluations by others. Both like `published`.
         independent_source: source of the independent values (commit or table), with network, dimensions and protocol.
         protocol: paper whose protocol trains the row; by default the table's paper.

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import contextvars
 import itertools
 import logging
 import os
@@ -52,7 +53,20 @@ class Workers:
         self._groups: list[WorkerGroup] = []
         self._free: queue.LifoQueue[WorkerGroup] = queue.LifoQueue()  # a started group is reused before another is started
         self._lock = threading.Lock()
+        self._starting: threading.Thread | None = None
+        self._ending = threading.Event()
         self._closed = False
+
+    def start_early(self, num_jobs: int) -> None:
+        """Start Ray and the workers of the first jobs in the background, while the caller prepares them.
+
+        Only on this machine: workers of a cluster wait for their turn (`dml-workers`). An error is reported by the first job, which starts
+        them again.
+        """
+        if ray_cluster() is None and num_jobs:
+            inside = contextvars.copy_context()  # of the flow, for its log
+            self._starting = threading.Thread(target=inside.run, args=(self._start_groups, num_jobs), name="workers-start", daemon=True)
+            self._starting.start()
 
     def run(self, job: Job, watch: Watch) -> dict[str, object]:
         """Have the next free group do a job; return its facts (device, num_workers, seconds, attempts). Thread-safe.
@@ -74,9 +88,26 @@ class Workers:
     def close(self) -> None:
         """End all groups and what `start_ray` started. A job in progress is abandoned; its checkpoint stays."""
         self._closed = True
-        for group in self._groups:
-            group.close()
-        stop_ray()
+        with self._lock:  # a start of Ray in progress ends first
+            for group in self._groups:
+                group.close()
+            stop_ray()
+        self._ending.set()
+
+    def _start_groups(self, num_jobs: int) -> None:
+        """Start Ray and groups, and wait for `close`: Linux ends Ray's processes when the thread ends that started them."""
+        with contextlib.suppress(Exception):
+            self._open()
+            taken: list[WorkerGroup] = []
+            with contextlib.suppress(queue.Empty):
+                while len(taken) < num_jobs:
+                    taken.append(self._free.get_nowait())
+            for group in taken:
+                try:
+                    group.start()
+                finally:
+                    self._free.put(group)
+        self._ending.wait()
 
     def _open(self) -> None:
         """Start Ray and create the groups that fit, on the first call."""
@@ -117,7 +148,12 @@ class WorkerGroup:
         self._held: tuple[Any, Any] | None = None  # the group's controller and placement group, once its workers have started
         self._error: BaseException | None = None
         self._num_workers = 0
-        self._busy = self._closed = False
+        self._has_worked = self._busy = self._closed = False
+
+    def start(self) -> None:
+        """Start the workers, which wait for their first job."""
+        if self._thread is None and not self._closed:
+            self._start()
 
     def run(self, job: Job, watch: Watch) -> dict[str, object]:
         """Have the workers do a job, and return its facts.
@@ -126,7 +162,7 @@ class WorkerGroup:
             TrainingError: the job failed, or more than `scale.max_failures` groups ended.
         """
         job = replace(job, num_loader_workers=self._placement.num_loaders)
-        self._busy = True
+        self._has_worked = self._busy = True
         num_attempts = num_faults = 0
         while True:
             num_attempts += 1
@@ -149,9 +185,9 @@ class WorkerGroup:
                 return {**facts, "attempts": num_attempts}
 
     def close(self) -> None:
-        """Let workers that wait for a job end. Busy workers end with Ray."""
+        """Let workers that wait for another job end. Busy workers end with Ray, as do those that never had a job: they may be starting."""
         self._closed = True
-        if self._thread is not None and not self._busy:
+        if self._thread is not None and self._has_worked and not self._busy:
             with contextlib.suppress(Exception):  # if the board is gone, its workers end too
                 self._board.close.remote()
             self._thread.join(CLOSE_SECONDS)

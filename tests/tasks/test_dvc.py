@@ -3,6 +3,7 @@
 import hashlib
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import yaml
 
 from dml_core.data.registry import DATASETS
 from tasks import environment
-from tasks.data import changed_datasets
+from tasks.data import changed_datasets, update_dataset
 from tasks.runs.identity import source_files
 from tasks.runs.specs import load_params
 from tests.conftest import ROOT
@@ -165,3 +166,54 @@ def test_a_foreign_file_in_the_place_of_packed_data_is_kept_and_reported(first: 
     printed = first.run("dvc", "repro", "prepare@fashion-mnist", code=255)
     assert "holds 'notes.txt', which dml data prepare did not write" in printed
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("notes.txt", "mine")]
+
+
+@pytest.mark.slow
+def test_dvc_starts_only_if_something_has_changed_that_it_looks_at(first: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = first.root
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    project = environment.Project(root, tmp_path, str(tmp_path / "store"), "")
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr("tasks.data.run_dvc", lambda project, *arguments: started.append(arguments))
+
+    def starts() -> int:
+        before = len(started)
+        update_dataset(project, "synthetic")
+        return len(started) - before
+
+    def touch(path: Path) -> None:
+        path.write_bytes(path.read_bytes())
+
+    raw, packed = root / "data/raw/synthetic", root / "data/packed/synthetic"
+    image = next(path for path in sorted(raw.rglob("*")) if path.suffix in (".png", ".jpg"))
+    texts = {name: (root / name).read_text() for name in ("params.yaml", "dvc.yaml", "dvc.lock")}
+    settings = texts["params.yaml"]
+    changes: dict[str, Callable[[], object]] = {
+        "an image of the same size": lambda: touch(image),
+        "a new file": lambda: (raw / "new.txt").write_text("new"),
+        "a file that is gone": lambda: (raw / "new.txt").unlink(),
+        "a renamed file": lambda: image.rename(image.with_stem("renamed")),
+        "its old name": lambda: image.with_stem("renamed").rename(image),
+        "a packed file": lambda: touch(packed / "manifest.parquet"),
+        "the reader": lambda: touch(root / "dml_core/data/readers/synthetic.py"),
+        "the drawing": lambda: touch(root / "dml_core/data/drawing/creatures.py"),
+        "the store": lambda: touch(root / "dml_core/data/store/info.py"),
+        "a setting": lambda: first.change(datasets={"synthetic": {"options": {"num_modes": 1}}}),
+        "the old setting": lambda: (root / "params.yaml").write_text(settings),
+        "a stage": lambda: (root / "dvc.yaml").write_text((root / "dvc.yaml").read_text() + "# new\n"),
+        "dvc.lock": lambda: (root / "dvc.lock").write_text((root / "dvc.lock").read_text().replace("nfiles: 3", "nfiles: 4")),
+    }
+    assert [starts(), starts()] == [1, 0], "without a mark; with one"
+    for name, change in changes.items():
+        change()
+        assert [starts(), starts()] == [1, 0], name
+    (root / "params.yaml").write_text(settings + "# another dataset's settings, or a comparison's\n")
+    assert starts() == 0
+    touch(image)
+    monkeypatch.setattr("tasks.data.run_dvc", lambda project, *arguments: (started.append(arguments), touch(image)))
+    assert [starts(), starts()] == [1, 1], "an image that changes while DVC runs leaves no mark"
+    (root / "dvc.lock").unlink()
+    assert [starts(), starts()] == [1, 1]
+    for name, text in texts.items():
+        (root / name).write_text(text)

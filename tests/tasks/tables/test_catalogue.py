@@ -125,7 +125,7 @@ def test_the_ks_are_the_datasets(name):
 def texts():
     folder = SHARED / "papers"
     if not folder.is_dir():
-        pytest.skip(f"the papers' texts are not here: {folder}")
+        pytest.skip("no texts of the papers here")
     return {paper: next(folder.glob(f"{paper}*.txt")).read_text(encoding="utf-8").splitlines() for paper in PAPERS}
 
 
@@ -263,7 +263,7 @@ def test_no_figure_of_a_papers_tables_is_left_out(paper, texts):
 def test_figures_from_elsewhere_are_in_our_notes(name):
     notes = SHARED / "PROTOCOLS.md"
     if not notes.is_file():
-        pytest.skip(f"the notes on released code are not here: {notes}")
+        pytest.skip("no notes on released code here")
     noted = {float(text) for text in re.findall(r"\d+(?:\.\d+)?", notes.read_text(encoding="utf-8"))}
     for key, row in load_table(name).rows.items():
         for values in (row.released, row.independent):
