@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help reproduce test test-quick proofs smoke check audit mutants mutants-sample results ui stack clean lock
+.PHONY: help reproduce test test-quick proofs smoke check audit mutants mutants-sample results docs ui stack clean lock
 
 help: ## list the verbs
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,14 +50,19 @@ results: .venv/.done ## bring the committed results, dvc.lock and the README's t
 	@dvc repro comparison@synthetic comparison@fashion-mnist
 	@python tests/architecture/readme_results.py
 
+docs: .venv/.done ## write the generated pages of docs/reference and build the site in site/, warnings as errors; needs no network
+	@python -m infra.docs
+	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 ui: .venv/.done ## open the MLflow UI on the local results
 	@dml ui
 
 stack: .venv/.done ## start PostgreSQL, Prefect, MLflow, S3 and Ray on this machine; `dml stack down` ends them
 	@dml stack up
 
-clean: ## remove the environment, prepared data and all results
-	rm -rf .venv data state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean: ## remove the environment, prepared data, all results and the built site
+	rm -rf .venv data state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 lock: .venv/.done ## compile requirements.lock from pyproject.toml
 	@uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \

@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/rehearsal.py --share 0.01                   # a hundredth of the classes and images, in a few minutes
 
 Each dataset is drawn as the publisher's archives, in the official layout, with the published numbers of images and classes in each role.
-The images are small: 32 pixels a side. Then the commands of docs/papers-on-a-gpu.md run in a separate project, on a table with one row for
+The images are small: 32 pixels a side. Then the commands of
+docs/how-to/papers-on-a-gpu.md run in a separate project, on a table with one row for
 each dataset: SoftTriple on BN-Inception, or SGSL on ResNet-50 for In-shop, as published but from random weights, for one epoch, at 64
 pixels. For each command: wall and processor seconds, images per second, peak memory of all its processes, and its disk use, compared with
 the prediction of `dml plan`. Prints Markdown.
@@ -364,7 +365,7 @@ def rehearse(folder: Path, datasets: list[str], share: float) -> tuple[dict[str,
 
 
 def rehearse_dataset(project: Path, downloads: Path, name: str, share: float) -> Rehearsal:
-    """Run the commands of docs/papers-on-a-gpu.md for one dataset in their order, with packing as a separate command."""
+    """Run the commands of docs/how-to/papers-on-a-gpu.md for one dataset in their order, with packing as a separate command."""
     found = Rehearsal(counts_of(name, share))
     print(f"drawing {name}: {found.num_images:,} images", file=sys.stderr, flush=True)
     began, cpu_began = time.perf_counter(), time.process_time()

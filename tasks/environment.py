@@ -199,7 +199,7 @@ def set_environment(project: Project) -> None:
     """Set the variables that Prefect, Ray, MLflow and DVC read at import, for this process and its children. The user's values stay.
 
     Empty variables of the project and of places and addresses (`PLACES`) are removed: empty means unset. The local stack's are set if it is
-    up. Must run before any of these libraries is imported. docs/mechanics.md gives the reason for each variable.
+    up. Must run before any of these libraries is imported. docs/reference/settings.md gives the reason for each.
 
     Raises:
         StoreError: the state folder cannot be written, or the file of the local stack is damaged.

@@ -3,7 +3,7 @@
 For each file `random.Random("2026 <path>")` draws a seventh of all single changes, at least 5 and at most 10. Assertions, annotations,
 decorators and `strict=` are not changed. From the test files of its module a mutant runs the tests that cover its line, fastest first, then
 slow ones, whose worker processes are not measured, up to an expected 25 seconds of CPU time; the first test runs in any case. Everything
-happens in a copy of the working tree, one mutant at a time. The results are in docs/mutants.md.
+happens in a copy of the working tree, one mutant at a time. docs/explanation/can-i-trust-the-numbers.md summarises the results.
 """
 
 import argparse

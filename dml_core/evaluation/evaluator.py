@@ -1,6 +1,6 @@
 """All metrics of a set of embeddings, as one flat mapping of fractions and counts.
 
-The rules (self, ties, queries without a positive, averages) are stated in `retrieval`, `clustering` and docs/evaluation.md.
+The rules (self, ties, queries without a positive, averages) are stated in `retrieval`, `clustering` and docs/reference/metrics.md.
 
 Shapes: N gallery items, Q queries, D dimensions.
 """

@@ -5,6 +5,7 @@ scheduler later, and thousands of short kernels lose as many turns: k-means of 6
 in one thread, and large work goes to threads that compute block after block by themselves: a delayed one only computes fewer.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
-import torch
 from threadpoolctl import ThreadpoolController
 
 Item = TypeVar("Item")
@@ -32,6 +32,8 @@ class BlockThreads:
     """
 
     def __init__(self, is_worth_it: bool = True) -> None:
+        import torch  # an index is searched without it
+
         self.number = torch.get_num_threads() if is_worth_it else 1
         self._pool = ThreadPoolExecutor(self.number, "blocks", _use_one_thread) if self.number > 1 else None
 
@@ -70,17 +72,23 @@ def one_thread(is_wanted: bool = True) -> Iterator[None]:
     if not is_wanted:
         yield
         return
-    torch.get_num_threads()  # the first call in a thread sets that thread's number
-    with _openmp().limit(limits=1):
+    _settle_torch()
+    with _openmp("torch" in sys.modules).limit(limits=1):
         yield
 
 
 def _use_one_thread() -> None:
-    torch.get_num_threads()
-    _openmp().limit(limits=1)
+    _settle_torch()
+    _openmp("torch" in sys.modules).limit(limits=1)
+
+
+def _settle_torch() -> None:
+    """Let torch, if it is loaded, set this thread's number of threads, which its first call in a thread does."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].get_num_threads()
 
 
 @cache
-def _openmp() -> ThreadpoolController:
-    """Return the OpenMP libraries of the process; looking for them takes 15 ms."""
+def _openmp(with_torch: bool) -> ThreadpoolController:
+    """Return the OpenMP libraries of the process, with or without torch's; looking for them takes 15 ms."""
     return ThreadpoolController().select(user_api="openmp")

@@ -126,7 +126,7 @@ def _stand_in(state: "TableState") -> str:
 @tables_app.command()
 def show(
     name: Name,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; docs/tables.md describes it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; docs/reference/tables.md describes it.")] = False,
 ) -> None:
     """Show a table's printed values and those measured so far."""
     project = open_project()

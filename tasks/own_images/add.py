@@ -107,7 +107,7 @@ def _check_images(spec: DatasetSpec, raw: Path, progress: Callable[[int, int], N
     if min(trained, tested) < _MIN_CLASSES:
         raise DataError(
             f"{raw}: {trained} classes to train on and {tested} others to test on, at least {_MIN_CLASSES} of each are needed; "
-            "add classes, or name the roles (docs/datasets.md)"
+            "add classes, or name the roles (docs/reference/backbones-and-datasets.md)"
         )
     return report
 

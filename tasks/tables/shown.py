@@ -1,6 +1,6 @@
 """Content of a table's pages, Markdown, terminal and JSON: published values, measured values and the conclusions from them.
 
-The JSON of a table is the record `ShownTable`, described in docs/tables.md; `tasks.tables.view` computes it.
+The JSON of a table is the record `ShownTable`, described in docs/reference/tables.md; `tasks.tables.view` computes it.
 """
 
 from typing import Literal, get_args

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from dml_core.errors import DmlError, TrainingError
-from tasks.workers.group import connect, stop_ray
+from tasks.workers.connection import connect, stop_ray
 
 ShareT = TypeVar("ShareT")
 ItemT = TypeVar("ItemT")

@@ -1,10 +1,8 @@
 """Training and embedding on Ray: worker groups that start once and serve every run of a flow."""
 
-import atexit
 import contextlib
 import contextvars
 import itertools
-import logging
 import os
 import queue
 import threading
@@ -17,9 +15,10 @@ from typing import Any, cast
 
 from dml_core.errors import TrainingError
 from dml_core.training.history import Progress
-from tasks.environment import ray_cluster, shown, without_secrets
-from tasks.processes import GO_ON, watch_children
+from tasks.environment import ray_cluster
+from tasks.processes import GO_ON
 from tasks.runs.specs import ScaleSpec
+from tasks.workers.connection import first_line, start_ray, stop_ray
 from tasks.workers.jobs import Job, JobState
 from tasks.workers.placement import Placement, choose
 
@@ -32,7 +31,6 @@ CLOSE_SECONDS = 30
 END_SECONDS = 15.0
 FREE_SECONDS = 15.0
 ROOM_SECONDS = 10.0
-RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
 Watch = Callable[[Progress], None]
 Say = Callable[[str], None]
 
@@ -357,59 +355,6 @@ def _serve(config: dict[str, Any]) -> None:
 _group_number = itertools.count()
 
 
-def start_ray(scale: ScaleSpec) -> Placement:
-    """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
-
-    A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once.
-
-    Raises:
-        TrainingError: Ray does not start or cannot be reached, or lacks the device that was requested by name.
-    """
-    import ray
-
-    connect()
-    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
-
-
-def connect(attempts: int = 2) -> None:
-    """Connect this process to the cluster of `RAY_ADDRESS`, or start Ray here; does nothing if it is connected.
-
-    Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
-
-    Raises:
-        TrainingError: it does not start or answer.
-    """
-    import ray
-
-    if ray.is_initialized():
-        return None
-    address = ray_cluster() or "local"
-    try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
-    except Exception as error:  # Ray raises plain exceptions
-        if attempts > 1:
-            return connect(attempts - 1)
-        where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
-        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(_first_line(error))}") from error
-    if address == "local":
-        _watches.append(watch_children(RAY_PROCESSES))
-        atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
-    return None
-
-
-def stop_ray() -> None:
-    """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
-    import sys
-
-    while _watches:
-        _watches.pop()()
-    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
-        sys.modules["ray"].shutdown()
-
-
-_watches: list[Callable[[], None]] = []
-
-
 def _why(error: BaseException | None) -> str:
     """Return the reason for a failed fit, as one line."""
     from ray.train import TrainingFailedError
@@ -417,9 +362,5 @@ def _why(error: BaseException | None) -> str:
     failures = getattr(error, "worker_failures", None) or {}
     first = next(iter(failures.values()), None) or getattr(error, "controller_failure", None)
     if isinstance(error, TrainingFailedError) and first is not None:
-        return f"{type(first).__name__}: {_first_line(first)}"
-    return _first_line(error)
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if error is not None and str(error).strip() else "no reason given; see Ray's logs"
+        return f"{type(first).__name__}: {first_line(first)}"
+    return first_line(error)

@@ -1,4 +1,4 @@
-"""The numbers in the text of docs/results.md are those of the committed results."""
+"""The numbers in the text of docs/explanation/results.md are those of the committed results."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs/results.md").read_text()
+PAGE = (ROOT / "docs/explanation/results.md").read_text()
 NAMED = {"proxynca": "proxy-nca", "untrained network": "untrained"}
 SECTIONS = {"## Drawn images": "synthetic", "## Fashion-MNIST": "fashion-mnist"}
 

@@ -1,4 +1,4 @@
-"""Backup and restore with the commands of docs/operations.md: after everything is removed and restored, nothing is trained again."""
+"""Backup and restore with the commands of docs/how-to/nightly-runs.md: afterwards nothing is trained again."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from tasks.environment import stack_environment
 from tests.e2e.conftest import ROOT, Project, make_project, steps_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
-BLOCKS = dict(re.findall(r"^```\n# ((?:back up|restore): [\w ]+)\n(.*?)^```$", (ROOT / "docs" / "operations.md").read_text(), re.M | re.S))
+PAGE = (ROOT / "docs/how-to/nightly-runs.md").read_text()
+BLOCKS = dict(re.findall(r"^```sh\n# ((?:back up|restore): [\w ]+)\n(.*?)^```$", PAGE, re.M | re.S))
 
 
 def do(what: str, project: Project, **environment: str) -> None:

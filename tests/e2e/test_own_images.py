@@ -1,4 +1,4 @@
-"""The commands of docs/own-images.md run unchanged: a user's folder of images, from `dml data add` to the neighbours of one image."""
+"""The commands of docs/tutorials/own-images.md run unchanged, from `dml data add` to the neighbours of one image."""
 
 import colorsys
 import re
@@ -49,7 +49,7 @@ def test_the_walkthrough_ends_with_the_neighbours_of_an_image(tmp_path: Path) ->
     project = make_project(tmp_path / "project", ("untrained", "softtriple"))
     draw_birds(tmp_path / "birds")
     before = {path: path.read_bytes() for path in (tmp_path / "birds").rglob("*.jpg")}
-    printed = [run_block(project, *block) for block in BLOCK.findall((ROOT / "docs/own-images.md").read_text())]
+    printed = [run_block(project, *block) for block in BLOCK.findall((ROOT / "docs/tutorials/own-images.md").read_text())]
     added, prepared, trained, pictures, neighbours = printed
     assert "+  birds:" in added
     assert "48 train images of 4 classes, 48 test images of 4 classes" in added

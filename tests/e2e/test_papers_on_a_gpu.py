@@ -1,4 +1,4 @@
-"""The commands of docs/papers-on-a-gpu.md, from an archive in the official layout to the verdicts of a table, on a CPU.
+"""The commands of docs/how-to/papers-on-a-gpu.md, from an archive in the official layout to the verdicts of a table, on a CPU.
 
 Three things are replaced: the images are drawn (`--part` is appended to `dml data add`), the weights file is generated (its hash is set
 in the table of published files), and the paper's protocol gets smaller crops and fewer epochs.
@@ -20,7 +20,7 @@ from dml_core.models.backbones.registry import build_backbone
 from tests.e2e.conftest import ROOT, Project, make_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
-PAGE = (ROOT / "docs/papers-on-a-gpu.md").read_text()
+PAGE = (ROOT / "docs/how-to/papers-on-a-gpu.md").read_text()
 WEIGHTS = "bn_inception-52deb4733.pth"
 DRAWN = Synthetic(num_classes=4, images_per_class=5, image_size=72, num_modes=1, seed=3)
 SMALLER = {

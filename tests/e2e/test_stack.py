@@ -26,7 +26,7 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED")
 EPOCHS = 150
 SOON = 75  # seconds; the server's scheduler runs once a minute
 # Prefect delays the events of a run that it creates less than five minutes before its start by a quarter of an hour, and with them the
-# automation that retries a crashed run (docs/stack.md).
+# automation that retries a crashed run (docs/how-to/nightly-runs.md).
 AHEAD = SOON + 5 * 60
 
 

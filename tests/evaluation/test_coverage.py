@@ -1,4 +1,5 @@
-"""Coverage of intervals: each statement about it in docs/evaluation.md and docs/comparing.md is a simulation here.
+"""Coverage of intervals: each statement about it in docs/reference/metrics.md and
+docs/explanation/can-i-trust-the-numbers.md is a simulation here.
 
 Each simulation fails for intervals from bootstrap percentiles or a normal quantile (`test_..._would_be_too_narrow`). The default tests
 detect a broken method, the proof tests check the numbers on the pages.

@@ -22,7 +22,8 @@ PROJECT = Path("/srv")  # each host mounts its own project over the machine's fo
 NETWORK = "10.77.0"
 HEAD, STORE = f"{NETWORK}.1", f"{NETWORK}.9"
 S3_PORT, RAY_PORT = 5555, 6379
-# Settings to survive a network outage of half a minute: with the defaults Ray gives the node up, and boto3 the store (docs/hosts.md).
+# Settings to survive a network outage of half a minute: with the defaults Ray gives the node up, and boto3 the store
+# (docs/how-to/cluster.md).
 PATIENCE = {"RAY_health_check_failure_threshold": "20", "AWS_RETRY_MODE": "standard", "AWS_MAX_ATTEMPTS": "15"}
 
 

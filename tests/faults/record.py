@@ -1,4 +1,4 @@
-"""`python -m tests.faults.record`: run all or some cells of the matrix and write docs/reliability.json and docs/reliability.md.
+"""`python -m tests.faults.record`: run all or some cells of the matrix and write docs/reliability.json and tests/faults/results.md.
 
 Earlier outcomes stay in the record until the cell runs again; cells that never ran are marked.
 """
@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.faults.cells import MATRIX, WHEN, Cell, Ground, Outcome
 
 FACTS = ROOT / "docs" / "reliability.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "tests" / "faults" / "results.md"
 PLACES = {
     "before-checkpoint": "before a checkpoint",
     "in-checkpoint": "while it is written",
@@ -98,7 +98,7 @@ def _keep_fact(section: str, name: str, found: str) -> None:
 
 
 def page(facts: dict[str, Any]) -> str:
-    """Return the text of docs/reliability.md."""
+    """Return the text of tests/faults/results.md."""
     cells = facts["cells"]
     asked = [cell for cell in MATRIX if cell.name in cells]
     green = [cell for cell in asked if not cells[cell.name]["falls_short"]]

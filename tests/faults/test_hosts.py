@@ -209,7 +209,7 @@ def test_without_patience_the_same_command_goes_on(impatient: Hosts, alone: dict
     struck.plug()
     code = process.wait(timeout=400)
     said = printed.read_text()
-    assert code != 0, "it went on by itself: docs/hosts.md says otherwise"
+    assert code != 0, "it went on by itself: docs/how-to/cluster.md says otherwise"
     assert "Traceback" not in said
     hosts.start_node(struck)
     before = time.monotonic()

@@ -1,7 +1,7 @@
 """GoogLeNet without BatchNorm (Szegedy et al., CVPR 2015) as in Caffe's model zoo, with that model's layer names.
 
 Its "five" branch has 5x5 convolutions, and two layers normalise over neighbouring channels, unlike torchvision's and TF-slim's networks.
-Source: BVLC/caffe, models/bvlc_googlenet. The converted weights (docs/models.md) expect BGR pixels from 0 to 255 minus (104, 117, 123):
+Source: BVLC/caffe, models/bvlc_googlenet. The converted weights expect BGR pixels from 0 to 255 minus (104, 117, 123):
 `scaling: bgr-bvlc`.
 """
 

@@ -1,7 +1,7 @@
 """TF-slim's Inception v1, heated-up softmax's network: GoogLeNet with BatchNorm and TensorFlow's SAME padding, with slim's scope names.
 
 It differs from torchvision's GoogLeNet in the padding of strided layers, which is asymmetric for an even side, and in BatchNorm, which
-has no scale. Source: tensorflow/models, research/slim/nets/inception_v1.py. The converted weights (docs/models.md) expect pixels from -1
+has no scale. Source: tensorflow/models, research/slim/nets/inception_v1.py. The converted weights expect pixels from -1
 to 1 (`scaling: minus-one-one`).
 """
 

@@ -16,7 +16,7 @@ from dml_core.errors import ConfigError
 from dml_core.files import file_sha256
 
 FOLDER_VARIABLE = "DML_WEIGHTS"
-_CONVERTING = "docs/models.md, Converted weights"
+_CONVERTING = "docs/reference/backbones-and-datasets.md, Converted weights"
 _TORCHVISION = "https://download.pytorch.org/models"
 _one_at_a_time = threading.Lock()  # of a flow's runs that need the same file, the first downloads it
 

@@ -1,1 +1,3 @@
-"""Conversion of weights published in other frameworks' formats to state dicts of this project's backbones. Commands: docs/models.md."""
+"""Conversion of weights published in other frameworks' formats to state dicts of this project's backbones. Commands:
+docs/reference/backbones-and-datasets.md, Converted weights.
+"""

@@ -15,8 +15,8 @@ from tasks.environment import Project
 from tasks.models.embed import embed_images, embed_on_cluster
 from tasks.models.lookup import resolve_model
 from tasks.models.sources import Images, find_images
+from tasks.workers.connection import connect, stop_ray
 from tasks.workers.distribution import spread
-from tasks.workers.group import connect, stop_ray
 from tests.tasks.workers.conftest import ray_settings  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]

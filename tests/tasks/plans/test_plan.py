@@ -155,7 +155,7 @@ def test_a_plan_says_which_converted_file_the_released_heated_up_softmax_needs(p
     need = needs.pop()
     assert need is not None
     assert need.stops
-    assert "convert TF-slim's inception_v1_2016_08_28.tar.gz (docs/models.md, Converted weights)" in need.do
+    assert "convert TF-slim's inception_v1_2016_08_28.tar.gz (docs/reference/backbones-and-datasets.md, Converted weights)" in need.do
     assert need.do.endswith(f"at {tmp_path}/torch/hub/checkpoints/inception_v1_2016_08_28.pth")
 
 

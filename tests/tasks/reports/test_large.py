@@ -1,4 +1,4 @@
-"""A dataset of the size of Stanford Online Products keeps to the bounds in docs/comparing.md, and its counts are exact."""
+"""A dataset of the size of Stanford Online Products keeps to the bounds below, and its counts are exact."""
 
 from pathlib import Path
 from typing import Any

@@ -17,7 +17,8 @@ from dml_core.training.config import TrainingConfig
 from dml_core.training.history import read_history
 from tasks.runs.specs import ScaleSpec
 from tasks.workers import group
-from tasks.workers.group import WorkerGroup, start_ray, stop_ray
+from tasks.workers.connection import start_ray, stop_ray
+from tasks.workers.group import WorkerGroup
 from tasks.workers.jobs import Job
 from tests.tasks.workers.conftest import Disturbance, job
 

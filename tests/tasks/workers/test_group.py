@@ -14,7 +14,8 @@ from dml_core.training.checkpoints.file import load_checkpoint
 from dml_core.training.history import Progress
 from tasks.runs.specs import ScaleSpec
 from tasks.workers import group
-from tasks.workers.group import WorkerGroup, start_ray, stop_ray
+from tasks.workers.connection import start_ray, stop_ray
+from tasks.workers.group import WorkerGroup
 from tests.tasks.workers.conftest import EPOCHS, STEPS, Disturbance, job, processes
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,89 @@
+"""Write the reference of the `dml` command as Markdown, from the commands themselves."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from typer._click.core import Context
+
+from flows.cli import exit_codes
+from flows.cli.app import VERBS, load_verb
+
+INTRODUCTION = """# Command line
+
+For everyone who uses `dml`: all verbs with their arguments, options and defaults. `make docs` writes this page from the commands' help.
+Run verbs inside a project: a folder with a `params.yaml`, or a folder below it.
+
+`dml --version` prints the version, `dml VERB --help` a verb's help.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts = [INTRODUCTION, "## Exit codes\n", _exit_codes(), "## Verbs\n", "| verb | purpose |\n|---|---|"]
+    parts += [f"| [`dml {verb}`](#dml-{verb}) | {line} |" for verb, (_, line) in VERBS.items()]
+    for verb in VERBS:
+        command = load_verb(verb)
+        if not hasattr(command, "commands"):
+            parts += _section(command, f"dml {verb}", "##")
+            continue
+        parts += [f"\n## dml {verb}\n", _text(command.help)]
+        for name, part in command.commands.items():
+            parts += _section(part, f"dml {verb} {name}", "###")
+    return "\n".join(parts) + "\n"
+
+
+def commands() -> dict[tuple[str, ...], tuple[Any, dict[str, Any]]]:
+    """Return the words of each command -> the command and its options by their names."""
+    found: dict[tuple[str, ...], tuple[Any, dict[str, Any]]] = {}
+    for verb in VERBS:
+        command = load_verb(verb)
+        for name, part in getattr(command, "commands", {"": command}).items():
+            words = (verb, name) if name else (verb,)
+            parameters = part.get_params(Context(part, info_name=" ".join(words)))
+            found[words] = part, {option: parameter for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    return found
+
+
+def _section(command: Any, title: str, level: str) -> Iterator[str]:
+    context = Context(command, info_name=title)
+    yield f"\n{level} {title}\n"
+    yield f"```text\n{title} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+    yield _text(command.help)
+    records = [(parameter, parameter.get_help_record(context)) for parameter in command.get_params(context)]
+    for title_of_kind, kind in (("argument", "argument"), ("option", "option")):
+        rows = [record for parameter, record in records if parameter.param_type_name == kind and record and record[0] != "--help"]
+        if rows:
+            yield f"\n| {title_of_kind} | meaning | default |\n|---|---|---|"
+            yield from (_row(*record) for record in rows)
+
+
+def _row(names: str, meaning: str) -> str:
+    """Return a table's row; the help ends with `[default: 10; x>=1]` or `[required]`."""
+    found = re.fullmatch(r"(.*?)(?:\s*\[((?:default: |required|env var|\S*[<>]=?)[^\]]*)\])?", meaning, re.DOTALL)
+    assert found is not None
+    text, extra = found.groups()
+    default, limits = "", []
+    for part in (extra or "").split("; "):
+        if part.startswith("default: "):
+            default = f"`{part.removeprefix('default: ')}`"
+        elif part == "required":
+            default = "required"
+        elif part:
+            limits.append(f"`{part}`")
+    return f"| `{_cell(names)}` | {_cell(_text(text))}{f' ({_cell(limits[0])})' if limits else ''} | {_cell(default)} |"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _text(text: str | None) -> str:
+    """Return plain help as Markdown: outside of code, characters that Markdown or HTML would take for markup are escaped."""
+    parts = re.split(r"(`[^`]*`)", text or "")
+    return "".join(part if part.startswith("`") else re.sub(r"([<*_\[\]])", r"\\\1", part) for part in parts)
+
+
+def _exit_codes() -> str:
+    table = [line for line in str(exit_codes.__doc__).splitlines() if line.startswith("|")]
+    return "\n".join(table) + "\n"

@@ -1,0 +1,77 @@
+"""Meanings of environment variables, for the reference of settings. `tests/architecture/test_docs.py` compares them with the code."""
+
+INTRODUCTION = """Empty variables whose names begin with `DML_`, and empty addresses, count as unset. While a local stack is up
+(`dml stack up`), its variables apply too; your own override them.
+"""
+OF_THE_USER = {
+    "DML_STATE": "Folder of runs, records and the local database; default `state` in the project.",
+    "DML_STORE": "Folder or `s3://bucket/prefix` of finished runs; default `store` in the state folder.",
+    "DML_WEIGHTS": "Folder of the published weights' files; default `hub/checkpoints` in torch's cache folder.",
+    "DML_SERVE_TOKEN": "Token that requests to `dml serve` must contain; `--token-env` names another variable.",
+    "DML_ROOT": "The project's folder on the machines of Prefect's workers, for `infra/prefect.yaml`.",
+    "MLFLOW_TRACKING_URI": "Address of the MLflow server; default a SQLite file in the state folder.",
+    "MLFLOW_TRACKING_USERNAME": "User for the MLflow server, with `MLFLOW_TRACKING_PASSWORD`.",
+    "MLFLOW_TRACKING_PASSWORD": "Password for the MLflow server.",
+    "MLFLOW_TRACKING_TOKEN": "Token for the MLflow server, instead of user and password.",
+    "PREFECT_API_URL": "Address of the Prefect server; unset, each flow starts a temporary one.",
+    "PREFECT_API_AUTH_STRING": "`user:password` for the Prefect server.",
+    "PREFECT_API_KEY": "Key for the Prefect server, instead of `PREFECT_API_AUTH_STRING`.",
+    "PREFECT_HOME": "Prefect's folder; default `prefect` in the state folder.",
+    "PREFECT_LOCAL_STORAGE_PATH": "Folder of the records of finished steps; default `storage` in `PREFECT_HOME`.",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL": "Database of the Prefect server; if it is set, `dml` does not check the local one.",
+    "PREFECT_API_DATABASE_CONNECTION_URL": "Older name of `PREFECT_SERVER_DATABASE_CONNECTION_URL`.",
+    "RAY_ADDRESS": "Address of the Ray cluster; unset or `local`, each flow starts Ray on this machine.",
+    "RAY_AUTH_MODE": "`token` (default) or `disabled`; the same on all nodes of a cluster.",
+    "RAY_AUTH_TOKEN": "Token of the Ray cluster; on one machine each flow gets a random one.",
+    "RAY_AUTH_TOKEN_PATH": "File with the token, instead of `RAY_AUTH_TOKEN`.",
+    "AWS_ENDPOINT_URL": "Address of an S3 server other than Amazon's, for `s3://` addresses.",
+    "AWS_ENDPOINT_URL_S3": "The same for S3 only; it overrides `AWS_ENDPOINT_URL` in `boto3`.",
+    "AWS_ACCESS_KEY_ID": "User of the S3 server; other ways of `boto3` to log in work too, except for `dml stack up --s3`.",
+    "AWS_SECRET_ACCESS_KEY": "Password of the S3 server.",
+    "TORCH_HOME": "torch's cache folder; default `torch` in `XDG_CACHE_HOME`.",
+    "XDG_CACHE_HOME": "Folder of caches; default `~/.cache`.",
+}
+DEFAULTS = "`dml` sets these for itself and all its processes before it imports a library. A value that you have set is kept."
+NOTHING_IS_SENT = "No usage statistics are sent."
+QUIET_MLFLOW = "Less output from MLflow."
+LOOPBACK = "Ray and the workers' collectives listen on 127.0.0.1 only."
+ONE_FLOW = "Not needed by the temporary server of one flow."
+REASONS = {
+    "PREFECT_HOME": "Records of finished steps stay with the project.",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "Prefect's default of 20 s is too short on a busy machine.",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": NOTHING_IS_SENT,
+    "PREFECT_LOGGING_LEVEL": "Without a server, only the project's lines are printed; with one, the flow run's log has all lines.",
+    "PREFECT_INTERNAL_LOGGING_LEVEL": "The same for Prefect's internal lines.",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "The project's log lines are stored with the flow run.",
+    "PREFECT_SERVER_LOGGING_LEVEL": "The temporary server reports errors when it ends with the flow.",
+    "DO_NOT_TRACK": NOTHING_IS_SENT,
+    "RAY_AUTH_MODE": "Callers of Ray need a token.",
+    "RAY_ENABLE_AUTO_CONNECT": "A late call after Ray's end must not start another Ray.",
+    "RAY_USAGE_STATS_ENABLED": NOTHING_IS_SENT,
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "Under `uv run`, Ray would pack the whole working directory, data included.",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "Workers' lines would be printed twice.",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "A training waits for one interval at its end; Ray's default is 2 s.",
+    "RAY_worker_niceness": "Ray's default of 15 slows training on a small machine with other processes.",
+    "MLFLOW_TRACKING_URI": "The local database, if you have set no server.",
+    "MLFLOW_DISABLE_TELEMETRY": NOTHING_IS_SENT,
+    "MLFLOW_LOGGING_LEVEL": QUIET_MLFLOW,
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": QUIET_MLFLOW,
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "MLflow would print the address with its user and password.",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "A missing server costs seconds; `dml sync` delivers the records later.",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "As `MLFLOW_HTTP_REQUEST_MAX_RETRIES`.",
+    "DVC_NO_ANALYTICS": NOTHING_IS_SENT,
+    "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "Libraries load state dicts as weights only.",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_FOREMAN_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_PAUSE_EXPIRATIONS_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": ONE_FLOW,
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": ONE_FLOW,
+    "RAY_AUTH_TOKEN": "A new one for each flow, only in the environment of its processes.",
+    "RAY_LD_PRELOAD_ON_WORKERS": "Workers use jemalloc, as Ray's own processes do.",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": LOOPBACK,
+    "GLOO_SOCKET_IFNAME": LOOPBACK,
+    "NCCL_SOCKET_IFNAME": LOOPBACK,
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "One process less in each worker group; only nodes of a cluster get notices of preemption.",
+}

@@ -1,0 +1,70 @@
+"""The connection to Ray: to the cluster of `RAY_ADDRESS`, or to a Ray that is started, watched and stopped here."""
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable
+
+from dml_core.errors import TrainingError
+from tasks.environment import ray_cluster, shown, without_secrets
+from tasks.processes import watch_children
+from tasks.runs.specs import ScaleSpec
+from tasks.workers.placement import Placement, choose
+
+RAY_PROCESSES = {"gcs_server": "Ray's GCS (gcs_server)", "raylet/raylet": "Ray's raylet"}
+
+
+def start_ray(scale: ScaleSpec) -> Placement:
+    """Connect to the cluster of `RAY_ADDRESS`, or start Ray on this machine; return where the flow's runs train.
+
+    A Ray that was started here is watched: when its GCS or its raylet dies the flow ends at once.
+
+    Raises:
+        TrainingError: Ray does not start or cannot be reached, or lacks the device that was requested by name.
+    """
+    import ray
+
+    connect()
+    return choose(scale, ray.cluster_resources(), [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+
+def connect(attempts: int = 2) -> None:
+    """Connect this process to the cluster of `RAY_ADDRESS`, or start Ray here; does nothing if it is connected.
+
+    Ray gives a node 30 seconds to start, which a busy machine may miss; a second attempt finds it warm.
+
+    Raises:
+        TrainingError: it does not start or answer.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return None
+    address = ray_cluster() or "local"
+    try:
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
+    except Exception as error:  # Ray raises plain exceptions
+        if attempts > 1:
+            return connect(attempts - 1)
+        where = "Ray on this machine" if address == "local" else f"Ray at {shown(address)}"
+        raise TrainingError(f"{where} did not start or does not answer: {without_secrets(first_line(error))}") from error
+    if address == "local":
+        _watches.append(watch_children(RAY_PROCESSES))
+        atexit.register(stop_ray)  # before Ray's own handler, which would stop the watched processes
+    return None
+
+
+def stop_ray() -> None:
+    """Disconnect, and stop what `start_ray` started. Does nothing if Ray was never used."""
+    while _watches:
+        _watches.pop()()
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        sys.modules["ray"].shutdown()
+
+
+_watches: list[Callable[[], None]] = []
+
+
+def first_line(error: BaseException | None) -> str:
+    """Return the first line of an error's message."""
+    return str(error).strip().splitlines()[0].rstrip(".") if error is not None and str(error).strip() else "no reason given; see Ray's logs"
