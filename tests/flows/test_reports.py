@@ -144,6 +144,10 @@ class NoServices:
         self.project, self.tags, self.is_closed = project, {}, False
         self.tracker: Any = SimpleNamespace(publish=lambda report: "run")
         self.display: Any = SimpleNamespace(say=lambda text: None)
+        self.force, self.code = False, "strict"
+
+    def start_workers_early(self, num_to_train: int) -> None:
+        """Start nothing."""
 
     def close(self) -> None:
         self.is_closed = True

@@ -60,7 +60,7 @@ def test_what_is_said_and_what_to_do_where_it_is_short() -> None:
     short = Resources(disk[:1], 10**9, memory, "x", 10**9, "cuda").lines()
     assert [line.partition(",")[0] for line in short if "not enough" in line or "only" in line] == [
         "disk: not enough space: choose another disk (raw in params.yaml",
-        "GPU memory: only 1.0 GB available for each run: split each batch over more workers (scale.num_workers)",
+        "GPU memory: only 1.0 GB available for each run: split each batch over more workers (scale: {num_workers: 2",
     ]
     assert Resources((), 1, None, "", None, "cpu").lines() == []
 
