@@ -1,0 +1,82 @@
+"""Workers that start while datasets are prepared: the starting thread stays until the end; the first job reports errors."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dml_core.errors import TrainingError
+from tasks.runs.specs import ScaleSpec
+from tasks.workers import group
+from tasks.workers.group import WorkerGroup, Workers
+from tasks.workers.placement import Placement
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record what is started and stopped; no Ray runs."""
+    calls: list[str] = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(group, "start_ray", lambda scale: calls.append("ray") or Placement("cpu", 1, 2, (1, 2)))
+    monkeypatch.setattr(group, "stop_ray", lambda: calls.append(f"stopped, {len(threads())} thread"))
+    monkeypatch.setattr(WorkerGroup, "_start", lambda self: calls.append("group"))
+    monkeypatch.setattr(WorkerGroup, "_attempt", lambda self, job, watch: {"device": "cpu"})
+    return calls
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(ScaleSpec(num_workers=1, concurrent_runs=2, device="cpu"), tmp_path)
+    yield made
+    made.close()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "workers-start"]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("num_jobs", "num_groups"), [(1, 1), (2, 2), (5, 2)])
+def test_as_many_groups_start_as_have_jobs_and_the_thread_outlives_ray(
+    calls: list[str], workers: Workers, num_jobs: int, num_groups: int
+) -> None:
+    """Linux ends Ray's processes when the thread ends that started them."""
+    workers.start_early(num_jobs)
+    until(lambda: calls.count("group") == num_groups)
+    time.sleep(0.1)
+    assert calls == ["ray", *["group"] * num_groups]
+    workers.close()
+    assert calls[-1] == "stopped, 1 thread"
+    until(lambda: not threads())
+
+
+def test_nothing_starts_early_without_jobs_or_on_a_cluster(calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers.start_early(0)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    workers.start_early(3)
+    assert (calls, threads()) == ([], [])
+
+
+def test_an_early_start_that_fails_is_repeated_and_reported_by_the_first_job(
+    calls: list[str], workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(scale: ScaleSpec) -> Placement:
+        calls.append("fails")
+        raise TrainingError("Ray did not start")
+
+    monkeypatch.setattr(group, "start_ray", fails)
+    workers.start_early(1)
+    until(lambda: calls == ["fails"])
+    job: Any = object()
+    with pytest.raises(TrainingError, match="Ray did not start"):
+        workers.run(job, lambda message: None)
+    assert calls == ["fails", "fails"]
