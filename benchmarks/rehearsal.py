@@ -6,8 +6,8 @@
 Each dataset is drawn as the publisher's archives, in the official layout, with the published numbers of images and classes in each role.
 The images are small: 32 pixels a side. Then the commands of docs/how-to/papers-on-a-gpu.md run in a separate project, on a table with one
 row for each dataset: SoftTriple on BN-Inception, or SGSL on ResNet-50 for In-shop, as published but from random weights, for one epoch, at
-64 pixels. For each command: wall and processor seconds, images per second, peak memory of all its processes, and its disk use, compared with
-the prediction of `dml plan`. Prints Markdown.
+64 pixels. For each command: wall and processor seconds, images per second, peak memory of all its processes, and its disk use,
+compared with the prediction of `dml plan`. Prints Markdown.
 
 Memory is the proportional set size (a page shared by n processes counts 1/n for each); for a training process its own (anonymous) pages,
 those of its libraries included. Memory and processor seconds are sampled once a second. With all images the archives' checksums in the
