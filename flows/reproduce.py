@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from prefect import flow, runtime
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.chain import STEPS_AT_ONCE, num_to_train, prepare, run_chains
+from flows.kept_reports import keep_reports
 from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
@@ -81,6 +82,11 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
             outcomes, failures = run_until_resolved(runs, request.until, compared, run_all, services.display.say, request.fail_fast)
         services.display.say("writing the reports")
     reports = write_reports(runs, outcomes, failures, params, services)
+    keep_reports(reports, outcomes, services)
+    for report in reports:
+        create_markdown_artifact(report.page, key=report.key, description=report.title)
+    if project.tracking_uri.startswith("http"):
+        create_link_artifact(shown(project.tracking_uri), "MLflow", key="mlflow")
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports

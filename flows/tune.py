@@ -19,9 +19,10 @@ from prefect.artifacts import create_markdown_artifact
 
 from dml_core.errors import ConfigError, EvaluationError, TrainingError
 from dml_core.training.history import HISTORY_FILE
-from flows.chain import STEPS_AT_ONCE, Chain, bring_weights, evaluate, prepare
+from flows.chain import STEPS_AT_ONCE, Chain, bring_weights, prepare
+from flows.planned import finished_record
 from flows.services import Services
-from flows.step_cache import finished_record, forget_failure
+from flows.step_cache import forget_failure
 from tasks.environment import open_project
 from tasks.locks import alone
 from tasks.runs.identity import embed_identity, evaluate_identity, train_identity
@@ -141,7 +142,7 @@ class Scores:
     def _finished(self, spec: RunSpec) -> float | None:
         """Return a finished run's score, or None. Its network and embeddings are already deleted."""
         store = self._services.store
-        record = finished_record(evaluate, evaluate_identity(spec, self._dataset), store, spec.title)
+        record = finished_record("evaluate", evaluate_identity(spec, self._dataset), store, spec.title)
         if not isinstance(record, ScoreRecord):
             return None
         return read_scores(record, store.pull(record.key)).metrics[self._search.metric]

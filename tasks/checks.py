@@ -22,7 +22,9 @@ from dml_core.losses.registry import build_loss
 from dml_core.models.backbones.config import BackboneConfig
 from dml_core.models.backbones.registry import BACKBONES, TRAINED_WITH
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, answers, prefect_server, ray_cluster, shown
+from tasks.data import read_packed
+from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
+from tasks.runs.identity import train_step
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
 from tasks.storage import open_store
 
@@ -80,12 +82,16 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
-    """Build every run's loss, sampler and network to check them. Imports torch and the libraries of the losses and networks.
+    """Build the loss, sampler and network of every run that was not trained with these settings and this code, to check them.
+
+    Imports torch and the libraries of the losses and networks.
 
     Raises:
         ConfigError: a loss has wrong options, or parts do not fit each other.
     """
     for run in _one_of_each_variant(runs):
+        if packed is not None and (finished_records() / train_step(run, read_packed(packed, run.dataset)).identity).is_file():
+            continue
         with located(run.where):
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))
