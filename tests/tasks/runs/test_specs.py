@@ -79,7 +79,10 @@ def test_the_default_runs_are_a_part_and_every_run_is_the_whole(tmp_path: Path) 
         ({"comparison": {"variants": {"new": {"loss": {"name": "soft_triple"}}}}}, "did you mean 'softtriple'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"gama": 1.0}}}}}}, "did you mean 'gamma'?"),
         ({"comparison": {"variants": {"new": {"loss": {"name": "softtriple", "options": {"num_centres": 0}}}}}}, "num_centres"),
-        ({"evaluation": {"role": "validation"}}, "no classes are held out; set validation: {share: 0.2}"),
+        (
+            {"evaluation": {"role": "validation"}},
+            "no classes are held out; add --set 'comparison.datasets.fashion-mnist.validation={share: 0.2}', or set it in params.yaml",
+        ),
         ({"comparison": {"protocol": {"validation": {"share": 1.0}}}}, "validation.share"),
         ({"comparison": {"protocol": {"optimiser": {"momentum": 0.9}}}}, "momentum and nesterov belong to sgd"),
     ],
