@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from dml_core.config import Config, Name, located, read_value, read_yaml, refuse_repeats, unknown_name
+from dml_core.config import Config, Name, flatten, located, read_value, read_yaml, refuse_repeats, unknown_name
 from dml_core.data.registry import parse_dataset
 from dml_core.errors import ConfigError
 from dml_core.evaluation.config import EvaluationConfig
@@ -310,6 +310,23 @@ def load_params(path: Path, overrides: Sequence[str] = ()) -> Params:
         for variant in variants:
             _training(params, name, variant, tuned=False)  # `dml tune` reads this file too: only runs refuse an untuned variant
     return params
+
+
+def dropped_options(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Return a line for each setting that names another part and thereby drops options of the file's: `--set a.name=b drops a.width: 16`.
+
+    Args:
+        path: `params.yaml`.
+        overrides: settings that `load_params` has accepted.
+    """
+    values, lines = read_yaml(path), []
+    for setting in overrides:
+        before = flatten(values)
+        values = override(values, _set_value(values, setting))
+        after = flatten(values)
+        gone = [f"{name}: {value}" for name, value in before.items() if name not in after and f"{name.rpartition('.')[0]}.name" in after]
+        lines += [f"--set {setting} drops {', '.join(gone)}"] if gone else []
+    return lines
 
 
 def check_raw_places(root: Path, datasets: Mapping[str, DatasetSpec]) -> None:
