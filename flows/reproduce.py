@@ -13,17 +13,17 @@ from functools import partial
 from pathlib import Path
 
 from prefect import flow, runtime
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from flows.chain import STEPS_AT_ONCE, prepare, prepared_before, run_chains, runs_to_train
+from flows.kept_reports import keep_reports
 from flows.outcomes import Outcome, RunsFailedError
 from flows.reports import Report, write_reports
 from flows.request import REQUEST, DatasetName, Request, VariantName, requested_runs
 from flows.resolving import run_until_resolved
 from flows.services import Services
 from flows.step_cache import forget_failure
-from flows.weights import bring_weights
-from tasks.checks import check_before, check_parts, check_settings, is_at_hand
+from tasks.checks import bring_weights, check_before, check_parts, check_settings, is_at_hand
 from tasks.environment import Project, open_project, shown
 from tasks.runs.finished import Code, made_by_older_code
 from tasks.runs.records import DatasetRecord
@@ -77,6 +77,11 @@ def reproduce(request: Request = Request()) -> list[Report]:  # noqa: B008  froz
             outcomes, failures = run_until_resolved(runs, request.until, compared, run_all, services.display.say, request.fail_fast)
         services.display.say("writing the reports")
     reports = write_reports(runs, outcomes, failures, params, services)
+    keep_reports(reports, outcomes, services)
+    for report in reports:
+        create_markdown_artifact(report.page, key=report.key, description=report.title)
+    if project.tracking_uri.startswith("http"):
+        create_link_artifact(shown(project.tracking_uri), "MLflow", key="mlflow")
     if failures:
         raise RunsFailedError(failures, max(len(runs), len(outcomes) + len(failures)), reports)
     return reports

@@ -5,7 +5,7 @@ is checked before the first one starts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,9 +25,11 @@ from dml_core.models.backbones.published import PUBLISHED, is_kept
 from dml_core.models.backbones.registry import BACKBONES, TIMM_PREFIX, TRAINED_WITH
 from dml_core.models.backbones.trained_on import trained_on
 from dml_core.training.config import TrainingConfig
-from tasks.environment import Project, answers, prefect_server, ray_cluster, shown
+from tasks.data import read_packed
+from tasks.environment import Project, answers, finished_records, prefect_server, ray_cluster, shown
+from tasks.runs.identity import train_step
 from tasks.runs.specs import DatasetSpec, Params, RunSpec, ScaleSpec
-from tasks.storage import open_store
+from tasks.storage import enable_s3_weights, open_store
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss  # imports torch
@@ -84,12 +86,16 @@ def check_settings(runs: Sequence[RunSpec], scale: ScaleSpec, packed: Path | Non
 
 
 def check_parts(runs: Sequence[RunSpec], packed: Path | None) -> None:
-    """Build every run's loss, sampler and network to check them. Imports torch and the libraries of the losses and networks.
+    """Build the loss, sampler and network of every run that was not trained with these settings and this code, to check them.
+
+    Imports torch and the libraries of the losses and networks.
 
     Raises:
         ConfigError: a loss has wrong options, or parts do not fit each other.
     """
     for run in _one_of_each_variant(runs):
+        if packed is not None and (finished_records() / train_step(run, read_packed(packed, run.dataset)).identity).is_file():
+            continue
         with located(run.where):
             known = read_sizes(packed, run.training.validation, run.evaluation.role).num_classes if packed is not None else ENOUGH_CLASSES
             _build(run.training, min(known, ENOUGH_CLASSES))
@@ -140,6 +146,37 @@ def is_at_hand(project: Project, params: Params, name: str) -> bool:
     """
     spec = params.datasets[name]
     return spec.reader == DRAWN or _has_files(project.root / spec.raw) or prepared_folder(project, params, name) is not None
+
+
+def bring_weights(to_train: Iterable[RunSpec], say: Callable[[str], None]) -> None:
+    """Fetch the weights from which runs start, and build each network once with them. On a cluster each node does so itself.
+
+    Args:
+        to_train: runs that will train.
+        say: reports a download.
+
+    Raises:
+        ConfigError: weights are missing, cannot be downloaded, are damaged, or are those of another network.
+    """
+    if ray_cluster() is not None:
+        return
+    for run in to_train:
+        backbone = run.training.model.backbone
+        if backbone.weights == "imagenet" and backbone.name in PUBLISHED and not is_kept(PUBLISHED[backbone.name]):
+            say(f"downloading the ImageNet weights of {backbone.name} to {PUBLISHED[backbone.name].path}")
+        with located(run.where):
+            _build_with_weights(backbone)
+
+
+@cache
+def _build_with_weights(backbone: BackboneConfig) -> None:
+    """Build a network that starts from weights; the same network is not built again in this process."""
+    if backbone.weights == "none":
+        return
+    from dml_core.models.backbones.registry import build_backbone
+
+    enable_s3_weights()
+    build_backbone(backbone)
 
 
 def check_places(project: Project) -> list[str]:

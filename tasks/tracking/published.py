@@ -24,6 +24,7 @@ from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.tracking.child_run import (
     DETAIL,
     IDENTITY_TAG,
+    OLDER_CODE_TAG,
     PART_TAG,
     PUBLISHED_TAG,
     PublishedRun,
@@ -68,6 +69,15 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return in_order(runs)
+
+
+def current_identities(uri: str, dataset: str, comparison: str) -> frozenset[str]:
+    """Return the identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
+    try:
+        runs = published_runs(uri, dataset, comparison)
+    except TrackingError:
+        return frozenset()  # publishing tries again and reports it
+    return frozenset(run.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.tags)
 
 
 def search_published(uri: str, comparison: str) -> list[PublishedRun]:
