@@ -21,7 +21,6 @@ from prefect.settings import PREFECT_API_URL
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from dml_core.errors import DataError, DmlError, TrainingError
-from dml_core.models.backbones.published import PUBLISHED, fetch_published, is_kept
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE
 from dml_core.training.history import Progress, read_history
 from flows.outcomes import Failure, Outcome
@@ -29,8 +28,9 @@ from flows.planned import PlannedStep, plan_run
 from flows.services import SCORED_AT_ONCE, WORKERS_LIMIT, Services
 from flows.step_cache import SealedJSON, forget_failure
 from flows.step_lock import StepLock
+from tasks.checks import bring_weights
 from tasks.data import check_unchanged, dvc_digest, read_dataset, update_dataset
-from tasks.environment import Project, finished_records, ray_cluster
+from tasks.environment import Project, finished_records
 from tasks.plans.times import note_rate, num_images
 from tasks.runs import identity
 from tasks.runs.finished import finished_identities
@@ -137,9 +137,9 @@ def run_chains(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], s
         services: services of the flow.
 
     Raises:
-        ConfigError: published weights that a run starts from are missing or damaged; nothing has been started.
+        ConfigError: weights that a run starts from are missing, damaged or of another network; nothing has been started.
     """
-    bring_weights(runs, prepared, services)
+    bring_weights(runs_to_train(runs, prepared, services), services.display.say)
     chains = [Chain(spec, prepared[spec.dataset], services) for spec in runs]
     services.announce(len(chains), sum(chain.must_train for chain in chains))
     return finish(chains, services)
@@ -180,31 +180,26 @@ def _show(outcome: Outcome, trained: bool, services: Services) -> None:
     logger.info("%s: %s; network in %s, figures in %s", outcome.spec.title, scores, outcome.network, outcome.figures)
 
 
-def bring_weights(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> None:
-    """Fetch the published weights of the runs to train, before Ray starts. On a cluster each node fetches its own.
+def runs_to_train(runs: Sequence[RunSpec], prepared: Mapping[str, DatasetRecord], services: Services) -> list[RunSpec]:
+    """Return the runs that have to be trained; runs on a dataset without a record all have to.
 
-    Raises:
-        ConfigError: a file is missing and cannot be downloaded, or damaged.
+    Args:
+        runs: runs of any comparisons.
+        prepared: dataset -> its record.
+        services: services of the flow.
     """
-    if ray_cluster() is not None:
-        return
-    to_train = [spec for spec in runs if services.force or not _is_trained(spec, prepared[spec.dataset], services)]
-    backbones = [spec.training.model.backbone for spec in to_train]
-    for name in dict.fromkeys(config.name for config in backbones if config.weights == "imagenet" and config.name in PUBLISHED):
-        if not is_kept(PUBLISHED[name]):
-            services.display.say(f"downloading the ImageNet weights of {name} to {PUBLISHED[name].path}")
-        fetch_published(name)
+    return [
+        spec for spec in runs if services.force or spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services)
+    ]
 
 
-def num_to_train(runs: Sequence[RunSpec], services: Services) -> int:
-    """Return how many runs have to be trained if no dataset changes; runs of one that is not prepared all have to."""
-    if services.force:
-        return len(runs)
+def prepared_before(runs: Sequence[RunSpec], services: Services) -> dict[str, DatasetRecord]:
+    """Return the records of the runs' datasets as they are before DVC updates them; none of those that are not prepared."""
     prepared: dict[str, DatasetRecord] = {}
     for dataset in {spec.dataset for spec in runs if not spec.is_smoke}:
         with contextlib.suppress(DataError):
             prepared[dataset] = read_dataset(services.project, dataset)
-    return sum(spec.dataset not in prepared or not _is_trained(spec, prepared[spec.dataset], services) for spec in runs)
+    return prepared
 
 
 def _is_trained(spec: RunSpec, dataset: DatasetRecord, services: Services) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary, summarise
+from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.environment import shown, without_secrets
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
@@ -190,7 +191,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     summaries: dict[str, dict[str, Summary]] = {run.variant: {} for run in runs}
     for name in columns:
         for variant, by_seed in _scores(runs, name).items():
-            summaries[variant][name] = summarise(list(by_seed.values()))
+            summaries[variant][name] = summarise_seeds(list(by_seed.values()))
     first = columns[0] if columns else ""
     return dict(sorted(summaries.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 
