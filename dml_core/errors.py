@@ -26,10 +26,6 @@ class ConfigError(DmlError):
     """A setting that is unknown, of the wrong type, or does not fit another setting."""
 
 
-class MissingPackageError(DmlError, ImportError):
-    """An optional package that is not installed; the message has the command that installs it."""
-
-
 class DataError(DmlError):
     """A dataset that is missing, damaged, or not what its publisher describes."""
 

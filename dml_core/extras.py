@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from dml_core.errors import MissingPackageError
+from dml_core.errors import DmlError
 
 EXTRAS = {
     "faiss": "index",
@@ -14,6 +14,10 @@ EXTRAS = {
     "timm": "timm",
     "google.protobuf": "caffe",
 }
+
+
+class MissingPackageError(DmlError, ImportError):
+    """An optional package that is not installed; the message has the command that installs it."""
 
 
 def require(*modules: str) -> None:

@@ -91,7 +91,8 @@ def find_network(text: str) -> Path | None:
     if not (is_checkpoint or text.startswith(REGISTRY_PREFIX) or IDENTITY.fullmatch(text) or parse_run_name(text)):
         return None
     project = find_project(*([path] if is_checkpoint else []), Path.cwd(), Path(__file__).parent)
-    set_environment(project)  # before MLflow is imported
+    if text.startswith(REGISTRY_PREFIX):
+        set_environment(project)  # MLflow reads it when it is imported
     return resolve_model(text, project)
 
 

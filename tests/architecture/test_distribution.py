@@ -120,8 +120,8 @@ USES = {
     "pml": "from dml_core.losses.registry import build_loss; build_loss('pml:TripletMarginLoss', {}, 2, 2)",
     "timm": "from dml_core.models.backbones.registry import build_backbone\n"
     "from dml_core.models.backbones.config import BackboneConfig; build_backbone(BackboneConfig(name='timm:resnet18', weights='none'))",
-    "onnx": "from pathlib import Path; from dml_core.exported import open_graph\n"
-    "from dml_core.network_description import GraphFile; open_graph(Path(), GraphFile(format='onnx', name='network.onnx', precision='fp32'))",
+    "onnx": "from pathlib import Path; from dml_core.exported import open_graph; from dml_core.network_description import GraphFile\n"
+    "open_graph(Path(), GraphFile(format='onnx', name='network.onnx', precision='fp32'))",
     "caffe": "from dml_core.models.conversion.caffe import read_caffemodel",
 }
 BARE = """

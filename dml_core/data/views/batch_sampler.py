@@ -19,7 +19,7 @@ from dml_core.errors import DataError
 class ClassBalancedSampler(BatchSampler):
     """Batches of k classes with n images of each, for `DataLoader(dataset, batch_sampler=...)`.
 
-    Each iteration over the sampler is one epoch with other batches, which depend only on seed and epoch. It is for one process: with several,
+    Each iteration over the sampler is one epoch with other batches, which depend only on seed and epoch. It is for one process: of several,
     each would draw the same batches.
 
     Args:
