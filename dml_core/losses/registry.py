@@ -8,6 +8,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from dml_core.config import unknown_name
+from dml_core.extras import require
 from dml_core.overrides import parse_overridden
 
 if TYPE_CHECKING:
@@ -51,10 +52,18 @@ def loss_class(name: str) -> "type[Loss]":
 
     Raises:
         ConfigError: unknown loss; the message suggests the nearest name.
+        MissingPackageError: the loss is one of pytorch-metric-learning, which is not installed.
     """
     check_loss_name(name)
+    if name.startswith(PML_PREFIX):
+        require("pytorch_metric_learning")
     loss: type[Loss] = resolve_name(LOSSES.get(name, PML_ADAPTER))
     return loss
+
+
+def class_names() -> dict[str, str]:
+    """Return class name -> name of each registered loss."""
+    return {target.partition(":")[2]: name for name, target in LOSSES.items()}
 
 
 def losses_with(attribute: str) -> str:
