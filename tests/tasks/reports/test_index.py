@@ -44,7 +44,11 @@ def links(part: Element) -> list[str]:
 
 def test_measured_tables_lead_own_data_before_stand_ins_before_the_project_s_own(index: Element) -> None:
     sections = index.all("section")
-    assert [links(section) for section in sections] == [["discriminative/table3", "sgsl/figure3"], ["softtriple/figure3"], ["project/claims"]]
+    assert [links(section) for section in sections] == [
+        ["discriminative/table3", "sgsl/figure3"],
+        ["softtriple/figure3"],
+        ["project/claims"],
+    ]
     assert [bool(section.all("div", "stand-in")) for section in sections] == [True, True, False]
     assert "SGSL, Figure 3" in sections[0].text
     (lead,) = index.all("p", "lead")
