@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.tracking.child_run import (
     DETAIL,
     IDENTITY_TAG,
+    NOTE_TAG,
     OLDER_CODE_TAG,
     PART_TAG,
     PUBLISHED_TAG,
@@ -33,7 +35,16 @@ from tasks.tracking.child_run import (
     metric_name,
     plain_name,
 )
-from tasks.tracking.connection import SQLITE, check_available, one_line_errors, open_database, project_runs, tag_filter
+from tasks.tracking.connection import (
+    EXPERIMENT_PREFIX,
+    SQLITE,
+    all_pages,
+    check_available,
+    one_line_errors,
+    open_database,
+    project_runs,
+    tag_filter,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +58,12 @@ DATABASE_RUNS = """
     JOIN tags part ON part.run_uuid = runs.run_uuid AND part.key = ? AND part.value = ?
     JOIN tags published ON published.run_uuid = runs.run_uuid AND published.key = ? AND published.value = 'true'
     WHERE experiments.name = ? AND runs.lifecycle_stage = 'active'
+"""
+PROJECT_EXPERIMENTS = f"name LIKE '{EXPERIMENT_PREFIX}%'"
+DATABASE_EXPERIMENTS = """
+    SELECT name, experiments.experiment_id FROM experiments
+    JOIN experiment_tags note ON note.experiment_id = experiments.experiment_id
+    WHERE name LIKE ? AND note.key = ? AND lifecycle_stage = 'active'
 """
 
 
@@ -62,7 +79,7 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     check_available(uri)
     if uri.startswith(SQLITE):
         runs = _read_database(Path(uri.removeprefix(SQLITE)), dataset, comparison)
-    elif uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ):
+    elif _needs_no_client(uri):
         runs = _query_server(uri.rstrip("/"), dataset, comparison)
     else:
         runs = search_published(uri, comparison)
@@ -101,6 +118,32 @@ def published_as(uri: str) -> tuple[set[str], set[str]]:
     return {run[IDENTITY_TAG] for run in tags if IDENTITY_TAG in run}, {run[PART_TAG] for run in tags if PART_TAG in run}
 
 
+def standing_comparisons(uri: str) -> dict[str, str]:
+    """Return dataset -> id of its experiment, of the datasets whose standing comparison MLflow shows.
+
+    Raises:
+        TrackingError: MLflow cannot be queried.
+    """
+    check_available(uri)
+    if uri.startswith(SQLITE):
+        names = _experiments_of_database(Path(uri.removeprefix(SQLITE)))
+    elif _needs_no_client(uri):
+        found = _post(uri.rstrip("/"), "experiments/search", filter=PROJECT_EXPERIMENTS, max_results=PAGE_SIZE).get("experiments", [])
+        described = [entry for entry in found if NOTE_TAG in {tag["key"] for tag in entry.get("tags", [])}]
+        names = {entry["name"]: entry["experiment_id"] for entry in described}
+    else:
+        with one_line_errors(uri):
+            from mlflow import MlflowClient
+
+            found = all_pages(partial(MlflowClient(uri).search_experiments, filter_string=PROJECT_EXPERIMENTS))
+        names = {entry.name: entry.experiment_id for entry in found if NOTE_TAG in entry.tags}
+    return {name.removeprefix(EXPERIMENT_PREFIX): str(number) for name, number in names.items()}
+
+
+def _needs_no_client(uri: str) -> bool:
+    return uri.startswith("http") and not any(LOGIN_VARIABLES.fullmatch(name) for name in os.environ)
+
+
 def in_order(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
     """Sort runs by variant and seed: the last bit of a mean depends on the order, and MLflow sorts by start time."""
     return sorted(runs, key=lambda run: (run.variant, run.seed))
@@ -123,6 +166,16 @@ def _read_database(path: Path, dataset: str, comparison: str) -> list[PublishedR
     except sqlite3.Error as error:
         raise TrackingError(f"MLflow's database {path} cannot be read: {error}") from None
     return list(runs.values())
+
+
+def _experiments_of_database(path: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
+    try:
+        with closing(open_database(path)) as database:
+            return dict(database.execute(DATABASE_EXPERIMENTS, (f"{EXPERIMENT_PREFIX}%", NOTE_TAG)))
+    except sqlite3.Error as error:
+        raise TrackingError(f"MLflow's database {path} cannot be read: {error}") from None
 
 
 def _query_server(uri: str, dataset: str, comparison: str) -> list[PublishedRun]:
