@@ -32,24 +32,26 @@ def serve(
     """
     if token_env != TOKEN and not os.environ.get(token_env):
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
-    project = open_project()  # sets the environment that Ray reads when it is imported
-    from dml_core.trained import read_description
+    project = open_project()  # sets the environment that libraries read when they are imported
+    print(f"opening {what}", flush=True)
+    from dml_core.trained import load_model
     from tasks.models.lookup import resolve_model
-    from tasks.serving.application import Served
-    from tasks.serving.service import run_service
+    from tasks.serving.service import needs_ray, run_service
 
+    device = "cpu" if needs_ray(replicas) else None  # Ray's replicas open the network themselves
     index = Index.open(Path(what)) if (Path(what) / INFO_FILE).is_file() else None
-    folder = resolve_model(model or what, project) if index is None else open_index_model(index, model, "cpu")[0]
-    description = read_description(folder)
-    num_items = index.num_items if index is not None else None
-    identity = index.model_identity if index is not None else description.identity or ""
-    served = Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items)
-    about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
-    print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
+    if index is None:
+        folder = resolve_model(model or what, project)
+        network = load_model(folder, device)
+    else:
+        folder, network = open_index_model(index, model, device)
+    about = f"an index of {index.num_items:,} images" if index is not None else "embeddings only, no index"
+    starting = "; starting Ray and the replicas" if needs_ray(replicas) else ""
+    print(f"{network.title or folder}: {about}{starting}", flush=True)
     run_service(
         folder,
-        index.folder if index is not None else None,
-        served,
+        network,
+        index,
         host=host,
         port=port,
         num_replicas=replicas,
