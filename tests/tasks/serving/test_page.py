@@ -12,6 +12,7 @@ from dml_core.index.index import Index
 from tasks.serving.pages import search_page
 from tests.tasks.serving.conftest import LONG_POSITION, Made, Service
 
+WAIT_MILLISECONDS = 120_000  # reached only when nothing happens any more
 CHROMIUM = "/usr/bin/chromium"
 TOKEN = "a token of letters enough"
 FITS = """document.documentElement.scrollWidth <= window.innerWidth
@@ -32,6 +33,7 @@ def browser() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
         pytest.skip("no Chromium here; on Debian: apt-get install chromium")
     with sync_playwright() as playwright:
+        expect.set_options(timeout=WAIT_MILLISECONDS)
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -39,6 +41,7 @@ def browser() -> Iterator[Browser]:
 
 def opened(browser: Browser, url: str, width: int, complaints: list[str]) -> Page:
     page = browser.new_page(viewport={"width": width, "height": 844})
+    page.set_default_timeout(WAIT_MILLISECONDS)
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith((url, "data:", "blob:")) else complaints.append(request.url))
@@ -212,6 +215,7 @@ def test_the_description_of_the_interface_needs_no_network(service: Service, bro
 
     context.route("**/*", only_the_service)
     page = context.new_page()
+    page.set_default_timeout(WAIT_MILLISECONDS)
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.goto(f"{service.url}/docs")
     expect(page.locator("h2").first).to_be_visible()
