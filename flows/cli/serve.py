@@ -1,6 +1,7 @@
 """`dml serve`: a trained network, or an index, behind HTTP."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,11 @@ from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app
 from flows.cli.search import open_index_model
-from flows.cli.session import open_project
+from flows.cli.session import open_project, say
+from tasks.start_times import StartTimes
 
 TOKEN = "DML_SERVE_TOKEN"
+SERVICE = "the service"  # name of `StartTimes`
 
 
 @app.command()
@@ -45,15 +48,23 @@ def serve(
     identity = index.model_identity if index is not None else description.identity or ""
     served = Served(model=identity, title=description.title, num_dimensions=description.embedding_dim, num_items=num_items)
     about = f"an index of {num_items} images" if num_items is not None else "embeddings only, no index"
-    print(f"{description.title or folder}: {about}; starting Ray and the replicas (about 20 s)", flush=True)
-    run_service(
-        folder,
-        index.folder if index is not None else None,
-        served,
-        host=host,
-        port=port,
-        num_replicas=replicas,
-        max_batch=batch,
-        token=os.environ.get(token_env) or None,
-        report=lambda address: print(f"listening at {address}; end with Ctrl-C", flush=True),
-    )
+    starts = StartTimes(project.state, say)
+    print(f"{description.title or folder}: {about}; starting Ray and the replicas{starts.about(SERVICE)}", flush=True)
+    with ExitStack() as start:
+        start.enter_context(starts.timed(SERVICE))
+
+        def report(address: str) -> None:
+            start.close()
+            print(f"listening at {address}; end with Ctrl-C", flush=True)
+
+        run_service(
+            folder,
+            index.folder if index is not None else None,
+            served,
+            host=host,
+            port=port,
+            num_replicas=replicas,
+            max_batch=batch,
+            token=os.environ.get(token_env) or None,
+            report=report,
+        )
