@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app
-from flows.cli.session import open_project, prefect_starting
+from flows.cli.session import open_project, prefect_starting, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def reproduce(
     )
     project = open_project()
     _check("reproduce", project, request)
-    with prefect_starting():
+    with prefect_starting(project):
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
@@ -111,7 +111,7 @@ def run(
     """
     project = open_project()
     _check("run", project, request_of(None, [seed], None, [variant], datasets=[dataset], overrides=set_))
-    with prefect_starting():
+    with prefect_starting(project):
         from flows.reproduce import run as flow
         from tasks.runs.finished import made_by_older_code
 
@@ -126,21 +126,15 @@ def run(
     _print_mlflow(project)
 
 
-def _say(text: str) -> None:
-    """Print a line on standard error at once."""
-    typer.echo(text, err=True)
-
-
 def _check(verb: str, project: "Project", request: "Request") -> None:
-    """Check the runs before anything heavy is loaded or started, and print what follows."""
+    """Check the runs before anything heavy is loaded or started."""
     from flows.request import requested_runs
     from tasks.checks import check_places
 
-    _say(f"dml {verb}: checking parameters")
-    requested_runs(project, request, _say)
+    say(f"dml {verb}: checking parameters")
+    requested_runs(project, request, say)
     for note in check_places(project):
-        _say(f"note: {note}")
-    _say("starting Prefect and loading the libraries (about 15 s)")
+        say(f"note: {note}")
 
 
 def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:

@@ -86,6 +86,6 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this ma
     # Not as options: a database's address may have a password, and every user of the machine can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
     page = f"http://127.0.0.1:{port}/#/experiments?workflowType=machine_learning"
-    print(f"MLflow UI, ready in about 10 s: {page}   (stop it with Ctrl-C)", flush=True)
+    print(f"starting the MLflow UI: {page}   (stop it with Ctrl-C)", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     os.execv(sys.executable, [*server, "--uvicorn-opts", "--log-level warning"])
