@@ -12,7 +12,8 @@ from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
 from flows.cli.app import app
 from flows.cli.search import open_index_model
-from flows.cli.session import announced_start, open_project
+from flows.cli.session import open_project, say
+from tasks.start_times import StartTimes
 
 TOKEN = "DML_SERVE_TOKEN"
 
@@ -22,7 +23,7 @@ def serve(
     what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="Folder of an index, or a model as listed by `dml models`.")],
     host: Annotated[str, typer.Option(help="Address to listen on; any other than loopback requires a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one.")] = 8321,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network; several run on Ray. Default: one per GPU, or one.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Copies of the network, several on Ray. Default: one per GPU, or one.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Maximum number of images per forward pass.")] = 32,
     model: Annotated[str | None, typer.Option(help="Model of the index, if it has moved since the index was built.")] = None,
     token_env: Annotated[str, typer.Option(help="Environment variable with the token that requests must contain.")] = TOKEN,
@@ -35,8 +36,10 @@ def serve(
         raise ConfigError(f"{token_env}: environment variable not set; set it to the token")
     project = open_project()  # sets the environment that libraries read when they are imported
     kind = "the service" if replicas in (None, 1) else f"the service with {replicas} replicas"
+    starts = StartTimes(project.state, say)
+    print(f"opening {what}{starts.about(kind)}", flush=True)
     with ExitStack() as start:
-        start.enter_context(announced_start(project, kind, f"opening {what}"))
+        start.enter_context(starts.timed(kind))
 
         def report(address: str) -> None:
             start.close()
