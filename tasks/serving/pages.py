@@ -5,6 +5,7 @@ Each is one file that loads nothing, with a Content-Security-Policy that allows 
 
 import base64
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ def _fields(schema: Schema) -> list[Field]:
 
 def _field(name: str, schema: Schema, is_required: bool) -> Field:
     notes = [schema.get("description", "").rstrip("."), "required" if is_required else ""]
-    notes += [text.format(schema[key]) for key, text in BOUNDS.items() if key in schema]
+    notes += [text.format(json.dumps(schema[key])) for key, text in BOUNDS.items() if key in schema]
     return Field(name, _type(schema), "; ".join(filter(None, notes)))
 
 
@@ -99,7 +100,7 @@ def _type(schema: Schema) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))
     if "enum" in schema:
-        return " or ".join(map(repr, schema["enum"]))
+        return " or ".join(map(json.dumps, schema["enum"]))
     if schema["type"] == "array":
         return _type(schema["items"]) + "[]"
     return "file" if schema.get("format") == "binary" else str(schema["type"])
