@@ -13,7 +13,8 @@ from flows.backends import Backends
 from tasks.environment import Project, ray_cluster
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
-from tasks.workers.group import Workers
+from tasks.start_times import StartTimes
+from tasks.workers.group import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
 WORKERS_LIMIT = "dml-workers"
@@ -47,7 +48,8 @@ class Services(Backends):
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
         self.display = ProgressDisplay()
-        self.workers = Workers(scale, project.state / "ray", say=self.display.say)
+        self.starts = StartTimes(project.state, self.display.say)
+        self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
         self.is_announced = False  # whether the start of Ray was announced
         self._published: dict[str, frozenset[str]] = {}
         self._smoke_tables: set[str | None] = set()
@@ -90,7 +92,7 @@ class Services(Backends):
         """Start Ray and workers on this machine while datasets are prepared, if runs will train."""
         if num_to_train and ray_cluster() is None:
             self.is_announced = True
-            self.display.say("starting Ray on this machine (about 25 s)")
+            self.display.say(f"starting Ray on this machine{self.starts.about(RAY)}")
             self.workers.start_early(num_to_train)
 
     def announce(self, num_runs: int, num_to_train: int) -> None:
@@ -98,7 +100,7 @@ class Services(Backends):
         self.display.plan(num_runs, num_to_train)
         if not num_to_train:
             return
-        ray = "connecting to the Ray cluster" if ray_cluster() else "starting Ray on this machine (about 25 s)"
+        ray = "connecting to the Ray cluster" if ray_cluster() else f"starting Ray on this machine{self.starts.about(RAY)}"
         then = "" if self.is_announced else f"; {ray}"
         self.is_announced = True
         self.display.say(f"{num_to_train} of {num_runs} {'run' if num_runs == 1 else 'runs'} to train{then}")

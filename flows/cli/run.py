@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app
-from flows.cli.session import open_project, prefect_starting
+from flows.cli.session import open_project, prefect_starting, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tasks.environment import Project
     from tasks.runs.specs import Params, RunSpec
 
-STARTING = "starting Prefect and loading the libraries (about 15 s)"
 Force = Annotated[bool, typer.Option("--force", help="Run every step again, even if it is finished.")]
 CodeOption = Annotated[
     Literal["strict", "keep"],
@@ -92,11 +91,10 @@ def reproduce(
 
         reports = reused_reports(project, params, runs)
         if reports is not None:
-            _say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
+            say(f"{len(runs)} of {len(runs)} {'run' if len(runs) == 1 else 'runs'} reused")
             _print_reports(reports, project)
             return
-    _say(STARTING)
-    with prefect_starting():
+    with prefect_starting(project):
         from flows.outcomes import RunsFailedError
         from flows.reproduce import reproduce as flow
 
@@ -128,8 +126,7 @@ def run(
 
         outcome = reused_run(project, runs[0])
     if outcome is None:
-        _say(STARTING)
-        with prefect_starting():
+            with prefect_starting(project):
             from flows.reproduce import run as flow
         outcome = flow(dataset, variant, seed, force, set_, code)
     _print_outcome(outcome, project)
@@ -149,20 +146,15 @@ def _print_outcome(outcome: "Outcome", project: "Project") -> None:
     _print_mlflow(project)
 
 
-def _say(text: str) -> None:
-    """Print a line on standard error at once."""
-    typer.echo(text, err=True)
-
-
 def _check(verb: str, project: "Project", request: "Request") -> "tuple[Params, list[RunSpec]]":
     """Return the parameters and the runs, checked before anything heavy is loaded or started; print what follows."""
     from flows.request import requested_runs
     from tasks.checks import check_places
 
-    _say(f"dml {verb}: checking parameters")
-    params, runs = requested_runs(project, request, _say)
+    say(f"dml {verb}: checking parameters")
+    params, runs = requested_runs(project, request, say)
     for note in check_places(project):
-        _say(f"note: {note}")
+        say(f"note: {note}")
     return params, runs
 
 

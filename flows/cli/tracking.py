@@ -105,7 +105,7 @@ def ui(
     # Not as options: a database's address may have a password, and every user of the machine can read command lines.
     os.environ |= {"MLFLOW_BACKEND_STORE_URI": project.tracking_uri, "MLFLOW_REGISTRY_STORE_URI": project.tracking_uri}
     page = f"http://127.0.0.1:{port}/{link}"
-    print(f"MLflow, ready in about 10 s: {page}   (stop it with Ctrl-C)", flush=True)
+    print(f"starting the MLflow UI: {page}   (stop it with Ctrl-C)", flush=True)
     server = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     if has_browser and os.fork() == 0:  # the parent becomes the server
         _open_when_ready(page, port)
