@@ -126,7 +126,7 @@ def run(
 
         outcome = reused_run(project, runs[0])
     if outcome is None:
-            with prefect_starting(project):
+        with prefect_starting(project):
             from flows.reproduce import run as flow
         outcome = flow(dataset, variant, seed, force, set_, code)
     _print_outcome(outcome, project)
