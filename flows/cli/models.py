@@ -53,9 +53,9 @@ def list_(
 
 def _print_registry(uri: str, dataset: str | None) -> None:
     """Print the versions in the registry."""
-    from tasks.tracking.registered import Registry
+    from tasks.tracking.versions import registered_versions
 
-    versions = Registry(uri).versions(f"dml-{dataset or ''}")
+    versions = registered_versions(uri, f"dml-{dataset or ''}")
     if versions:
         table = Table("registered model", "aliases", "why")
         for version in versions:

@@ -18,7 +18,8 @@ from tasks.files import write_whole
 from tasks.locks import alone
 from tasks.own_images.published import is_published
 from tasks.plans.results import load_result
-from tasks.reports.kit import diagram_picture, render
+from tasks.reports.kit import render
+from tasks.reports.pictures import KeptPictures, diagram_picture
 from tasks.reports.table_details import line_details
 from tasks.reports.table_text import as_markdown, as_note
 from tasks.runs.specs import Params, RunSpec, table_comparison
@@ -34,7 +35,7 @@ from tasks.tracking.child_run import WORKFLOW
 from tasks.tracking.published import published_runs
 
 SITE = Path("results") / "site"  # in the project
-SITE_LOCK = ".site.lock"  # in the state folder
+SITE_LOCK, PICTURES = ".site.lock", "pictures"  # in the state folder
 INDEX = "index.html"
 WIDTH, HEIGHT, MARGIN = 120.0, 18.0, 5.0  # pixels of a cell's drawing
 SPAN = 2.5  # half of the minimum span of a drawing, in tolerances
@@ -91,21 +92,23 @@ def _write_table(project: Project, params: Params, name: str, store: Store, fold
     result, _ = comparable(measured, today)
     table = shown_table(name, file, measured, _waiting(project, params, name, file, result), today)
     page = TablePage(as_markdown(table), as_note(table), folder / f"{name}.html")
+    pictures = KeptPictures(project.state / PICTURES / f"{name}.json")
     html = render(
         "table.html",
         table=table,
         blocks=[
             (*block, len(list(columns))) for block, columns in groupby(table.columns, lambda column: (column.dataset, column.stands_in_for))
         ],
-        details=line_details(name, file, result, store),
+        details=line_details(name, file, result, store, pictures),
         links=_links(project, table),
-        diagram=None if table.ranking is None else diagram_picture(table.ranking),
+        diagram=None if table.ranking is None else diagram_picture(table.ranking, pictures),
         scales=[column_scale(table, index) for index in range(len(table.columns))],
         scale_of=cell_scale,
         describe=describe_cell,
         glyph_size=(WIDTH, HEIGHT),
         json_name=page.json.name,
     )
+    pictures.save()
     write_whole(page.html, html)
     write_whole(page.json, table.model_dump_json(indent=1) + "\n")
     write_whole(page.html.with_suffix(".md"), page.markdown)

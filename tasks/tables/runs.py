@@ -191,10 +191,10 @@ def _why_not(name: str, row: Row, dataset: str, choice: Choice) -> str | None:
     if choice.track == "paper":
         lacks = choice.variant not in (None, TUNED, *row.variants)
         return f"'{row.label}' has no variant '{choice.variant}' (it has {', '.join(row.variants)})" if lacks else None
-    if dataset not in _protocol(COMMON).datasets:
+    if dataset not in cached_protocol(COMMON).datasets:
         return f"{dataset} is not on the common track"
     loss = row_training(name, row, dataset).loss.name
-    return None if loss in _protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
+    return None if loss in cached_protocol(COMMON).variants else f"'{row.label}' has no equivalent on the common track (loss '{loss}')"
 
 
 def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) -> tuple[str, TrainingConfig, list[Epoch]]:
@@ -202,7 +202,7 @@ def _training(name: str, called: str, row: Row, dataset: str, choice: Choice) ->
     if choice.track == "common":
         return COMMON, common_training(name, row, dataset), ["last"]
     _check_is_run(name, row)
-    listed = row.epochs or _protocol(row.protocol or name.partition("/")[0]).epochs
+    listed = row.epochs or cached_protocol(row.protocol or name.partition("/")[0]).epochs
     variant = choice.variant or row.variants[0]
     if variant == TUNED and not row_training(name, row, dataset).num_epochs:
         variant = row.variants[0]  # a row without training cannot be tuned
@@ -234,7 +234,7 @@ def row_training(table: str, row: Row, dataset: str, variant: str | None = None,
     if variant not in (*row.variants, TUNED):
         raise unknown_name(f"variant of '{row.label}'", variant, list(row.variants))
     untuned = row.variants[0] if variant == TUNED else variant
-    values = _protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
+    values = cached_protocol(row.protocol or table.partition("/")[0]).training_config(dataset, untuned).model_dump(mode="json")
     if row.loss is not None:
         values["loss"] = row.loss
     own = row.by_variant.get(untuned, Variant())
@@ -252,7 +252,7 @@ def common_training(table: str, row: Row, dataset: str) -> TrainingConfig:
         ConfigError: the common track does not have the dataset or the loss, or the changes do not fit.
     """
     name = row_training(table, row, dataset).loss.name
-    values = _protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
+    values = cached_protocol(COMMON).training_config(dataset, name).model_dump(mode="json")
     losses = row.loss or {}, row.training.get("loss", {}), row.datasets.get(dataset, {}).get("loss", {})
     where = f"{table}: {row.label}, {dataset}, {COMMON} track"
     return parse_overridden(TrainingConfig, where, values, *({"loss": loss} for loss in losses))
@@ -263,7 +263,7 @@ def _read_protocol(name: str, tables: Path) -> Protocol:
     return read_protocol(name)
 
 
-def _protocol(name: str) -> Protocol:
+def cached_protocol(name: str) -> Protocol:
     """Return a protocol, read once for all the rows that it trains."""
     return _read_protocol(name, protocols.TABLES)
 
@@ -271,13 +271,13 @@ def _protocol(name: str) -> Protocol:
 def printed_epoch(name: str) -> Epoch:
     """Return the epoch of a table's published values, as stated by the protocol of its paper."""
     paper = name.partition("/")[0]
-    return _protocol(paper).prints if paper in protocols.protocol_names() else "last"
+    return cached_protocol(paper).prints if paper in protocols.protocol_names() else "last"
 
 
 def independent_figures(name: str) -> str | None:
     """Return the findings about re-evaluations by others, for rows without an independent value; None for the project's own tables."""
     paper = name.partition("/")[0]
-    return _protocol(paper).independent if paper in protocols.protocol_names() else None
+    return cached_protocol(paper).independent if paper in protocols.protocol_names() else None
 
 
 def _keeping(training: TrainingConfig, epochs: Collection[Epoch], where: str) -> TrainingConfig:
@@ -309,7 +309,7 @@ def scoring_of(name: str, table: TableFile, dataset: str) -> EvaluationConfig:
     metrics = [column.metric for column in table.flat_columns if column.dataset == dataset]
     ks = sorted({k for metric in metrics if (k := recall_k(metric)) is not None}) or [1]
     values = {"recall_at": ks, "clustering": any(metric_info(metric).family == "clustering" for metric in metrics)}
-    protocol = _protocol(name.partition("/")[0])
+    protocol = cached_protocol(name.partition("/")[0])
     return parse_overridden(EvaluationConfig, f"{name}: evaluation", protocol.evaluation, table.evaluation, values)
 
 

@@ -74,7 +74,7 @@ SWALLOWED = {"Tracker.publish", "Tracker.published", "Tracker.live"}  # training
 
 
 def _version() -> object:
-    from tasks.tracking.registered import Version
+    from tasks.tracking.versions import Version
 
     return Version("n", "1", (), "m", "r", None)
 

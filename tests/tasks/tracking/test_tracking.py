@@ -58,6 +58,7 @@ from tasks.tracking.published import (
     standing_comparisons,
 )
 from tasks.tracking.tracker import LiveCurves, Tracker
+from tasks.tracking.versions import Version, registered_versions
 from tasks.workers.embedding import extract
 from tests.conftest import ROOT, small_training
 from tests.damage import DAMAGE, as_format, flip
@@ -664,6 +665,37 @@ def test_a_server_a_database_and_mlflow_s_own_client_are_read_alike(tracker: Tra
     assert standing_comparisons(tracker.uri) == standing_comparisons(server) == expected
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "name")
     assert standing_comparisons(server) == expected
+
+
+def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_client(tracker: Tracker, server: str, monkeypatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+    client = MlflowClient(tracker.uri, registry_uri=tracker.uri)
+    for name, num_versions in (("dml-d", 11), ("dml-d-val", 1), ("dml-d.promotion", 1), ("other", 1), ("dml-empty", 0)):
+        client.create_registered_model(name)
+        for number in range(num_versions):
+            client.create_model_version(name, f"models:/m-{number}", run_id="0" * 32)
+    client.set_model_version_tag("dml-d", "2", "dml.gate", "better")
+    client.set_model_version_tag("dml-d", "2", "another", "x")
+    for alias, number in (("champion", "2"), ("best", "2"), ("old", "10")):
+        client.set_registered_model_alias("dml-d", alias, number)
+    client.delete_model_version("dml-d", "3")
+    by_file, by_rest = registered_versions(tracker.uri, "dml-"), registered_versions(server, "dml-")
+    assert [(version.name, version.number) for version in by_file] == [
+        *(("dml-d", str(number)) for number in (1, 2, *range(4, 12))),
+        ("dml-d-val", "1"),
+    ]
+    assert by_file[1] == Version("dml-d", "2", ("best", "champion"), "m-1", "0" * 32, "better")
+    assert by_file[8].aliases == ("old",)
+    assert by_file[0] == Version("dml-d", "1", (), "m-0", "0" * 32, None)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # only MLflow's own client can log in
+    assert by_file == by_rest == registered_versions(server, "dml-")
+    assert registered_versions(tracker.uri, "dml-other") == []
+
+
+def test_a_database_before_the_first_run_has_no_versions(tmp_path: Path) -> None:
+    assert registered_versions(f"sqlite:///{tmp_path}/missing.db", "dml-") == []
+    (tmp_path / "empty.db").touch()
+    assert registered_versions(f"sqlite:///{tmp_path}/empty.db", "dml-") == []
 
 
 def test_compare_and_an_empty_sync_import_nothing_heavy(tracker: Tracker, report: RunReport, tmp_path: Path) -> None:
