@@ -224,7 +224,7 @@ def _prefect(project: Project) -> Finding:
 
 
 def _pool(project: Project) -> Finding:
-    """Check that the work pool has a worker online for the server's scheduled flows."""
+    """Check that a worker is online for scheduled flows. Without the pool, nothing can be scheduled, which is no fault."""
     url = prefect_server()
     if url is None:
         return Finding("schedules", "", "ok", "none without a Prefect server")
@@ -237,7 +237,7 @@ def _pool(project: Project) -> Finding:
         return Finding("schedules", f"work pool {POOL}", "note", "no such pool", f"prefect work-pool create {POOL} --type process")
     num_online = sum(worker.get("status") == "ONLINE" for worker in workers)
     if not num_online:
-        return Finding("schedules", f"work pool {POOL}", "note", "no worker is online", f"prefect worker start --pool {POOL}")
+        return Finding("schedules", f"work pool {POOL}", "wrong", "no worker is online", f"prefect worker start --pool {POOL}")
     return Finding("schedules", f"work pool {POOL}", "ok", f"{num_online} of {len(workers)} workers online")
 
 

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
@@ -32,9 +32,6 @@ from tasks.tracking.child_run import (
     plain_name,
 )
 from tasks.tracking.connection import SQLITE, check_available, one_line_errors, open_database, project_runs, tag_filter
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PAGE_SIZE = 1000
 TIMEOUT_SECONDS = 10
@@ -204,25 +201,19 @@ def _scores(runs: Sequence[PublishedRun], name: str, factor: float = 1) -> dict[
     return scores_by_seed((run.variant, run.seed, factor * run.metrics[name]) for run in runs if name in run.metrics)
 
 
-def comparison_table(title: str, runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> "Table":
-    """Return a comparison's published runs as a terminal table: a row per variant, best first, mean and interval over its seeds.
+def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> list[list[str]]:
+    """Return a header, then a row per variant, best first: its number of seeds, and mean and interval over them of each metric.
 
-    With a `comparison`, the confidence set of the best is bold, and a last column has differences.
+    With a `comparison` that has a confidence set of the best, its differences follow the first metric.
     """
-    from rich.table import Column, Table
-
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    if comparison is not None and not comparison.best_set:
-        comparison = None
-    heading = [comparison.heading] if comparison is not None else []
-    table = Table(
-        Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), *heading, title=title
-    )
+    compared = comparison if comparison is not None and comparison.best_set else None
+    heading = [compared.heading] if compared is not None else []
+    rows = [["variant", "seeds", *map(plain_name, names[:1]), *heading, *map(plain_name, names[1:])]]
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
-        is_bold = comparison is not None and variant in comparison.best_set
-        differences = [comparison.beside(variant)] if comparison is not None else []
-        table.add_row(variant, str(num_seeds), *cells, *differences, style="bold" if is_bold else None)
-    return table
+        differences = [compared.beside(variant)] if compared is not None else []
+        rows.append([variant, str(num_seeds), *cells[:1], *differences, *cells[1:]])
+    return rows
