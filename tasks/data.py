@@ -94,7 +94,7 @@ def show_dataset(project: Project, name: str, role: str, num_classes: int, num_s
     try:
         contact_sheet(project.packed(name), role, num_classes, num_samples, path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another place with --out") from None
+        raise StoreError(f"{path}: cannot be written ({error.strerror or error}); choose another place with --output") from None
     return path
 
 

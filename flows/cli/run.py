@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flows.cli.app import app
+from flows.cli.app import app, examples
 from flows.cli.session import open_project, prefect_starting, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
@@ -34,7 +34,7 @@ Overrides = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog=examples("dml reproduce --dataset synthetic --seed 0 --seed 1", "dml reproduce softtriple/table1 --seeds 3"))
 def reproduce(
     tables: Annotated[
         list[str] | None,
@@ -105,7 +105,7 @@ def reproduce(
         raise
 
 
-@app.command()
+@app.command(epilog=examples("dml run synthetic softtriple --seed 3"))
 def run(
     dataset: Annotated[str, typer.Argument(help="Dataset of the comparison.")],
     variant: Annotated[str, typer.Argument(help="Variant of the comparison.")],

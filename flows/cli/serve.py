@@ -10,7 +10,7 @@ import typer
 from dml_core.errors import ConfigError
 from dml_core.index.index import Index
 from dml_core.index.layout import INFO_FILE
-from flows.cli.app import app
+from flows.cli.app import app, examples
 from flows.cli.search import open_index_model
 from flows.cli.session import open_project, say
 from tasks.start_times import StartTimes
@@ -18,7 +18,7 @@ from tasks.start_times import StartTimes
 TOKEN = "DML_SERVE_TOKEN"
 
 
-@app.command()
+@app.command(epilog=examples("dml serve my.index", "dml serve synthetic/softtriple --port 8000"))
 def serve(
     what: Annotated[str, typer.Argument(metavar="INDEX|MODEL", help="Folder of an index, or a model as listed by `dml models`.")],
     host: Annotated[str, typer.Option(help="Address to listen on; any other than loopback requires a token.")] = "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Helpers of several verbs: open the project, start Prefect's server during imports, print tables on a terminal or into a pipe."""
+"""Helpers of several verbs: open the project, start Prefect's server during imports."""
 
 import atexit
 import logging
@@ -7,9 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from flows.local_database import set_aside_if_damaged
 from tasks import environment
@@ -84,11 +81,3 @@ def _server_starting() -> Iterator[None]:
         yield
     finally:
         thread.join()
-
-
-def print_table(table: Table) -> None:
-    """Print a table fitted to the terminal, or in a pipe at its full width."""
-    console = Console(width=None if sys.stdout.isatty() else 1000)
-    with console.capture() as text:  # rich itself ends the process with 1 where the reader of a pipe has closed it
-        console.print(table)
-    sys.stdout.write(text.get())

@@ -5,28 +5,32 @@ import socket
 import sys
 import time
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from dml_core.config import check_name
 from dml_core.errors import ConfigError, TrackingError
-from flows.cli.app import app
-from flows.cli.session import open_project, print_table
+from dml_core.evaluation.statistics.comparing import Comparison
+from flows.cli.app import app, examples
+from flows.cli.columns import Column, print_table
+from flows.cli.session import open_project
 from tasks.environment import shown
 from tasks.runs.comparable import present_digest, standing_today
 from tasks.runs.specs import comparison_title, load_params
 from tasks.storage import open_store
 from tasks.tracking.child_run import WORKFLOW, view_link
 from tasks.tracking.outbox import OUTBOX
-from tasks.tracking.published import comparable_runs, compare_published, comparison_table, published_runs, standing_comparisons
+from tasks.tracking.published import comparable_runs, compare_published, comparison_rows, published_runs, standing_comparisons
 
 if TYPE_CHECKING:
     from tasks.environment import Project
 
 
-@app.command()
+@app.command(epilog=examples("dml compare synthetic", "dml compare synthetic | less -S"))
 def compare(
     dataset: Annotated[str | None, typer.Argument(help="Dataset of the comparison. Default: the first default one of params.yaml.")] = None,
     override: Annotated[
@@ -55,12 +59,28 @@ def compare(
     comparison = compare_published(dataset, runs, params.comparison.reference)
     if comparison is not None:
         print(comparison.sentence)
-    print_table(comparison_table(title, runs, comparison))
+    _print_comparison(title, comparison_rows(runs, comparison), comparison)
     if comparison is not None and comparison.limits is not None:
         print(f"{comparison.bold_says} {comparison.limits}")
 
 
-@app.command()
+def _print_comparison(title: str, rows: Sequence[Sequence[str]], comparison: Comparison | None) -> None:
+    """Print the rows of `comparison_rows` with the confidence set of the best in bold.
+
+    The first metric and its differences are never omitted; of the other columns, the last metric is omitted first, the seeds last.
+    """
+    best = comparison.best_set if comparison is not None else frozenset()
+    num_kept, num_columns = 4 if best else 3, len(rows[0])
+    drops = {1: num_columns} | {place: num_columns - place for place in range(num_kept, num_columns)}
+    styles = ["bold" if variant in best else "" for variant, *_ in rows[1:]]
+    columns = [
+        Column(name, [Text(value, style) for value, style in zip(values, styles, strict=True)], drop=drops.get(place))
+        for place, (name, *values) in enumerate(zip(*rows, strict=True))
+    ]
+    print_table(*columns, title=title)
+
+
+@app.command(epilog=examples("dml sync"))
 def sync() -> None:
     """Deliver records that wait because MLflow was down."""
     project = open_project()
@@ -72,7 +92,7 @@ def sync() -> None:
     print(f"{num_delivered} records delivered to {shown(project.tracking_uri)}")
 
 
-@app.command()
+@app.command(epilog=examples("dml ui", "dml ui synthetic --port 5001"))
 def ui(
     dataset: Annotated[
         str | None, typer.Argument(help="Dataset of the comparison. Default: the first one of params.yaml that has results.")

@@ -4,7 +4,6 @@ over seeds and compared.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
@@ -29,9 +28,6 @@ from tasks.tracking.child_run import (
 )
 from tasks.tracking.connection import EXPERIMENT_PREFIX, all_pages, one_line_errors, project_runs, tag_filter
 from tasks.tracking.queries import available_way, query_database, query_server
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 DATABASE_RUNS = """
     SELECT runs.run_uuid FROM runs JOIN experiments USING (experiment_id)
@@ -205,25 +201,19 @@ def _scores(runs: Sequence[PublishedRun], name: str, factor: float = 1) -> dict[
     return scores_by_seed((run.variant, run.seed, factor * run.metrics[name]) for run in runs if name in run.metrics)
 
 
-def comparison_table(title: str, runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> "Table":
-    """Return a comparison's published runs as a terminal table: a row per variant, best first, mean and interval over its seeds.
+def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> list[list[str]]:
+    """Return a header, then a row per variant, best first: its number of seeds, and mean and interval over them of each metric.
 
-    With a `comparison`, the confidence set of the best is bold, and a last column has differences.
+    With a `comparison` that has a confidence set of the best, its differences follow the first metric.
     """
-    from rich.table import Column, Table
-
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
-    if comparison is not None and not comparison.best_set:
-        comparison = None
-    heading = [comparison.heading] if comparison is not None else []
-    table = Table(
-        Column("variant", min_width=max(map(len, summaries))), "seeds", *(plain_name(name) for name in names), *heading, title=title
-    )
+    compared = comparison if comparison is not None and comparison.best_set else None
+    heading = [compared.heading] if compared is not None else []
+    rows = [["variant", "seeds", *map(plain_name, names[:1]), *heading, *map(plain_name, names[1:])]]
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
-        is_bold = comparison is not None and variant in comparison.best_set
-        differences = [comparison.beside(variant)] if comparison is not None else []
-        table.add_row(variant, str(num_seeds), *cells, *differences, style="bold" if is_bold else None)
-    return table
+        differences = [compared.beside(variant)] if compared is not None else []
+        rows.append([variant, str(num_seeds), *cells[:1], *differences, *cells[1:]])
+    return rows
