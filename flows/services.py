@@ -1,4 +1,4 @@
-"""Resources shared by the steps of a flow: workers, store, MLflow, the terminal."""
+"""Resources shared by the steps of a flow: store, MLflow, workers, the terminal."""
 
 import logging
 import threading
@@ -9,14 +9,11 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.settings import PREFECT_API_URL
 
 from dml_core.errors import ConfigError, TrainingError
-from tasks.environment import Project, git_tags, ray_cluster
-from tasks.locks import running
+from flows.backends import Backends
+from tasks.environment import Project, ray_cluster
 from tasks.runs.finished import Code
 from tasks.runs.specs import RunSpec, ScaleSpec
-from tasks.sealed import check_formats
 from tasks.start_times import StartTimes
-from tasks.storage import LOCKS, open_store
-from tasks.tracking.tracker import Tracker
 from tasks.workers.group import RAY, Workers
 from tasks.workers.progress import ProgressDisplay
 
@@ -24,7 +21,7 @@ WORKERS_LIMIT = "dml-workers"
 SCORED_AT_ONCE = 2
 
 
-class Services:
+class Services(Backends):
     """Resources shared by the steps of a flow; created once per flow and closed at its end.
 
     Args:
@@ -41,23 +38,18 @@ class Services:
 
     def __init__(self, project: Project, scale: ScaleSpec, force: bool = False, fail_fast: bool = False, code: Code = "strict") -> None:
         _log_to_prefect()
-        self.project, self.scale = project, scale
+        super().__init__(project)
+        self.scale = scale
         self.force, self.fail_fast, self.code = force, fail_fast, code
         self.stopping = threading.Event()
         self.submitted: dict[str, Any] = {}  # steps of this flow by identity: runs that share one wait for the same step
         self.turns = threading.BoundedSemaphore(scale.concurrent_runs)
         self.scorings = threading.BoundedSemaphore(SCORED_AT_ONCE)
-        self.store = open_store(project)
-        self.store.check_writable()
-        check_formats(project.state)
-        self._running = running(self.store.folder(LOCKS))
         if PREFECT_API_URL.value():
             ensure_limit(scale.most_workers, scale.most_workers * scale.concurrent_runs)
-        self.tracker = Tracker(project.tracking_uri, project.state, self.store)
         self.display = ProgressDisplay()
         self.starts = StartTimes(project.state, self.display.say)
         self.workers = Workers(scale, project.state / "ray", self.display.say, self.starts)
-        self.tags = git_tags(project)
         self.is_announced = False  # whether the start of Ray was announced
         self._published: dict[str, frozenset[str]] = {}
         self._smoke_tables: set[str | None] = set()
@@ -115,7 +107,7 @@ class Services:
 
     def close(self) -> None:
         """End the workers and clear the display."""
-        self._running.release(remove=True)
+        super().close()
         self.workers.close()
         self.display.close()
 

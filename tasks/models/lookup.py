@@ -13,7 +13,7 @@ from dml_core.network_description import DESCRIPTION_FILE
 from dml_core.trained import save_network
 from dml_core.training.checkpoints.file import CHECKPOINT_FILE, load_checkpoint, weights_of
 from tasks.data import read_dataset
-from tasks.environment import Project, find_project, open_project
+from tasks.environment import Project, find_project, open_project, set_environment
 from tasks.locks import alone
 from tasks.models.trained_runs import TrainedRun, run_of, run_scores, trained_among
 from tasks.runs.best import VALIDATION, best_seed
@@ -54,6 +54,25 @@ def resolve_model(text: str, project: Project | None = None) -> Path:
     if IDENTITY.fullmatch(text):
         return network_of(project, text)
     return package(project, find_run(project, text))
+
+
+def find_network(text: str) -> Path | None:
+    """Return the folder of the network that `dml_core.load_model` is asked for, or None if the text has no form that `resolve_model` knows.
+
+    The project is the one around the run's files if the text is their path, otherwise around the working directory, otherwise the checkout
+    with this code: a script in any folder finds the runs by name. `pyproject.toml` registers this function.
+
+    Raises:
+        ConfigError, StoreError, TrackingError: as in `resolve_model`.
+    """
+    path = Path(text).absolute()
+    is_checkpoint = path.name == CHECKPOINT_FILE or (path / CHECKPOINT_FILE).is_file()
+    if not (is_checkpoint or text.startswith(REGISTRY_PREFIX) or IDENTITY.fullmatch(text) or parse_run_name(text)):
+        return None
+    project = find_project(*([path] if is_checkpoint else []), Path.cwd(), Path(__file__).parent)
+    if text.startswith(REGISTRY_PREFIX):
+        set_environment(project)  # MLflow reads it when it is imported
+    return resolve_model(text, project)
 
 
 def find_run(project: Project, text: str) -> TrainedRun:

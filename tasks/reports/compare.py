@@ -12,8 +12,9 @@ import numpy as np
 from dml_core.errors import EvaluationError
 from dml_core.evaluation.metric_info import HEADLINES, recall_k, table_columns
 from dml_core.evaluation.statistics.comparing import LEVEL, Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary, summarise
+from dml_core.evaluation.statistics.confidence import Summary
 from dml_core.evaluation.statistics.mean_ranks import rank_systems
+from dml_core.evaluation.statistics.over_seeds import says_seeds, summarise_seeds
 from dml_core.evaluation.statistics.paired import MIN_CLASSES, difference_over_classes
 from dml_core.figures.mean_ranks import plot_mean_ranks
 from dml_core.figures.over_epochs import plot_over_epochs
@@ -44,7 +45,7 @@ def summarise_runs(runs: Scored) -> Summaries:
     names = {spec.variant: metrics.keys() for spec, metrics in reversed(runs)}
     scores = {name: _scores(runs, name) for name in dict.fromkeys(name for _, metrics in runs for name in metrics)}
     return {
-        variant: {name: summarise(list(scores[name][variant].values())) for name in names[variant]}
+        variant: {name: summarise_seeds(list(scores[name][variant].values())) for name in names[variant]}
         for variant in dict.fromkeys(spec.variant for spec, _ in runs)
     }
 
@@ -112,7 +113,7 @@ def write_report(
         title=title,
         conclusions=[] if comparison is None else [comparison.sentence, _other_classes(comparison, over_classes), comparison.limits],
         role=runs[0][0].evaluation.role,
-        spread=f"mean ± half of the 95 % interval over {num_seeds} seeds" if num_seeds > 1 else "one seed",
+        spread=says_seeds(num_seeds),
         bold_says=comparison.bold_says if comparison is not None and comparison.best_set else "",
         rows=_rows(summaries, comparison, older_code or {}),
         older_code={variant: made_by_older_code(files) for variant, files in (older_code or {}).items()},

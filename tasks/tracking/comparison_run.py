@@ -12,6 +12,7 @@ from mlflow.entities import Metric
 from dml_core.evaluation.metric_info import TABLE_METRICS
 from dml_core.evaluation.statistics.comparing import Comparison, Scores
 from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.paired import MIN_SEEDS
 from tasks.runs.best import best_run, best_seed, said_best
 from tasks.runs.comparable import Today
 from tasks.runs.records import ComparisonReport
@@ -161,7 +162,8 @@ def describe_comparison(
         [
             *([report.about, ""] if report.about is not None else []),
             *([comparison.sentence, ""] if comparison is not None else []),
-            f"**{report.comparison}**: per cent on {report.role} images; mean ± half of the 95 % interval over the seeds, best first.",
+            f"**{report.comparison}**: per cent on {report.role} images; mean over the seeds ± half of the 95 % interval "
+            f"(from {MIN_SEEDS} seeds on), best first.",
             "",
             *lines,
             "",

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from dml_core.errors import TrackingError
 from dml_core.evaluation.metric_info import table_columns
 from dml_core.evaluation.statistics.comparing import Comparison, compare, tested_on
-from dml_core.evaluation.statistics.confidence import Summary, summarise
+from dml_core.evaluation.statistics.confidence import Summary
+from dml_core.evaluation.statistics.over_seeds import summarise_seeds
 from tasks.environment import shown
 from tasks.runs.best import VALIDATION
 from tasks.runs.comparable import Selection, Today, scores_by_seed, select
 from tasks.tracking.child_run import (
     DETAIL,
     IDENTITY_TAG,
+    OLDER_CODE_TAG,
     PART_TAG,
     PUBLISHED_TAG,
     PublishedRun,
@@ -54,6 +56,15 @@ def published_runs(uri: str, dataset: str, comparison: str) -> list[PublishedRun
     if not runs:
         raise TrackingError(f"MLflow at {shown(uri)} has no runs of '{comparison}'; run dml reproduce --dataset {dataset} first")
     return in_order(runs)
+
+
+def current_identities(uri: str, dataset: str, comparison: str) -> frozenset[str]:
+    """Return the identities of the comparison's complete runs that are not marked as of older code; empty if MLflow is unavailable."""
+    try:
+        runs = published_runs(uri, dataset, comparison)
+    except TrackingError:
+        return frozenset()  # publishing tries again and reports it
+    return frozenset(run.tags[IDENTITY_TAG] for run in runs if OLDER_CODE_TAG not in run.tags)
 
 
 def search_published(uri: str, comparison: str) -> list[PublishedRun]:
@@ -140,7 +151,7 @@ def summarise_published(runs: Sequence[PublishedRun]) -> dict[str, dict[str, Sum
     summaries: dict[str, dict[str, Summary]] = {run.variant: {} for run in runs}
     for name in columns:
         for variant, by_seed in _scores(runs, name).items():
-            summaries[variant][name] = summarise(list(by_seed.values()))
+            summaries[variant][name] = summarise_seeds(list(by_seed.values()))
     first = columns[0] if columns else ""
     return dict(sorted(summaries.items(), key=lambda item: -item[1][first].mean if first in item[1] else 1.0))
 

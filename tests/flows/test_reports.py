@@ -55,7 +55,6 @@ class Services:
 
 @pytest.fixture
 def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Services:
-    monkeypatch.setattr(flows.reports, "create_markdown_artifact", lambda *given, **named: None)  # without it, Prefect would start a server
     return Services(tmp_path)
 
 
@@ -178,7 +177,7 @@ def test_each_table_is_worked_out_once_and_the_index_is_written_once_when_the_wo
         "run_chains": lambda *_, **__: ([], []),
     }.items():
         monkeypatch.setattr(flows.reproduce, name, stand_in)
-    monkeypatch.setattr(flows.reports, "create_markdown_artifact", lambda *_, **__: None)
+    monkeypatch.setattr(flows.reproduce, "create_markdown_artifact", lambda *_, **__: None)
     monkeypatch.setattr(table_pages, "shown_table", counted)
     monkeypatch.setattr(table_pages, "write_whole", noted)
     reports = flows.reproduce.reproduce.fn(Request(tables=tuple(NAMES)))
