@@ -161,7 +161,7 @@ def main() -> None:
 def write_project(project: Path, num_runs: int, num_epochs: int, images_per_class: int) -> None:
     """Write a project of one variant with this many seeds, and a copy of the code, which DVC watches."""
     params: dict[str, Any] = read_yaml(ROOT / "params.yaml")
-    params["comparison"]["variants"] = {VARIANT: params["comparison"]["variants"][VARIANT]}
+    params["comparison"] |= {"variants": {VARIANT: params["comparison"]["variants"][VARIANT]}, "reference": VARIANT}
     params["datasets"] = {"synthetic": params["datasets"]["synthetic"]}
     params["comparison"]["datasets"] = {"synthetic": {}}
     protocol = {"num_epochs": num_epochs, "recall_every_epochs": None}
