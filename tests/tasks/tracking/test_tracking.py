@@ -673,7 +673,7 @@ def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_cl
     for name, num_versions in (("dml-d", 11), ("dml-d-val", 1), ("dml-d.promotion", 1), ("other", 1), ("dml-empty", 0)):
         client.create_registered_model(name)
         for number in range(num_versions):
-            client.create_model_version(name, f"models:/m-{number}", run_id="0" * 32)
+            client.create_model_version(name, f"s3://models/m-{number}", run_id="0" * 32)
     client.set_model_version_tag("dml-d", "2", "dml.gate", "better")
     client.set_model_version_tag("dml-d", "2", "another", "x")
     for alias, number in (("champion", "2"), ("best", "2"), ("old", "10")):
@@ -684,9 +684,9 @@ def test_versions_are_read_alike_from_a_server_a_database_and_by_mlflow_s_own_cl
         *(("dml-d", str(number)) for number in (1, 2, *range(4, 12))),
         ("dml-d-val", "1"),
     ]
-    assert by_file[1] == Version("dml-d", "2", ("best", "champion"), "m-1", "0" * 32, "better")
+    assert by_file[1] == Version("dml-d", "2", ("best", "champion"), "s3://models/m-1", "0" * 32, "better")
     assert by_file[8].aliases == ("old",)
-    assert by_file[0] == Version("dml-d", "1", (), "m-0", "0" * 32, None)
+    assert by_file[0] == Version("dml-d", "1", (), "s3://models/m-0", "0" * 32, None)
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")  # only MLflow's own client can log in
     assert by_file == by_rest == registered_versions(server, "dml-")
     assert registered_versions(tracker.uri, "dml-other") == []
