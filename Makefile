@@ -65,14 +65,14 @@ clean: ## remove the environment, prepared data, all results and the built site
 	rm -rf .venv data state site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 lock: .venv/.done ## compile requirements.lock from pyproject.toml
-	@uv pip compile pyproject.toml --group dev --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-		--python-version 3.11 --quiet --output-file requirements.lock
+	@uv pip compile pyproject.toml --all-extras --group dev --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+		--no-emit-package dml-core --python-version 3.11 --quiet --output-file requirements.lock
 
-.venv/.done: requirements.lock pyproject.toml
+.venv/.done: requirements.lock pyproject.toml dml_core/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "error: $(PYTHON) is not Python 3.11 or 3.12; name one: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -m venv .venv || { echo "error: Python's venv is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable . uv==$(UV_VERSION)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable dml_core --editable . uv==$(UV_VERSION)
 	@touch $@

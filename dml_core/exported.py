@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dml_core.data.views.transform_config import TransformConfig
 from dml_core.data.views.transforms import scale
 from dml_core.errors import ConfigError, StoreError
+from dml_core.extras import require
 from dml_core.models.embedder import Embedder
 from dml_core.network_description import Forward, GraphFile, Precision
 
@@ -65,9 +66,12 @@ def write_graph(
 
     Raises:
         ConfigError: the format does not support int8.
+        MissingPackageError: the format is ONNX, which is not installed.
     """
     if graph.precision == "int8" and graph.format != "onnx":
         raise ConfigError("--precision int8 is of ONNX: torch has its quantiser in a package of its own; use --format onnx")
+    if graph.format == "onnx":
+        require("onnx", "onnxscript", *(("onnxruntime",) if graph.precision == "int8" else ()))
     path = folder / graph.name
     with _quiet():
         program = _program(Graph(network, transform, graph.precision).eval(), transform)
@@ -87,7 +91,10 @@ def open_graph(folder: Path, graph: GraphFile) -> Forward:
 
     Raises:
         StoreError: the file is missing or damaged.
+        MissingPackageError: the graph is of ONNX, whose runtime is not installed.
     """
+    if graph.format == "onnx":
+        require("onnxruntime")
     path = folder / graph.name
     try:
         run = _open_onnx(path) if graph.format == "onnx" else _open_program(path)

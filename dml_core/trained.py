@@ -12,6 +12,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dml_core.models.embedder import Embedder
 from dml_core.network_description import DESCRIPTION_FILE, FORMAT, WEIGHTS_FILE, Forward, Metric, NetworkDescription
 
 REMEDY = "make the folder again"
+FINDERS = "dml_core.networks"  # group of entry points
 AnyImage = Path | str | bytes | Image.Image | NDArray[np.uint8] | Tensor
 
 
@@ -42,7 +44,8 @@ class TrainedModel:
 
     Args:
         description: the network's description.
-        identity: identity of the training step, hexadecimal; indexes store it.
+        identity: identity of the training step, hexadecimal, followed by `-fp16` or `-int8` if the network is exported in that precision:
+            embeddings of two precisions differ, and indexes refuse those of another identity.
         forward: maps test views, uint8 (N, 3, H, W), to embeddings (N, D).
     """
 
@@ -124,20 +127,23 @@ def load_model(source: str | Path, device: str | torch.device | None = None) -> 
     """Open a trained network.
 
     Args:
-        source: folder of a network, as in an MLflow model, or made from a run by `tasks.models`, or written by `dml models export`.
+        source: folder of a network, as in an MLflow model, or made from a run by `tasks.models`, or written by `dml models export`. Where
+            dml-repro is installed, also any name of a trained network that `dml` takes, such as "synthetic/softtriple".
         device: where to run; by default the GPU if there is one. Exported networks run on the CPU.
 
     Raises:
         ConfigError: no network is there, or no such device exists.
         StoreError: the network is damaged or of a newer format.
     """
-    folder = _network_folder(Path(source))
+    folder = _network_folder(str(source))
     description = read_description(folder)
     if description.graph is not None:
         from dml_core.exported import open_graph
 
         _check(folder, description)
         identity = description.identity or _file_identity(folder / description.file)
+        if description.graph.precision != "fp32":
+            identity += f"-{description.graph.precision}"
         return TrainedModel(description, identity, open_graph(folder, description.graph))
     network = load_network(folder, description)
     try:
@@ -262,12 +268,20 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         raise StoreError(f"{folder}: cannot be written ({error.strerror or error}); free or change the place") from None
 
 
-def _network_folder(source: Path) -> Path:
-    """Return the folder with the description: `source`, that of the file `source`, or the one where MLflow keeps a model's artifacts."""
+def _network_folder(text: str) -> Path:
+    """Return the folder with the description: `text`, that of the file `text`, or the one where MLflow keeps a model's artifacts.
+
+    Otherwise packages that register a function under `FINDERS` are asked; it returns the folder, or None for a text that it does not know.
+    """
+    source = Path(text)
     places = (source, source.parent) if source.is_file() else (source, source / "artifacts" / "network", source / "network")
     for folder in places:
         if (folder / DESCRIPTION_FILE).is_file():
             return folder
+    for finder in entry_points(group=FINDERS):
+        found: Path | None = finder.load()(text)
+        if found is not None:
+            return found
     if not source.exists():
         raise ConfigError(f"{source}: no such folder or file; expected a network's folder, or a run by its name where `dml` takes it")
     raise ConfigError(
@@ -305,7 +319,7 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
         DataError: `images` is not an image or several, or the number of boxes differs.
     """
     of_one = isinstance(images, Path | str | bytes | bytearray | Image.Image) or (
-        isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4
+        isinstance(images, np.ndarray | Tensor) and images.dtype != object and images.ndim != 4 and not _has_paths(images)
     )
     if of_one:
         images = [images]  # type: ignore[list-item]
@@ -319,6 +333,10 @@ def _with_boxes(images: AnyImage | Iterable[AnyImage], boxes: Iterable[Box | Non
         if image is nothing or box is nothing:
             raise DataError(f"{'more' if image is nothing else 'fewer'} boxes than images; give each image a box or None")
         yield image, box
+
+
+def _has_paths(images: NDArray[Any] | Tensor) -> bool:
+    return isinstance(images, np.ndarray) and images.dtype.kind == "U" and images.ndim == 1
 
 
 def _decoded(image: AnyImage, name: str) -> Tensor:

@@ -65,14 +65,15 @@ def examine(project: Project) -> list[Finding]:
 
 
 def _packages(project: Project) -> Finding:
-    """Compare the installed versions with those that the project pins."""
+    """Compare the installed versions with those that the project pins. Packages of an extra may be missing."""
     where = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
     try:
-        pinned = dict(line.partition(";")[0].strip().split("==") for line in requires("dml-repro") or () if "==" in line)
+        requirements = [(line.partition(";")[0].strip(), "extra ==" in line) for line in requires("dml-repro") or ()]
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    expected = {name.partition("[")[0]: wanted for name, wanted in pinned.items()}
-    installed = {name: _version(name) for name in expected}
+    pinned = [(*requirement.split("=="), of_extra) for requirement, of_extra in requirements if "==" in requirement]
+    installed = {name.partition("[")[0]: _version(name.partition("[")[0]) for name, _, _ in pinned}
+    expected = {name.partition("[")[0]: wanted for name, wanted, of_extra in pinned}
     differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")

@@ -10,7 +10,6 @@ Shapes: N samples, D dimensions, K clusters.
 
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
@@ -52,6 +51,8 @@ def lloyd(
         clusters_N: initial cluster of each point; no cluster is empty.
         num_iterations: each moves the centres to the means of their points, then points to their nearest centres.
     """
+    import faiss  # here, so that a missing one is named by `dml_core.evaluation.retrieval`
+
     centres_KD, clusters_N = points_ND[first_K], clusters_N.copy()
     distances_N, moved_M = np.zeros(len(points_ND), dtype=np.float32), np.arange(len(first_K))
     for _ in range(num_iterations):

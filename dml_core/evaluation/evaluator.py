@@ -34,20 +34,21 @@ class ClassRecall(NamedTuple):
 def evaluate(
     embeddings: ArrayLike,
     labels: ArrayLike,
-    config: EvaluationConfig,
+    config: EvaluationConfig | None = None,
     query_embeddings: ArrayLike | None = None,
     query_labels: ArrayLike | None = None,
     seed: int = 0,
     by_class: dict[Any, ClassRecall] | None = None,
 ) -> dict[str, float | int]:
-    """Return all metrics that `config` requests.
+    """Return all metrics that `config` requests, by default those of docs/reference/metrics.md with Recall@1, 2, 4 and 8.
 
     Clustering, separability and class distances use all samples: gallery and queries together.
 
     Args:
-        embeddings: (N, D) floats: the gallery, and also the queries if none are given (each excluded from its own gallery by index).
+        embeddings: (N, D) floats, an array or a torch tensor on any device: the gallery, and also the queries if none are given (each
+            excluded from its own gallery by index).
         labels: (N,) integers or strings.
-        config: settings of the evaluation.
+        config: settings of the evaluation; None for the defaults.
         query_embeddings: (Q, D), given together with `query_labels` for the query/gallery protocol.
         query_labels: (Q,).
         seed: seed of k-means.
@@ -56,6 +57,7 @@ def evaluate(
     Raises:
         EvaluationError: embeddings or labels cannot be scored, no query has a positive, or a device is missing.
     """
+    config = config or EvaluationConfig()
     gallery_ND = checked_embeddings(embeddings)
     labels_N = checked_labels(labels)
     gallery = [EmbeddingShard(lambda: gallery_ND, labels_N)]

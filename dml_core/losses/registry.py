@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from dml_core.config import parse, unknown_name
+from dml_core.config import unknown_name
+from dml_core.extras import require
+from dml_core.overrides import parse_overridden
 
 if TYPE_CHECKING:
     from dml_core.losses.contract import Loss, LossConfig  # these import torch
@@ -50,10 +52,18 @@ def loss_class(name: str) -> "type[Loss]":
 
     Raises:
         ConfigError: unknown loss; the message suggests the nearest name.
+        MissingPackageError: the loss is one of pytorch-metric-learning, which is not installed.
     """
     check_loss_name(name)
+    if name.startswith(PML_PREFIX):
+        require("pytorch_metric_learning")
     loss: type[Loss] = resolve_name(LOSSES.get(name, PML_ADAPTER))
     return loss
+
+
+def class_names() -> dict[str, str]:
+    """Return class name -> name of each registered loss."""
+    return {target.partition(":")[2]: name for name, target in LOSSES.items()}
 
 
 def losses_with(attribute: str) -> str:
@@ -62,14 +72,14 @@ def losses_with(attribute: str) -> str:
 
 
 def parse_loss_options(name: str, options: Mapping[str, Any], where: str = "loss") -> "LossConfig":
-    """Return the named loss's options as its typed configuration.
+    """Return the named loss's options as its typed configuration; null gives an option's default where it cannot be null.
 
     Raises:
         ConfigError: unknown loss, unknown option, or an option outside its range.
     """
     if name.startswith(PML_PREFIX):
         options = {"target": name.removeprefix(PML_PREFIX), "options": dict(options)}
-    return parse(loss_class(name).Config, options, f"{where} '{name}'")
+    return parse_overridden(loss_class(name).Config, f"{where} '{name}'", options)
 
 
 def build_loss(name: str, options: Mapping[str, Any], num_classes: int, embedding_dim: int) -> "Loss":

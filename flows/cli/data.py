@@ -19,12 +19,13 @@ from tasks.data import check_raw, dataset_spec, fetch_raw, prepare_dataset, read
 from tasks.environment import Project
 from tasks.own_images.add import add_images
 from tasks.own_images.published import add_published, is_published
-from tasks.runs.specs import DatasetSpec, load_params
+from tasks.runs.specs import DatasetSpec, load_params, standing_runs
 
 if TYPE_CHECKING:  # importing it loads torch
     from dml_core.data.check import CheckReport
 
 data_app = new_group("data", no_args_is_help=True)
+SMALL_COMPARISON = ("untrained", "softtriple")  # a first look: what training gains over the initial network
 DatasetName = Annotated[str, typer.Argument(metavar="DATASET", help="Dataset of params.yaml; `dml data list` prints all.")]
 
 
@@ -56,23 +57,62 @@ def data_add(
     ],
     reader: Annotated[Literal["folder", "manifest"] | None, typer.Option(help="Kind of PATH. Default: detected.")] = None,
     part: Annotated[bool, typer.Option("--part", help="PATH has only a part of a published dataset; do not check its counts.")] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="Fine-tune this pretrained backbone: resnet50, timm:<model> and others. Default: train the protocol's network."),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Weights of --backbone, saved by torch. Default: its ImageNet weights.")
+    ] = None,
 ) -> None:
     """Add your own images, or a published dataset, to params.yaml.
 
-    Checks every image and writes the dataset with suitable settings (crop, sampler, epochs). The images stay in place. If NAME is a
-    published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the papers' tables.
+    Checks every image and writes the dataset with suitable settings (crop, sampler, epochs; with --backbone those of fine-tuning). The
+    images stay in place. If NAME is a published dataset (cub200, cars196, sop, inshop), PATH is the publisher's archive or folder, for the
+    papers' tables.
     """
     project = open_project()
+    if weights is not None and backbone is None:
+        raise typer.BadParameter("needs --backbone", param_hint="--weights")
     if reader is None and is_published(name):
+        if backbone is not None:
+            raise typer.BadParameter(f"'{name}' is a published dataset; its tables name their backbones", param_hint="--backbone")
         _add_published(project, name, path, part)
         return
     if part:
         raise typer.BadParameter(f"'{name}' is not a published dataset", param_hint="--part")
+    pretrained = None
+    if backbone is not None:
+        from tasks.own_images.fine_tuning import pretrained_backbone
+
+        pretrained = pretrained_backbone(backbone, weights)
     with _bar(f"checking {name}") as progress:
-        added = add_images(project, name, path, reader, progress)
+        added = add_images(project, name, path, reader, progress, pretrained)
     print(added.diff)
     print(f"\n{name}: {_images_of(added.counts)}; added to params.yaml (to undo it, delete these lines)")
-    print(f"next: dml reproduce --dataset {name}")
+    _print_next(project, name, added.counts)
+
+
+def _print_next(project: Project, name: str, counts: Mapping[str, Counts]) -> None:
+    """Print the commands of a small comparison and of the whole one, with the time that each takes here."""
+    from flows.cli.plan import time_of
+    from tasks.plans.speed import comparison_time
+
+    params = load_params(project.params_file)
+    runs = standing_runs(params, [name])[name]
+    few = [run for run in runs if run.variant in SMALL_COMPARISON and run.seed == runs[0].seed]
+    images = {role: count.num_images for role, count in counts.items()}
+    options = "".join(f" --variant {run.variant}" for run in few)
+    commands = [(few, f"{options} --seed {runs[0].seed}")] if 1 < len(few) < len(runs) else []
+    for chosen, options in [*commands, (runs, "")]:
+        sizes = f"{len({run.variant for run in chosen})} variants, {_counted(len({run.seed for run in chosen}), 'seed')}"
+        print(
+            f"dml reproduce --dataset {name}{options}\n  {sizes}: {time_of(comparison_time(chosen, images, params.scale))} on this machine"
+        )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _add_published(project: Project, name: str, path: Path, is_part: bool) -> None:

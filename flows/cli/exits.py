@@ -20,6 +20,10 @@ from tasks.environment import find_project, open_project, prefect_server, shown,
 SUPERVISED = {"reproduce", "run", "serve", "tune"}
 SERVE_GRACE_SECONDS = 8.0  # for requests in progress
 PREFECT_GRACE_SECONDS = 4.0  # for a flow that must report its end to a Prefect server
+EXTRAS = {  # module -> the extra of pyproject.toml that installs it
+    **dict.fromkeys(("ray", "prefect", "mlflow", "sqlalchemy", "dvc", "boto3", "botocore", "optuna", "pandas"), "pipeline"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "h11", "prometheus_client"), "serve"),
+}
 
 
 def run_and_exit() -> None:
@@ -73,6 +77,8 @@ def _report(error: BaseException, log: Path | None) -> int:
         return BROKEN_PIPE
     if isinstance(error, DmlError) and not error.unforeseen:
         return _say(str(error), MENDABLE)
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(str(error.name).partition(".")[0])):
+        return _say(f"{error.name} is not installed; in the project's folder: pip install -e '.[{extra}]'", MENDABLE)
     path = _write_traceback(error, log)
     if isinstance(error, DmlError):
         return _say(f"{error}; details in {path}", BUG if log is None else SUPERVISED_BUG)

@@ -62,9 +62,9 @@ def list_(
 
 def _print_registry(uri: str, dataset: str | None) -> None:
     """Print the versions in the registry."""
-    from tasks.tracking.registered import Registry
+    from tasks.tracking.versions import registered_versions
 
-    versions = Registry(uri).versions(f"dml-{dataset or ''}")
+    versions = registered_versions(uri, f"dml-{dataset or ''}")
     if versions:
         print_table(
             Column("registered model", [f"models:/{version.name}/{version.number}" for version in versions]),

@@ -5,13 +5,14 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from flows.local_database import set_aside_if_damaged
 from tasks import environment
 from tasks.environment import STACK_ENV, Project, overridden, stack_environment
 from tasks.processes import watch_children
+from tasks.start_times import StartTimes
 
 PREFECT_SERVER = {"prefect.server.api.server": "Prefect's server"}
 
@@ -38,12 +39,30 @@ def open_project_of(model: str) -> Project | None:
     return None if (Path(model) / DESCRIPTION_FILE).is_file() else open_project()
 
 
+def announced_start(project: Project, what: str, text: str) -> AbstractContextManager[None]:
+    """Print a start with the time that it took last on this machine; return a context that measures it."""
+    starts = StartTimes(project.state, say)
+    say(f"{text}{starts.about(what)}")
+    return starts.timed(what)
+
+
+def say(line: str) -> None:
+    """Print a line on standard error at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def prefect_starting() -> Iterator[None]:
+def prefect_starting(project: Project) -> Iterator[None]:
     """Let Prefect start its server while the body imports what the flow needs: both take seconds, on different cores.
 
     Prefect itself is imported first: two concurrent imports share one interpreter lock, and the server would wait for both.
     """
+    with announced_start(project, "Prefect", "starting Prefect and loading the libraries"), _server_starting():
+        yield
+
+
+@contextmanager
+def _server_starting() -> Iterator[None]:
     from prefect import get_client
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 

@@ -40,8 +40,7 @@ def tune(
         typer.echo(f"note: {note}", err=True)
     for search in searches:
         typer.echo(f"{search.title}: {', '.join(search.space)}", err=True)
-    typer.echo("starting Prefect and loading the libraries (about 15 s)", err=True)
-    with prefect_starting():
+    with prefect_starting(project):
         from flows.tune import tune as flow
 
     for tuned in flow(rows, dataset, trials, folds, parallel, seed, metric):

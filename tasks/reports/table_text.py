@@ -153,7 +153,7 @@ def as_note(table: ShownTable) -> str:
     """Return the description of a table and its results for MLflow's page."""
     page = f", page {table.page} of the paper" if table.page is not None else ""
     paragraphs = [
-        f"**{table.name}**{page}: {table.title}.",
+        f"{table.name}{page}: {table.title}.",
         table.states if table.page is None else f"The paper states: {table.states}",
         *count_lines(table),
         *table.conclusions,

@@ -153,7 +153,7 @@ def test_a_table_is_shown_as_json_and_written_as_a_page(project: Path, monkeypat
     assert json.loads((project / "pages/softtriple/table1.json").read_text())["rows"][-1]["waits"]["cub200"].startswith(
         "dataset 'cub200' is"
     )
-    assert "dml report softtriple/table2" in (project / "pages/index.html").read_text(), "a table without a page here says how to get one"
+    assert "dml reproduce softtriple/table2" in (project / "pages/index.html").read_text(), "a table without measurements has its command"
 
 
 def test_tables_count_own_data_and_stand_ins_apart(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from tasks.models import listing, searching
 from tasks.runs.comparable import Selection
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
-from tasks.tracking import registered
+from tasks.tracking import versions as registry
 from tests.conftest import ROOT
 from tests.tasks.reports.test_compare import published
 
@@ -61,7 +61,7 @@ def of_registry(patch: pytest.MonkeyPatch) -> list[str]:
     versions = [
         SimpleNamespace(name=name, number=12, aliases=["best", "champion"], gate="better by 3.4 points, p = 0.0123") for name in names
     ]
-    patch.setattr(registered, "Registry", lambda _: SimpleNamespace(versions=lambda _: versions))
+    patch.setattr(registry, "registered_versions", lambda *_: versions)
     models._print_registry("uri", None)
     return [f"models:/{name}/12" for name in names]
 

@@ -4,6 +4,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from dml_core.config import unknown_name
+from dml_core.extras import require
 from dml_core.models.backbones.config import BackboneConfig
 
 if TYPE_CHECKING:
@@ -54,7 +55,10 @@ def build_backbone(config: BackboneConfig) -> "nn.Module":
 
     Raises:
         ConfigError: unknown name, or weights that are missing, damaged or incompatible.
+        MissingPackageError: the backbone is one of timm, which is not installed.
     """
+    if config.name.startswith(TIMM_PREFIX):
+        require("timm")
     builder = resolve_name(_builder(config.name))
     if config.weights == "imagenet":
         from dml_core.models.backbones.published import PUBLISHED, fetch_published  # a reopened network needs none

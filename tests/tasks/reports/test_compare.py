@@ -4,7 +4,10 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from dml_core.evaluation.config import EvaluationConfig
+from tasks.reports import compare
 from tasks.reports.compare import write_report
 from tasks.runs.records import MetricRecord
 from tasks.runs.specs import RunSpec
@@ -19,11 +22,13 @@ def run(variant: str, seed: int, recall: float) -> tuple[RunSpec, MetricRecord]:
     return spec, MetricRecord(step="evaluate", identity=f"{variant}{seed}", key="k", files=(), metrics=metrics)
 
 
-def test_only_plain_recalls_are_on_the_curve_in_ascending_order(tmp_path: Path) -> None:
+def test_only_plain_recalls_are_drawn_in_ascending_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(compare, "plot_recalls", lambda recalls, path, title: drawn.append((list(recalls["a"].items()), path)))
     spec, record = run("a", 0, 0.4)
     metrics = {"recall@10": 0.9, "recall@2": 0.4, "recall@1_class_mean": 0.1, "nmi": 0.3}
     write_report("title", [(spec, record.model_copy(update={"metrics": metrics}))], tmp_path)
-    assert (tmp_path / "recall.csv").read_text().splitlines() == ["variant,k,recall", "a,2,0.400000", "a,10,0.900000"]
+    assert drawn == [([(2, [0.4]), (10, [0.9])], tmp_path / "recall.png")]
 
 
 def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
@@ -32,13 +37,12 @@ def test_a_report_twice_is_the_same_bytes(tmp_path: Path) -> None:
     write_report("title", runs, tmp_path / "other")
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())
     assert [str(path) for path in files] == [
-        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.csv", "recall.png", "report.md", "scores.csv"
+        "differences/differences.md", "metrics/a.json", "metrics/b.json", "recall.png", "report.md", "scores.csv"
     ]  # fmt: skip
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "other" / path).read_bytes(), path
     # Only metrics with a column in `dvc metrics show`; MAP@R was not measured.
     assert json.loads((tmp_path / "one/metrics/a.json").read_text()) == {"recall@1": 0.5, "nmi": 0.5}
-    assert (tmp_path / "one" / "recall.csv").read_text().splitlines()[:3] == ["variant,k,recall", "a,1,0.500000", "a,10,0.900000"]
     # t(0.975, 1) = 12.706, standard deviation 0.3536, over sqrt(2): 317.7 points
     assert "50.0 ± 317.7" in text
 

@@ -77,8 +77,8 @@ def write_project(project: Path, num_epochs: int, seeds: list[int]) -> None:
     if not (project / "dvc.yaml").exists():
         for name in ("dml_core", "tasks", "flows"):
             shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (project / ".dvc/plots").mkdir(parents=True)
-        for name in ("dvc.yaml", ".dvc/config", ".dvc/plots/recall_by_k.json", ".gitignore"):
+        (project / ".dvc").mkdir()
+        for name in ("dvc.yaml", ".dvc/config", ".gitignore"):
             shutil.copy(ROOT / name, project / name)
         subprocess.run(["git", "init", "--quiet"], cwd=project, check=True)
 
