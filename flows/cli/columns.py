@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from rich import table as rich
 from rich.cells import cell_len
@@ -65,7 +65,7 @@ def print_table(*columns: Column, title: str | None = None) -> None:
     with console.capture() as text:  # rich itself ends the process with 1 if the reader of a pipe has closed it
         console.print(table)
         if omitted := [column.title for column in columns if column not in shown]:
-            console.print(Text(f"Omitted at a width of {width}: {', '.join(omitted)}. A wider terminal or `| less -S` shows them."))
+            console.print(Text(f"Omitted at a width of {width}: {', '.join(omitted)}.\nA wider terminal or `| less -S` shows them."))
     sys.stdout.write(text.get())
 
 
@@ -85,7 +85,6 @@ def print_page(page: str) -> None:
 
 def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a page's table; differences and the first two columns are never omitted, of the others the last is omitted first."""
-    labels = list(accumulate((row[0] for row in rows), lambda last, label: label or last))
     is_remark = [not row[0] and not any(row[2:]) for row in rows]
     columns = []
     for place, title in enumerate(header):
@@ -93,7 +92,9 @@ def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) 
         values = [_bold(row[place]) for row, omit in zip(rows, is_remark, strict=True) if not omit]
         columns.append(Column(title, values, drop, wraps=place > 0))
     print_table(*columns)
-    for label, row, is_line in zip(labels, rows, is_remark, strict=True):
+    label = ""
+    for row, is_line in zip(rows, is_remark, strict=True):
+        label = row[0] or label
         if is_line:
             print(f"{label}: {row[1]}")
 
