@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich import table as rich
 from rich.cells import cell_len
@@ -64,8 +65,44 @@ def print_table(*columns: Column, title: str | None = None) -> None:
     with console.capture() as text:  # rich itself ends the process with 1 if the reader of a pipe has closed it
         console.print(table)
         if omitted := [column.title for column in columns if column not in shown]:
-            console.print(Text(f"Omitted at a width of {width}: {', '.join(omitted)}. A wider terminal or `| less -S` shows them."))
+            console.print(Text(f"Omitted at a width of {width}: {', '.join(omitted)}.\nA wider terminal or `| less -S` shows them."))
     sys.stdout.write(text.get())
+
+
+def print_page(page: str) -> None:
+    """Print a Markdown page; on a terminal its tables are fitted to the width, and rows with only a remark follow below as lines."""
+    if terminal_width() is None:
+        print(page)
+        return
+    for is_table, lines in groupby(page.splitlines(), key=lambda line: line.startswith("|")):
+        if is_table:
+            header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            _print_markdown_table(header, rows)
+        else:
+            print("\n".join(lines))
+    print()
+
+
+def _print_markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a page's table; differences and the first two columns are never omitted, of the others the last is omitted first."""
+    is_remark = [not row[0] and not any(row[2:]) for row in rows]
+    columns = []
+    for place, title in enumerate(header):
+        drop = None if place < 2 or title.startswith("difference") else len(header) - place
+        values = [_bold(row[place]) for row, omit in zip(rows, is_remark, strict=True) if not omit]
+        columns.append(Column(title, values, drop, wraps=place > 0))
+    print_table(*columns)
+    label = ""
+    for row, is_line in zip(rows, is_remark, strict=True):
+        label = row[0] or label
+        if is_line:
+            print(f"{label}: {row[1]}")
+
+
+def _bold(cell: str) -> Text:
+    """Return a cell of a Markdown table, which may begin with bold text."""
+    _, bold, rest = cell.split("**", 2) if cell.startswith("**") else ("", "", cell)
+    return Text.assemble((bold, "bold"), rest)
 
 
 def terminal_width() -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from flows.cli.app import app, examples
+from flows.cli.columns import print_page
 from flows.cli.session import open_project, prefect_starting, say
 from flows.cli.table_options import Datasets, MaxSeeds, NumSeeds, ResolvePoints, Rows, Seeds, TrackName, Variants, request_of
 
@@ -165,7 +166,7 @@ def _print_reports(reports: "Sequence[Report]", project: "Project") -> None:
             print(report.line)
             continue
         links = re.compile(r"^!?\[.*\]\(.*\)\n*", re.MULTILINE)  # to files next to the report
-        print(links.sub("", report.page).rstrip() + "\n")
+        print_page(links.sub("", report.page).rstrip() + "\n")
         print(f"steps run: {_counts(report, did_run=True)}; reused: {_counts(report, did_run=False)}")
         print(f"report: {report.path}")
         if report.best_line:

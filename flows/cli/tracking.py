@@ -67,11 +67,11 @@ def compare(
 def _print_comparison(title: str, rows: Sequence[Sequence[str]], comparison: Comparison | None) -> None:
     """Print the rows of `comparison_rows` with the confidence set of the best in bold.
 
-    The first metric and its differences are never omitted; of the other columns, the last metric is omitted first, the seeds last.
+    The first metric and the differences are never omitted; of the other columns, the last metric is omitted first, the seeds last.
     """
     best = comparison.best_set if comparison is not None else frozenset()
-    num_kept, num_columns = 4 if best else 3, len(rows[0])
-    drops = {1: num_columns} | {place: num_columns - place for place in range(num_kept, num_columns)}
+    num_columns = len(rows[0])
+    drops = {1: num_columns} | {place: num_columns - place for place in range(3, num_columns - bool(best))}
     styles = ["bold" if variant in best else "" for variant, *_ in rows[1:]]
     columns = [
         Column(name, [Text(value, style) for value, style in zip(values, styles, strict=True)], drop=drops.get(place))
@@ -102,7 +102,7 @@ def ui(
         bool, typer.Option("--no-open", help="Only print the page's address. At a terminal with a display a browser opens it, too.")
     ] = False,
 ) -> None:
-    """Show a comparison's variants side by side in MLflow, best first; stop it with Ctrl-C.
+    """Show a comparison in MLflow, best variant first; stop it with Ctrl-C.
 
     Only this machine can reach the pages. If results are on an MLflow server, its page is shown and nothing is started.
     """

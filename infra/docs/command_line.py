@@ -15,6 +15,9 @@ For everyone who uses `dml`: all verbs with their arguments, options and default
 Run verbs inside a project: a folder with a `params.yaml`, or a folder below it.
 
 `dml --version` prints the version, `dml VERB --help` a verb's help.
+
+Tables fit the terminal: columns that do not fit are omitted and named below the table. In a pipe, for example `dml compare | less -S`,
+tables have all columns, and each row is one line.
 """
 
 

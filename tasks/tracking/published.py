@@ -204,16 +204,16 @@ def _scores(runs: Sequence[PublishedRun], name: str, factor: float = 1) -> dict[
 def comparison_rows(runs: Sequence[PublishedRun], comparison: Comparison | None = None) -> list[list[str]]:
     """Return a header, then a row per variant, best first: its number of seeds, and mean and interval over them of each metric.
 
-    With a `comparison` that has a confidence set of the best, its differences follow the first metric.
+    With a `comparison` that has a confidence set of the best, the last column has differences.
     """
     summaries = summarise_published(runs)
     names = list(dict.fromkeys(name for metrics in summaries.values() for name in metrics))
     compared = comparison if comparison is not None and comparison.best_set else None
     heading = [compared.heading] if compared is not None else []
-    rows = [["variant", "seeds", *map(plain_name, names[:1]), *heading, *map(plain_name, names[1:])]]
+    rows = [["variant", "seeds", *map(plain_name, names), *heading]]
     for variant, metrics in summaries.items():
         num_seeds = sum(run.variant == variant for run in runs)
         cells = [str(metrics[name]) if name in metrics else "-" for name in names]
         differences = [compared.beside(variant)] if compared is not None else []
-        rows.append([variant, str(num_seeds), *cells[:1], *differences, *cells[1:]])
+        rows.append([variant, str(num_seeds), *cells, *differences])
     return rows

@@ -65,6 +65,30 @@ def test_completion_offers_the_verbs() -> None:
     assert CliRunner().invoke(app, [], env=environment, prog_name="dml").stdout.split() == ["compare"]
 
 
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["reproduc"], ["No such command 'reproduc'. Did you mean 'reproduce'? See "]),
+        (["data", "lst"], ["Did you mean 'list'?"]),
+        (["models", "export", "a/b"], ["Missing option '--output' / '-o'. See ", " models export --help"]),
+        (["models", "export", "a/b", "-o", "x", "--format", "onx"], ["'--format': 'onx' is not one of 'onnx', 'torch-export'. See "]),
+        (["plan", "softtriple/table1", "--track", "comon"], ["'--track': 'comon' is not one of 'paper', 'common'."]),
+        (["plan", "--colour"], ["--colour"]),
+        (["run", "synthetic"], ["Missing argument"]),
+        (["run", "synthetic", "softtriple", "--seed", "one"], ["--seed", "valid integer"]),
+    ],
+)
+def test_wrong_words_are_one_line(words: list[str], parts: list[str], project: Path) -> None:
+    refused(dml(*words, cwd=project), *parts)
+
+
+def test_a_command_without_a_verb_prints_the_help(project: Path) -> None:
+    for words in ([], ["data"]):
+        shown = dml(*words, cwd=project)
+        assert (shown.returncode, shown.stdout) == (2, "")
+        assert "Usage: " in shown.stderr
+
+
 def test_outside_a_project(tmp_path: Path) -> None:
     refused(dml("reproduce", cwd=tmp_path), "no params.yaml")
 

@@ -33,7 +33,7 @@ from tasks.models import listing, searching
 from tasks.runs.comparable import Selection
 from tasks.runs.specs import load_params
 from tasks.tables.file import load_table, table_names
-from tasks.tracking import registered
+from tasks.tracking import versions as registry
 from tests.conftest import ROOT
 from tests.tasks.reports.test_compare import published
 
@@ -61,7 +61,7 @@ def of_registry(patch: pytest.MonkeyPatch) -> list[str]:
     versions = [
         SimpleNamespace(name=name, number=12, aliases=["best", "champion"], gate="better by 3.4 points, p = 0.0123") for name in names
     ]
-    patch.setattr(registered, "Registry", lambda _: SimpleNamespace(versions=lambda _: versions))
+    patch.setattr(registry, "registered_versions", lambda *_: versions)
     models._print_registry("uri", None)
     return [f"models:/{name}/12" for name in names]
 
@@ -187,7 +187,7 @@ def printing_functions() -> set[str]:
 
 
 def test_every_table_is_a_case_and_printed_by_the_one_helper() -> None:
-    assert printing_functions() == {function for function, _ in CASES.values()}
+    assert printing_functions() - {"columns._print_markdown_table"} == {function for function, _ in CASES.values()}
     sources = [path for folder in ("flows", "tasks") for path in (ROOT / folder).rglob("*.py")]
     assert [path.name for path in sources if re.search(r"rich\.table|from rich import table", path.read_text())] == ["columns.py"]
 
@@ -282,6 +282,58 @@ def test_the_confidence_set_of_the_best_is_bold(monkeypatch: pytest.MonkeyPatch,
     )
     printed = capsys.readouterr().out
     assert [f"\x1b[1m{name}" in printed for name in "ab"] == [True, False]
+
+
+# ---------------------------------------------------------------- reports, which are Markdown
+
+PAGE = """# Title
+
+A [sentence].
+
+| row | values | recall@1 cub200 | recall@2 cub200 |
+| --- | --- | --- | --- |
+| The first system with a long name | published, own | 60.5 | 70.5 |
+|  | as_published, 3 seeds | **60.5 ± 1.2** compatible, mean equal | 71.0 ± 1.0 |
+|  | not run on sop: start it with dml reproduce softtriple/table5 --row softtriple --dataset sop |  |  |
+| The second | published, own | 50.5 | 60.5 |
+
+The end.
+"""
+
+
+def test_a_pipe_gets_a_report_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(columns, "terminal_width", lambda: None)
+    columns.print_page(PAGE)
+    assert capsys.readouterr().out == f"{PAGE}\n"
+
+
+def test_a_terminal_gets_a_report_with_fitted_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for width in (60, 80, 120, 200):
+        monkeypatch.setattr(columns, "terminal_width", lambda width=width: width)
+        columns.print_page(PAGE)
+        printed = capsys.readouterr().out
+        remark = "not run on sop: start it with dml reproduce softtriple/table5 --row softtriple --dataset sop"
+        assert f"\nThe first system with a long name: {remark}\n" in printed
+        assert printed.startswith("# Title\n\nA [sentence].\n\n┏")
+        assert printed.endswith("\n\nThe end.\n\n")
+        shown = table_of(printed)
+        assert shown["row"] == "ThefirstsystemwithalongnameThesecond"
+        assert shown["recall@1 cub200"] == "60.560.5±1.2compatible,meanequal50.5"
+        assert max(cell_len(line) for line in printed.splitlines() if line[:1] in FRAME and line) <= width
+
+
+def test_the_report_of_the_comparison_keeps_names_and_differences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for width in (60, 80, 120, 200):
+        monkeypatch.setattr(columns, "terminal_width", lambda width=width: width)
+        columns.print_page((ROOT / "results/synthetic/report.md").read_text())
+        printed = capsys.readouterr().out
+        shown = table_of(printed)
+        assert {"variant", "recall@1", "difference to softmax (95 %, simultaneous)"} <= shown.keys()
+        assert shown["variant"] == "".join(COMPARISON.variants)
+        assert max(cell_len(line) for line in printed.splitlines() if line[:1] in FRAME and line) <= width
+    assert "recall@8" in shown
 
 
 # ---------------------------------------------------------------- the helper

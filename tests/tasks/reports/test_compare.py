@@ -173,7 +173,7 @@ def test_the_rows_of_a_comparison_have_each_variant_and_the_best_first() -> None
     ]
 
 
-def test_the_differences_follow_the_first_metric() -> None:
+def test_the_differences_are_the_last_column() -> None:
     runs = [
         published(variant, seed, recall_at_1=value, recall_at_2=0.9)
         for variant, values in SEEDS.items()
@@ -184,7 +184,7 @@ def test_the_differences_follow_the_first_metric() -> None:
     assert found.sentence.startswith("Best mean R@1: a, 52.0. The best is one of a and b (95 % confidence).")
     assert found.best_set == {"a", "b"}
     header, *rows = comparison_rows(runs, found)
-    assert header == ["variant", "seeds", "recall@1", "difference to the best (95 %, simultaneous)", "recall@2"]
+    assert header == ["variant", "seeds", "recall@1", "recall@2", "difference to the best (95 %, simultaneous)"]
     assert [row[0] for row in rows] == ["a", "b", "c"]
     assert any("-10.5 to +0.0" in row for row in rows)
     assert compare_published("d", runs[:3]) is None
