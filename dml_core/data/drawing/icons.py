@@ -6,6 +6,7 @@ Text in an SVG is not drawn, because fonts differ between machines; nor are file
 import io
 import re
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from dml_core.extras import require
@@ -28,7 +29,7 @@ def draw_icon(data: bytes, image_size: int) -> Image.Image | None:
     on_white = Image.new("RGBA", icon.size, "white")
     on_white.alpha_composite(icon)
     drawn = ImageOps.pad(on_white.convert("RGB"), (image_size, image_size), Image.Resampling.LANCZOS, color="white")
-    darkest = min(low for low, _ in drawn.getextrema())
+    darkest = int(np.asarray(drawn).min())
     return drawn if darkest <= 255 - LEAST_CONTRAST else None
 
 
