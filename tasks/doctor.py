@@ -7,6 +7,7 @@ of an answer is not repeated.
 
 import base64
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -71,9 +72,9 @@ def _packages(project: Project) -> Finding:
         requirements = [(line.partition(";")[0].strip(), "extra ==" in line) for line in requires("dml-repro") or ()]
     except PackageNotFoundError:
         return Finding("packages", where, "wrong", "dml-repro is not installed", "make .venv/.done")
-    pinned = [(*requirement.split("=="), of_extra) for requirement, of_extra in requirements if "==" in requirement]
-    installed = {name.partition("[")[0]: _version(name.partition("[")[0]) for name, _, _ in pinned}
-    expected = {name.partition("[")[0]: wanted for name, wanted, of_extra in pinned}
+    pinned = [(re.sub(r"\[.*\]", "", text).split("=="), of_extra) for text, of_extra in requirements if "==" in text]
+    installed = {name: _version(name) for (name, _), _ in pinned}
+    expected = {name: wanted for (name, wanted), of_extra in pinned if not (of_extra and installed[name] == "missing")}
     differing = [f"{name} is {installed[name]}, expected {wanted}" for name, wanted in expected.items() if installed[name] != wanted]
     if differing:
         return Finding("packages", where, "wrong", "; ".join(differing), "uv pip sync --require-hashes requirements.lock")
